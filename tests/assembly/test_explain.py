@@ -68,6 +68,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
         "offload:",
         "parallel:",
         "trace:",
+        "estimate:",
     ]
     assert rows["--model"] == ["some/model", "you set it"]
     assert rows["--port"] == ["0", "you set it"]

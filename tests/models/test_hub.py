@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
-from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from huggingface_hub import constants
 
 import tiny_models
 from gguf_makers import write_gguf
+from hub_server import running_hub
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.hub import resolve_checkpoint
 
@@ -35,60 +34,7 @@ GGUF_FILES = {
     "README.md": b"words",
     "tokenizer.json": b"{}",
 }
-REPOSITORIES = {"tiny": FILES, "tiny-GGUF": GGUF_FILES}
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-class HubHandler(BaseHTTPRequestHandler):
-    """The parts of the hub's HTTP interface that downloads of `REPOSITORIES` need."""
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        names = [part for part in path.split("/") if part in REPOSITORIES]
-        name, files = (names[0], REPOSITORIES[names[0]]) if names else ("", {})
-        entries = [
-            {"type": "file", "path": file, "size": len(content), "oid": f"{len(content):040x}"}
-            for file, content in files.items()
-        ]
-        if names and path.startswith(f"/owner/{name}/resolve/"):
-            self.send_file(files, path.split("/", 5)[5])
-        elif names and path in {f"/api/models/owner/{name}/revision/{revision}" for revision in ("main", "v2")}:
-            self.answer(200, {"id": f"owner/{name}", "sha": COMMIT, "siblings": [{"rfilename": n} for n in files]})
-        elif names and path.startswith(f"/api/models/owner/{name}/revision/"):
-            self.answer(404, {"error": "Revision not found"}, {"X-Error-Code": "RevisionNotFound"})
-        elif names and path.startswith(f"/api/models/owner/{name}/tree/"):
-            self.answer(200, entries)
-        elif path.startswith("/api/models/owner/broken/"):
-            self.answer(500, {"error": "out of order"})
-        else:
-            self.answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
-
-    do_HEAD = do_GET
-
-    def send_file(self, files: Mapping[str, bytes], name: str) -> None:
-        content = files[name]
-        self.send_response(200)
-        for header, value in (
-            ("ETag", f'"{name}"'),
-            ("X-Repo-Commit", COMMIT),
-            ("Content-Length", str(len(content))),
-        ):
-            self.send_header(header, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
-
-    def answer(self, status: int, body: object, headers: dict[str, str] | None = None) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        for header, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
-            self.send_header(header, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+REPOSITORIES = {"owner/tiny": FILES, "owner/tiny-GGUF": GGUF_FILES}
 
 
 @pytest.fixture(autouse=True)
@@ -100,13 +46,8 @@ def online(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def hub() -> Iterator[str]:
     """Run a hub, and return its address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with running_hub(REPOSITORIES) as url:
+        yield url
 
 
 def test_a_revision(hub: str, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def explain(given: dict[str, Any]) -> int:
     """`sluice explain`."""
     from sluice.assembly.devices import resolve_here
     from sluice.assembly.explain import explain, table
+    from sluice.catalog.explained import facts_json, facts_table, model_facts
 
     as_json = given.pop("as_json", False)
     try:
@@ -42,7 +43,11 @@ def explain(given: dict[str, Any]) -> int:
     except ConfigError as error:
         return fail("explain", error, EXIT_USAGE)
     settings = explain(server, resolution.config, resolution.reasons, names)
-    print(json.dumps({item.name: item.as_json() for item in settings}, indent=2) if as_json else table(settings))
+    facts = model_facts(resolution.config) if resolution.config.model.model else []
+    if as_json:
+        print(json.dumps({**{item.name: item.as_json() for item in settings}, **facts_json(facts)}, indent=2))
+    else:
+        print("\n\n".join([table(settings), *([facts_table(facts)] if facts else [])]))
     return 0
 
 
@@ -102,6 +107,14 @@ def chat(given: dict[str, Any]) -> int:
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     work = partial(run_chat, environment_key=key, history=state / "sluice" / "chat_history")
     return _run("chat", work, given)
+
+
+def models(given: dict[str, Any]) -> int:
+    """`sluice models`."""
+    from sluice.catalog.command import run_models
+    from sluice.http.announcement import own_command
+
+    return _run("models", partial(run_models, command=own_command(sys.argv[0], sys.executable)), given)
 
 
 def bench(given: dict[str, Any]) -> int:

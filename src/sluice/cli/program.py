@@ -64,6 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_chat(commands)
     _add_generate(commands)
+    _add_models(commands)
     _add_explain(commands)
     _add_quantize(commands)
     _add_bench(commands)
@@ -102,6 +103,18 @@ def _add_generate(commands: Any) -> None:
     for group_name in ENGINE_GROUPS:
         add_options(parser, group_name, own={"seed"})
     add_foreign_flags(parser)
+
+
+def _add_models(commands: Any) -> None:
+    help = "list the models on this machine, and small ones to begin with"
+    parser = add_plain_command(commands, "models", help, "sluice models [options]", run.models)
+    parser.add_argument(
+        "--download-dir", metavar="FOLDER", help="folder of downloads (default: the cache of huggingface_hub)"
+    )
+    parser.add_argument(
+        "--memory-bandwidth", type=float, metavar="GB", help="of the machine, in GB/s (default: measured now, here)"
+    )
+    parser.add_argument("--json", action="store_true", dest="as_json", help="print one JSON object")
 
 
 def _add_explain(commands: Any) -> None:

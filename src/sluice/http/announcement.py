@@ -7,6 +7,8 @@ import shlex
 from pathlib import Path
 
 from sluice.assembly.ranks import layout_of, shown_sizes
+from sluice.catalog.estimate import gigabytes
+from sluice.catalog.suggested import SUGGESTED, Suggested
 from sluice.chat.choosing import Chosen
 from sluice.process.wire import Ready
 
@@ -32,8 +34,9 @@ def announcement(
     if ready.is_bundled:
         lines.append(
             "This is the small model that comes with Sluice: it finds facts in what you write, and knows little else."
-            f" Serve a large one with: {command} serve MODEL"
+            " Larger ones to begin with, and the memory of their weights:"
         )
+        lines += [f"  {command} serve {each.id}    # {_needs(each)}" for each in SUGGESTED]
     lines += _settings(ready)
     if replies.tool_name is not None:
         lines.append(f"Calls of tools are read as {replies.tool_name} writes them{_reason(replies.tool_reason)}.")
@@ -43,6 +46,11 @@ def announcement(
         lines.append(f"Open {url}/ in a browser to chat with it.")
     lines += ["Try it:", f"  {curl(url, name, chat=chat)}"]
     return "\n".join(lines)
+
+
+def _needs(model: Suggested) -> str:
+    plain, small = (gigabytes(model.estimate(each).weights_bytes) for each in ("none", "int8"))
+    return f"{plain}, or {small} with --quantization int8"
 
 
 def _settings(ready: Ready) -> list[str]:

@@ -162,7 +162,18 @@ def read_config(folder: Path) -> CheckpointConfig:
     Raises:
         CheckpointError: a file is missing or broken.
     """
-    fields = Fields.read(folder / "config.json")
+    return parse_config(Fields.read(folder / "config.json"), folder)
+
+
+def parse_config(fields: Fields, folder: Path) -> CheckpointConfig:
+    """Return the configuration that is in the fields of a `config.json`.
+
+    Args:
+        folder: with `generation_config.json`, if there is one.
+
+    Raises:
+        CheckpointError: a field or a file is broken.
+    """
     return CheckpointConfig(
         architecture=_architecture(fields),
         fields=fields,

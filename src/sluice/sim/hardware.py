@@ -7,22 +7,19 @@ Performance Model", 2009) with the sum of both roofs in the place of the higher 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 from sluice.assembly.resolve import resolve
+from sluice.catalog.sizes import NUMBER_BYTES, ModelSizes, SizesError
 from sluice.config import ConfigError, EngineConfig
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.machine import Machine
 from sluice.sim.world import World
 from sluice.types import Regime
 
-NUMBER_BYTES = 2
-"""Of weights and KV, in bfloat16."""
 REACHED_FLOPS, REACHED_BANDWIDTH = 0.6, 0.8
 """Shares of what makers promise that good kernels reach. They are assumed."""
 STEP_SECONDS = 0.002
@@ -52,86 +49,6 @@ DEVICES: Mapping[str, Device] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSizes:
-    """Sizes of a dense model."""
-
-    name: str
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    weights: int
-    """Numbers that each token is multiplied by."""
-    stored: int
-    """Numbers in memory."""
-    max_model_len: int
-    """Its context, in tokens."""
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of a token's keys and values."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * NUMBER_BYTES
-
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Return the sizes in the `config.json` of a model.
-
-        Raises:
-            ConfigError: it cannot be read, or is not of a dense model with layers as Llama's.
-        """
-        path = folder / "config.json" if folder.is_dir() else folder
-        try:
-            content = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--model: cannot read the sizes of a model from {path}: {error}") from error
-        if not isinstance(content, dict):
-            raise ConfigError(f"--model: {path} holds no JSON object")
-        if experts := next((name for name in content if "expert" in name), None):
-            raise ConfigError(f"--model: {path} is of a mixture of experts ({experts}); --hardware takes dense models")
-        if content.get("quantization_config") is not None:
-            raise ConfigError(f"--model: {path} is of quantised weights; --hardware predicts those of 16 bits alone")
-        size = {name: _size(path, content, name) for name in FIELDS}
-        heads, hidden, vocab = size["num_attention_heads"], size["hidden_size"], size["vocab_size"]
-        kv_heads = _size(path, content, "num_key_value_heads", heads)
-        head_dim = _size(path, content, "head_dim", hidden // heads)
-        layer = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * size["intermediate_size"]
-        weights = size["num_hidden_layers"] * layer + vocab * hidden
-        stored = weights if content.get("tie_word_embeddings") else weights + vocab * hidden
-        name = path.parent.resolve().name
-        context = _context(path, content, size["max_position_embeddings"])
-        return cls(name, size["num_hidden_layers"], heads, kv_heads, head_dim, weights, stored, context)
-
-
-FIELDS = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "vocab_size",
-    "max_position_embeddings",
-)
-
-
-def _context(path: Path, content: Mapping[str, Any], positions: int) -> int:
-    """Return the model's context. YaRN configs often give the original one in `max_position_embeddings`."""
-    rope = content.get("rope_scaling") or content.get("rope_parameters")
-    if not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
-        return positions
-    factor = rope.get("factor")
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor < math.inf:
-        raise ConfigError(f"--model: {path}: the factor of YaRN must be a number of at least 1, got {factor!r}")
-    return max(positions, int(_size(path, rope, "original_max_position_embeddings", positions) * factor))
-
-
-def _size(path: Path, content: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = content.get(name)
-    value = default if value is None else value
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"--model: {path}: {name} must be an integer of at least 1, got {value!r}")
-    return value
-
-
 def parse_device(text: str) -> Device:
     """Read a machine: a known name, or "FLOPS,BANDWIDTH,MEMORY" as numbers.
 
@@ -158,7 +75,11 @@ def predicted_machine(text: str, model: Path) -> Machine:
     Raises:
         ConfigError: an unknown machine or model, or one that is too large for it.
     """
-    device, sizes = parse_device(text), ModelSizes.read(model)
+    device = parse_device(text)
+    try:
+        sizes = ModelSizes.read(model)
+    except SizesError as error:
+        raise ConfigError(f"--model: {error}; --hardware takes dense models of 16 bits") from error
     room = POOL_SHARE * (device.memory - sizes.stored * NUMBER_BYTES)
     config = resolve(EngineConfig(), "cuda").config
     page_size, depth = config.cache.page_size, config.scheduler.depth

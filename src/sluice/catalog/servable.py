@@ -1,0 +1,101 @@
+"""Whether Sluice can serve a checkpoint, seen from its files alone: no weight is read."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from sluice.models.checkpoint import (
+    CheckpointConfig,
+    CheckpointError,
+    Fields,
+    parse_config,
+    read_config,
+    refuse_unsupported,
+)
+from sluice.models.formats.gguf_config import model_config
+from sluice.models.formats.gguf_file import GGUFFile
+from sluice.models.formats.read import read_format
+from sluice.models.loader import is_native, model_class
+from sluice.models.weights import weight_files
+from sluice.text.tokenizer import has_tokenizer
+
+GENERATES = "ForCausalLM"
+"""The end of the names of architectures that write text."""
+
+
+class Verdict(NamedTuple):
+    """What the files of a checkpoint say."""
+
+    weights: str
+    """The dtype of its weights, or how they are quantised; empty: unknown."""
+    problem: str | None = None
+    """Why Sluice cannot serve it; None: nothing speaks against it."""
+    note: str | None = None
+    """What one should know before one serves it."""
+
+
+def judge(folder: Path) -> Verdict:
+    """Judge the folder of a checkpoint."""
+    try:
+        checkpoint = read_config(folder)
+    except CheckpointError as error:
+        return Verdict("", _short(error, folder))
+    verdict = _judge_config(checkpoint)
+    if verdict.problem is not None:
+        return verdict
+    try:
+        weight_files(folder)
+    except CheckpointError as error:
+        if any(folder.glob("*.bin")):
+            return verdict._replace(problem=_short(error, folder))
+        return verdict._replace(note="its weights are not all here: they are downloaded when it is served")
+    if not has_tokenizer(folder):
+        return verdict._replace(problem="it has no tokenizer")
+    return verdict
+
+
+def judge_gguf(file: Path) -> Verdict:
+    """Judge a GGUF file."""
+    kind = file.stem.rpartition("-")[2]
+    try:
+        fields = Fields(model_config(GGUFFile(file)), file.name)
+        verdict = _judge_config(parse_config(fields, file.parent))
+    except CheckpointError as error:
+        return Verdict(f"GGUF {kind}", _short(error, file.parent))
+    return verdict._replace(weights=f"GGUF {kind}")
+
+
+def _judge_config(checkpoint: CheckpointConfig) -> Verdict:
+    name, weights = checkpoint.architecture, checkpoint.dtype or ""
+    try:
+        stored_as = read_format(checkpoint)
+        if stored_as is not None:
+            weights = stored_as.description
+        if not is_native(name):
+            return _judge_fallback(name, weights, is_quantized=stored_as is not None)
+        refuse_unsupported(checkpoint.fields)
+        with torch.device("meta"):
+            model_class(name).from_checkpoint(checkpoint, torch.bfloat16)
+    except CheckpointError as error:
+        return Verdict(weights, str(error))
+    return Verdict(weights)
+
+
+def _judge_fallback(name: str, weights: str, *, is_quantized: bool) -> Verdict:
+    """Judge an architecture that Sluice does not implement itself."""
+    if not name.endswith(GENERATES):
+        return Verdict(weights, f"{name} is no language model that writes text")
+    if is_quantized:
+        return Verdict(weights, f"{name} runs through transformers, whose weights are not quantised")
+    if find_spec("transformers") is None:
+        return Verdict(weights, f"{name} needs the extra `transformers`, which is not installed")
+    return Verdict(weights, note=f"through transformers, if that runs {name} on paged KV")
+
+
+def _short(error: CheckpointError, folder: Path) -> str:
+    """Return a message about a folder without its name, which is long in the hub's cache."""
+    return str(error).replace(f"{folder} ", "").replace(f"{folder}/", "")

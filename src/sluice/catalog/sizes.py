@@ -1,0 +1,104 @@
+"""Sizes of a dense model, from the fields of its `config.json` alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+NUMBER_BYTES = 2
+"""Of weights and KV, in bfloat16."""
+FIELDS = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"),
+    "max_position_embeddings",
+)
+
+
+class SizesError(ValueError):
+    """The sizes of a model are not known; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """Sizes of a dense model."""
+
+    name: str
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    weights: int
+    """Numbers that each token is multiplied by."""
+    stored: int
+    """Numbers in memory."""
+    table: int
+    """Numbers of the embedding; the head has as many, or is the embedding."""
+    max_model_len: int
+    """Its context, in tokens."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's keys and values."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * NUMBER_BYTES
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Return the sizes in the `config.json` of a folder, or in a file like it.
+
+        Raises:
+            SizesError: it cannot be read, or is not of a dense model of 16 bits with layers as Llama's.
+        """
+        path = folder / "config.json" if folder.is_dir() else folder
+        try:
+            content = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise SizesError(f"cannot read the sizes of a model from {path}: {error}") from error
+        if not isinstance(content, dict):
+            raise SizesError(f"{path} holds no JSON object")
+        return cls.of(content, path.parent.resolve().name, str(path))
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], name: str, source: str = "config.json") -> Self:
+        """Return the sizes in the fields of a `config.json`.
+
+        Args:
+            source: what the fields are of, for errors.
+
+        Raises:
+            SizesError: they are not of a dense model of 16 bits with layers as Llama's.
+        """
+        if experts := next((field for field in content if "expert" in field), None):
+            raise SizesError(f"{source} is of a mixture of experts ({experts}), not of a dense model")
+        if content.get("quantization_config") is not None:
+            raise SizesError(f"{source} is of quantised weights, not of those of 16 bits")
+        size = {field: _size(source, content, field) for field in FIELDS}
+        heads, hidden, vocab = size["num_attention_heads"], size["hidden_size"], size["vocab_size"]
+        kv_heads = _size(source, content, "num_key_value_heads", heads)
+        head_dim = _size(source, content, "head_dim", hidden // heads)
+        layer = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * size["intermediate_size"]
+        weights = size["num_hidden_layers"] * layer + vocab * hidden
+        stored = weights if content.get("tie_word_embeddings") else weights + vocab * hidden
+        context = _context(source, content, size["max_position_embeddings"])
+        return cls(name, size["num_hidden_layers"], heads, kv_heads, head_dim, weights, stored, vocab * hidden, context)
+
+
+def _context(source: str, content: Mapping[str, Any], positions: int) -> int:
+    """Return the model's context. YaRN configs often give the original one in `max_position_embeddings`."""
+    rope = content.get("rope_scaling") or content.get("rope_parameters")
+    if not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
+        return positions
+    factor = rope.get("factor")
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor < math.inf:
+        raise SizesError(f"{source}: the factor of YaRN must be a number of at least 1, got {factor!r}")
+    return max(positions, int(_size(source, rope, "original_max_position_embeddings", positions) * factor))
+
+
+def _size(source: str, content: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = content.get(name)
+    value = default if value is None else value
+    if type(value) is not int or value < 1:
+        raise SizesError(f"{source}: {name} must be an integer of at least 1, got {value!r}")
+    return value
