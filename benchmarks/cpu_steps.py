@@ -6,7 +6,7 @@
 The runner runs alone in this process, without scheduler and HTTP. Each number is the median of the steps that fit into
 about a second, at least three. `--neighbour` keeps the last processor busy meanwhile. DECODE is
 `decode:BATCH[@CACHED]`, a chunk is `chunk:SIZE[@CACHED]`, and `+` puts both into one step:
-`decode:4@64+chunk:256@2000`.
+`decode:4@64+chunk:256@2000`. `verify:BATCHxDRAFTS[@CACHED]` are decodes with so many drafts each.
 
 `--profile` splits the time of steps that are not captured by what the kernels do. A chunk of two tokens keeps a step of
 decodes from being captured: `decode:30+chunk:2` has the rows of 32 decodes.
@@ -60,6 +60,8 @@ class Part:
     rows: int
     length: int
     cached: int
+    drafts: int = 0
+    """The last tokens of each row are drafts."""
 
 
 def parse_step(text: str) -> list[Part]:
@@ -74,11 +76,18 @@ def parse_step(text: str) -> list[Part]:
 def _parse_part(text: str, part: str) -> Part:
     kind, _, numbers = part.partition(":")
     count, _, cached = numbers.partition("@")
-    if kind not in ("decode", "chunk") or not count.isdecimal() or int(count) < 1 or not (cached or "0").isdecimal():
-        raise ConfigError(f"a step must be decode:BATCH[@CACHED] or chunk:SIZE[@CACHED], joined by +, got {text!r}")
-    if kind == "decode":
-        return Part(int(count), 1, int(cached or CACHED))
-    return Part(1, int(count), int(cached or 0))
+    count, _, drafts = count.partition("x") if kind == "verify" else (count, "", "1")
+    are_numbers = all(number.isdecimal() and int(number) > 0 for number in (count, drafts))
+    if kind not in ("decode", "chunk", "verify") or not are_numbers or not (cached or "0").isdecimal():
+        raise ConfigError(
+            "a step must be decode:BATCH[@CACHED], chunk:SIZE[@CACHED] or verify:BATCHxDRAFTS[@CACHED], joined by +,"
+            f" got {text!r}"
+        )
+    if kind == "chunk":
+        return Part(1, int(count), int(cached or 0))
+    if kind == "verify":
+        return Part(int(count), int(drafts) + 1, int(cached or CACHED), int(drafts))
+    return Part(int(count), 1, int(cached or CACHED))
 
 
 class Filled:
@@ -125,7 +134,7 @@ class Steps:
             first_page += pages
             ids = tuple(range(1, part.length + 1))
             slots.append(NewSlot(slot, Submit(slot, (), GREEDY)))
-            chunks.append(Chunk(slot, slot, part.cached, part.length, ids, owned, True))
+            chunks.append(Chunk(slot, slot, part.cached, part.length, ids, owned, True, num_drafts=part.drafts))
             again.append(chunks[-1]._replace(new_pages=()))
         if first_page > self._loaded.shape.num_pages:
             raise ConfigError(

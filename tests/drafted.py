@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sluice.engine.protocols import Runner
+from sluice.scheduler.request import Request
 from sluice.types import BatchPlan, BatchResult, Chunk, ChunkSlice, NewSlot, Submit, TokenLogprobs
+from tiny_models import VOCAB_SIZE
+from worlds import World
 
 Guess = Callable[[Submit, Sequence[int], int], Sequence[int]]
 """Guesses the tokens behind the outputs of a request so far, some at most."""
@@ -201,3 +204,47 @@ def plain(answers: Sequence[Answer]) -> list[object]:
         )
         for each in answers
     ]
+
+
+@dataclass
+class KnownDrafter:
+    """Guesses the answers of requests (`scheduler.drafter.Drafter`): none at times, some of them wrongly.
+
+    Args:
+        answers: the outputs of requests, by id.
+        right: share of the guesses that are right.
+    """
+
+    answers: Mapping[int, Sequence[int]]
+    right: float = 0.8
+    vocab_size: int = VOCAB_SIZE
+    in_runner: bool = False
+    draws: random.Random = field(default_factory=lambda: random.Random(0))
+    drafted: int = 0
+    accepted: int = 0
+
+    def wants(self, request: Request) -> bool:
+        return request.id % 4 != 3
+
+    def propose(self, request: Request, at_most: int) -> Sequence[int]:
+        start, count = request.num_outputs, self.draws.randint(0, at_most)
+        known = self.answers[request.id][start : start + count]
+        guesses = [*known, *range(count - len(known))]
+        return [token if self.draws.random() < self.right else (token + 1) % self.vocab_size for token in guesses]
+
+    def verified(self, request: Request, drafted: int, accepted: int) -> None:
+        self.drafted += drafted
+        self.accepted += accepted
+
+    def ended(self, request: Request) -> None:
+        """Do nothing: it keeps nothing."""
+
+
+@dataclass(frozen=True)
+class DraftedWorld(World):
+    """A world whose drafter knows the answers."""
+
+    known: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+    def drafter(self) -> KnownDrafter:
+        return KnownDrafter(self.known, self.drafts_right)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import tiny_models
+from drafted import DraftedWorld
 from ranks import FakeGrammar, answer_of, running
 from sluice.attention.reference import ReferenceAttention
 from sluice.models.base import PagedLM
@@ -144,6 +145,29 @@ def test_no_layout_and_no_mode_changes_an_answer(
         occupancy = bench.scheduler.occupancy()
     assert occupancy.preemptions > 0 or mode not in ("preemption", "host tier")
     assert mode != "host tier" or (occupancy.tiers[0].loaded > 0 and occupancy.tiers[0].failed_loads == 0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "layout"),
+    [*((mode, Layout()) for mode in MODES), ("lookahead", PP), ("preemption", BOTH), ("host tier", BOTH)],
+    ids=lambda each: NAMES.get(each, each),
+)
+def test_drafts_change_no_answer(
+    folders: dict[str, Path], expected: dict[str, list[object]], mode: str, layout: Layout
+) -> None:
+    """Under the real scheduler, on one rank and on several: beside prompts, chunks and rows that overlap, over pages
+    that come from the cache or a tier, and after preemptions."""
+    known = {number: answer[0] for number, answer in enumerate(expected["llama"])}
+    world, folder = world_of(layout, **MODES[mode]), folders["llama"]
+    same = {each.name: getattr(world, each.name) for each in fields(world)}
+    world = DraftedWorld(**same | {"limits": replace(world.limits, num_draft_tokens=4)}, known=known)
+    parts = partial(part, folder), partial(shape_of, folder, world)
+    is_ahead = world.limits.lookahead > 0
+    with running(layout, *parts, GRAMMAR, host_pages=world.tiers.host_pages, is_ahead=is_ahead) as ranks:
+        bench = Bench.of(world, ranks.leader)
+        assert answers(bench) == expected["llama"]
+    drafter = bench.scheduler.state.drafter
+    assert 10 < drafter.accepted < drafter.drafted
 
 
 def test_a_page_that_one_rank_lost_is_computed_again(
