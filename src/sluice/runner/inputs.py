@@ -185,11 +185,13 @@ def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch
     ends = starts + lengths
     positions = np.arange(q_starts[-1]) + np.repeat(starts - q_starts[:-1], lengths)
     pages = page_table[np.repeat(slots, lengths), positions // page_size].astype(np.int64)
-    is_late = np.array([len(chunk.token_ids) < chunk.length - chunk.num_drafts for chunk in chunks], dtype=bool)
+    is_late = np.array([len(chunk.token_ids) < chunk.length for chunk in chunks], dtype=bool)
     embed_rows = np.flatnonzero([chunk.embeds for chunk in chunks])
     not_single = np.flatnonzero(lengths != 1)
     num_decodes = int(not_single[0]) if len(not_single) else len(chunks)
     sample_rows, behind, drafts = _samples(chunks, num_decodes)
+    if drafts is not None:
+        is_late &= np.array([not chunk.num_drafts for chunk in chunks])
     counts = [len(chunk.targets) for chunk in chunks]
     target_ids = np.array([token for chunk in chunks for token in chunk.targets], dtype=np.int64)
     return HostBatch(
