@@ -129,6 +129,28 @@ def random_draft_scenario(seed: int) -> Scenario:
     return replace(scenario, world=replace(world, runner_drafts=seed % 5 == 0, drafts_eager=seed % 3 == 0))
 
 
+def random_block_scenario(seed: int) -> Scenario:
+    """One of the others, of a model that fills in blocks of tokens."""
+    draw = random.Random(seed)
+    scenario = (random_scenario, random_reload_scenario)[seed % 2](seed)
+    return replace(scenario, world=in_blocks(scenario.world, draw))
+
+
+def in_blocks(world: World, draw: random.Random) -> World:
+    """The same world, as far as such a model has it, with blocks of a size that divides its pages."""
+    limits, size = world.limits, draw.choice([size for size in (1, 2, 4, 8) if world.page_size % size == 0])
+    limits = replace(
+        limits,
+        max_batch_tokens=limits.max_batch_tokens + 2 * size * limits.max_running_requests,
+        dynamic_chunking=0,
+        itl_target=0,
+        pipeline_stages=1,
+        block_size=size,
+        prefills_by_block=limits.chunked_prefill_size > 0 and draw.random() < 0.3,
+    )
+    return replace(world, limits=limits)
+
+
 def run(scenario: Scenario, journal: Journal | None = None, met: Counter[str] | None = None) -> int:
     """Play a scenario to its end, check everything, record it in the journal and count in `met` what it meets. Returns
     the number of steps."""
@@ -147,6 +169,8 @@ def run(scenario: Scenario, journal: Journal | None = None, met: Counter[str] | 
                 submit = longer_answer(submit, world)
             if sent and draw.random() < scenario.repeats:
                 submit = asked_again(draw, draw.choice([*sent.values()]), submit)
+            if world.limits.block_size:
+                submit = plain(submit)
             sent[submit.request_id] = submit
             bench.link.put(submit)
             to_send -= 1
@@ -182,6 +206,13 @@ def longer_answer(submit: Submit, world: World) -> Submit:
     prompt = submit.prompt[:3]
     sampling = replace(submit.sampling, max_tokens=max(1, world.pool_tokens // 2 - len(prompt)))
     return replace(submit, prompt=prompt, sampling=sampling)
+
+
+def plain(submit: Submit) -> Submit:
+    """The same request without what a model that fills in blocks does not give."""
+    max_tokens = submit.sampling.max_tokens or 1
+    sampling = replace(submit.sampling, max_tokens=max_tokens, logprobs=None, prompt_logprobs=None)
+    return replace(submit, sampling=sampling, embeds=False, grammar="")
 
 
 def asked_again(draw: random.Random, earlier: Submit, submit: Submit) -> Submit:

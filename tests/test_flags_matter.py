@@ -118,6 +118,9 @@ ELSEWHERE = {
     "disable_cuda_graph": "assembly/test_select_attention.py::test_graphs_of_a_gpu",
     "cuda_graph_max_bs": "assembly/test_select_attention.py::test_graphs_of_a_gpu",
     "debug_uninitialized_reads": "assembly/test_select_attention.py::test_poison_is_noticed",
+    "dllm_algorithm": "test_block_diffusion.py::test_the_answer_of_the_reference",
+    "dllm_algorithm_config": "test_block_diffusion.py::test_the_answer_of_the_reference",
+    "dllm_prefill": "test_block_diffusion.py::test_prompts_by_the_block_as_sglang_cuts_them",
     "tp_size": "process/test_ranks.py::test_ranks_answer_as_one_process",
     "pp_size": "process/test_ranks.py::test_ranks_answer_as_one_process",
     "nnodes": "assembly/test_ranks.py::test_machines_have_equal_shares_of_the_ranks",
@@ -180,7 +183,7 @@ def test_every_option_has_a_case() -> None:
     """An option that `config` gained and this file did not."""
     of = {group: [name for name, _ in options_of(kind)] for group, kind in GROUPS.items()}
     assert list(CASES) == [*of["cache"], *of["scheduler"], *of["offload"]]
-    assert list(ELSEWHERE) == [*of["model"], *of["parallel"], *of["trace"], *of["server"]]
+    assert list(ELSEWHERE) == [*of["model"], *of["diffusion"], *of["parallel"], *of["trace"], *of["server"]]
 
 
 @pytest.mark.parametrize("place", ELSEWHERE.values())

@@ -27,6 +27,7 @@ from sluice.testing import (
     ShadowGrammars,
     ShadowRunner,
     ShadowTiers,
+    block_oracle,
     oracle,
     oracle_logprobs,
     shadow_embedding,
@@ -146,6 +147,7 @@ class World:
             read_fails=lambda _: draw is not None and draw.random() < self.reads_fail,
             mask_is_late=lambda _: late.random() < self.masks_late,
             guess=self.drafter().guesses,
+            block_size=self.limits.block_size,
         )
 
     @property
@@ -268,7 +270,7 @@ def check_ends(bench: Bench, submits: Mapping[int, Submit], *, faults: bool = Fa
         if submit.embeds:
             check_embedding(bench.link, submit, faults=faults)
             continue
-        expected = tokens_of(submit, vocab_size)
+        expected = tokens_of(submit, vocab_size, bench.world.limits.block_size)
         assert last.finish_reason is not None
         if last.finish_reason.is_failure:
             assert tokens == expected[: len(tokens)], f"request {request_id} gave {tokens}, oracle {expected}"
@@ -276,7 +278,8 @@ def check_ends(bench: Bench, submits: Mapping[int, Submit], *, faults: bool = Fa
             assert not tokens or last.finish_reason not in NEVER_BEGUN, f"{last} after {tokens}"
         else:
             assert tokens == expected, f"request {request_id} gave {tokens}, oracle {expected}"
-            assert last.finish_reason is end_of(expected, submit, vocab_size), f"{last} after {expected}"
+            reason = end_of(expected, submit, vocab_size, bench.world.limits.block_size)
+            assert last.finish_reason is reason, f"{last} after {expected}"
         check_logprobs(bench.link, submit, vocab_size)
     bench.drain(1000)  # what the disk has not done yet
     quiet_means_empty(bench.scheduler.state)
@@ -342,8 +345,13 @@ def numbers_of(item: TokenLogprobs) -> list[float]:
     return [item.logprob, *(logprob for _, logprob in item.top)]
 
 
-def tokens_of(submit: Submit, vocab_size: int = VOCAB) -> tuple[int, ...]:
+def tokens_of(submit: Submit, vocab_size: int = VOCAB, block_size: int = 0) -> tuple[int, ...]:
     """The output that a request must have."""
+    if block_size:
+        index = submit.sample_index
+        return block_oracle(
+            submit.prompt, submit.sampling, sample_index=index, vocab_size=vocab_size, block_size=block_size
+        )
     return oracle(
         submit.prompt,
         submit.sampling,
@@ -353,9 +361,9 @@ def tokens_of(submit: Submit, vocab_size: int = VOCAB) -> tuple[int, ...]:
     )
 
 
-def end_of(tokens: tuple[int, ...], submit: Submit, vocab_size: int = VOCAB) -> FinishReason:
+def end_of(tokens: tuple[int, ...], submit: Submit, vocab_size: int = VOCAB, block_size: int = 0) -> FinishReason:
     more = replace(submit.sampling, max_tokens=len(tokens) + 10)
-    is_whole = tokens_of(replace(submit, sampling=more), vocab_size) == tokens  # it ends by itself
+    is_whole = tokens_of(replace(submit, sampling=more), vocab_size, block_size) == tokens  # it ends by itself
     return FinishReason.STOP if is_whole else FinishReason.LENGTH
 
 

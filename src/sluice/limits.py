@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice.types import CLASS_NAMES, DEFAULT_CLASS, Priority, PriorityClass, SamplingParams, Tier, why_none_longer
+from sluice.types.sampling import CONSTRAINTS
 
 MAX_CACHE_SALT = 256
 """Characters of a `cache_salt`."""
@@ -61,6 +62,8 @@ class Limits:
     """Microseconds of the engine's ITL target; 0: it has none; `ITL_AUTO`: it follows the time of decodes."""
     classes: tuple[PriorityClass, ...] = ()
     """Priority classes, from the most urgent to the least; empty where requests are not ordered by deadline."""
+    block_size: int = 0
+    """Tokens that a model of block diffusion fills in at a time; 0: it generates token by token."""
 
     @property
     def max_request_tokens(self) -> int:
@@ -141,9 +144,12 @@ class Limits:
         """Check a prompt as `check` does, and its sampling parameters against the vocabulary and the room.
 
         Raises:
-            LimitError: as `check`; a stop token or bias outside the vocabulary, or more `min_tokens` than fit.
+            LimitError: as `check`; a stop token or bias outside the vocabulary, or more `min_tokens` than fit; what a
+                model of block diffusion cannot give.
         """
         room = self.check(prompt, sampling.max_tokens)
+        if self.block_size:
+            self._check_of_blocks(sampling)
         if sampling.min_tokens > room:
             what = f"prompt of {len(prompt)} tokens + min_tokens {sampling.min_tokens}"
             raise self._too_long(what, len(prompt) + sampling.min_tokens, "min_tokens")
@@ -155,6 +161,39 @@ class Limits:
                     param=param,
                 )
         return room
+
+    def check_constraint(self, param: str = "response_format") -> None:
+        """Check that outputs may be constrained, by a schema, say.
+
+        Raises:
+            LimitError: they may not.
+        """
+        if self.block_size:
+            raise self._not_of_blocks(param, "which fills in tokens in any order")
+
+    def _check_of_blocks(self, sampling: SamplingParams) -> None:
+        """Check parameters of a model of block diffusion, whose tokens do not come one after the other."""
+        constraint = next((name for name in CONSTRAINTS if getattr(sampling, name) is not None), None)
+        if constraint is not None:
+            self.check_constraint(constraint)
+        penalties = {
+            "presence_penalty": sampling.presence_penalty != 0,
+            "frequency_penalty": sampling.frequency_penalty != 0,
+            "repetition_penalty": sampling.repetition_penalty != 1,
+        }
+        for param, is_given in penalties.items():
+            if is_given:
+                raise self._not_of_blocks(param, "which draws several tokens at once")
+        for param in ("logprobs", "prompt_logprobs"):
+            if getattr(sampling, param) is not None:
+                raise self._not_of_blocks(param, "whose tokens do not follow from those before them alone")
+
+    def _not_of_blocks(self, param: str, why: str) -> LimitError:
+        return LimitError(
+            f"{param} is not supported by this model of block diffusion, {why}; leave it out",
+            param=param,
+            code="unsupported",
+        )
 
     def check_priority(self, priority: int, priority_class: str = "") -> None:
         """Check a request's priority.

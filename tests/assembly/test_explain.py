@@ -66,6 +66,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
         "cache:",
         "scheduler:",
         "offload:",
+        "diffusion:",
         "parallel:",
         "trace:",
         "estimate:",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from scenarios import (
     Scenario,
+    random_block_scenario,
     random_draft_scenario,
     random_offload_scenario,
     random_reload_scenario,
@@ -53,6 +54,12 @@ OF_DRAFTS = [
     *("abort with drafts in flight", "preempted with drafts in flight", "accepted of a request that was preempted"),
     *("drafts beside prompts", "drafts beside a row with a late token", "pages of drafts given back"),
     *("drafts of the runner", "drafts of an offloaded row", "drafts of an offloaded row, in several slices"),
+]
+
+OF_BLOCKS = [
+    *("abort with drafts in flight", "preempted with drafts in flight", "accepted of a request that was preempted"),
+    *("no token of a row with drafts", "stopped among the drafts", "drafts beside prompts", "preempted while partial"),
+    *("row failed", "step failed", "device lost", "prefix from the host", "prefix from the disk"),
 ]
 
 
@@ -98,3 +105,9 @@ def test_rows_with_drafts() -> None:
     """Drafts that are wrong, or half right, in every kind of life: a token of one that was rejected, its stale KV in a
     page that others find, or a row behind one whose end is not known changes what comes out, or breaks a law."""
     assert never(live(random_draft_scenario, range(500)), OF_DRAFTS) == []
+
+
+def test_models_that_fill_in_blocks() -> None:
+    """A block whose state is another request's or an earlier one's, a page of it that was published before it was
+    whole, a prompt that was cut inside a block: what a page holds stands for the whole of its block."""
+    assert never(live(random_block_scenario, range(300)), OF_BLOCKS) == []

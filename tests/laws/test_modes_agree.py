@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recording import RecordingRunner
+from scenarios import plain
 from sluice.engine.messages import Submit
 from sluice.testing import resolved
 from sluice.types import BatchPlan, SchedulerLimits, TierLimits
@@ -53,6 +54,20 @@ DRAFTED = [
         runner_drafts=number % 3 == 0,
     )
     for number, world in enumerate([*MODES, *TIERED])
+]
+
+BLOCKS = [
+    replace(
+        world,
+        limits=replace(
+            world.limits,
+            block_size=size,
+            max_batch_tokens=12 + 2 * size * world.limits.max_running_requests,
+            prefills_by_block=world.limits.chunked_prefill_size > 0 and number % 3 == 0,
+        ),
+    )
+    for number, world in enumerate([*MODES, *TIERED][::3])
+    for size in (world.page_size, 1)[number % 2 :]
 ]
 
 
@@ -97,6 +112,16 @@ def test_drafts_change_no_answer(data: st.DataObject) -> None:
         play(world, requests)
 
 
+@settings(max_examples=2)
+@given(data=st.data())
+def test_blocks_are_filled_alike_in_every_mode(data: st.DataObject) -> None:
+    """However prompts are cut, and whatever is beside a pass over a block or between two of them."""
+    requests = [plain(data.draw(submits(SMALL, request_id))) for request_id in range(4)]
+    requests += [replace(request, request_id=4 + request.request_id) for request in requests]
+    for world in BLOCKS:
+        play(world, requests)
+
+
 def digest(plans: Sequence[BatchPlan]) -> str:
     return hashlib.sha256(repr(plans).encode()).hexdigest()
 
@@ -107,7 +132,7 @@ def fixed_requests() -> list[Submit]:
 
 
 def digest_of_every_mode() -> str:
-    worlds = [*MODES[:: len(MODES) // 24], *TIERED[::4], *DRAFTED[:: len(DRAFTED) // 12]]
+    worlds = [*MODES[:: len(MODES) // 24], *TIERED[::4], *DRAFTED[:: len(DRAFTED) // 12], *BLOCKS[::9]]
     return digest([plan for world in worlds for plan in play(world, fixed_requests())[1]])
 
 

@@ -57,6 +57,8 @@ def _problem(config: EngineConfig, spec: ModelSpec, device: torch.device, backen
         return "steps of several ranks are not captured"
     if backend.capturable_on != device.type:
         return f"the {backend.name} attention cannot be captured"
+    if spec.diffusion is not None:
+        return "a pass over a block is no decode"
     if spec.implementation != "native":
         return f"the {spec.implementation} implementation of the model may read values on the host"
     return None

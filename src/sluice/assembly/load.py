@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from sluice.assembly.devices import TORCH, resolve_here
+from sluice.assembly.diffusion import check_architecture, with_diffusion
 from sluice.assembly.generation_config import sampling_defaults
 from sluice.assembly.graphs import kernels_compute
 from sluice.assembly.info import EngineInfo
@@ -33,6 +34,7 @@ from sluice.engine.heartbeat import Heartbeat, LoadingPart
 from sluice.footprint import Footprint
 from sluice.limits import Limits
 from sluice.models.base import PagedLM
+from sluice.models.checkpoint import read_config
 from sluice.models.hub import BUNDLED, resolve_checkpoint
 from sluice.models.loader import check_layout, load_model
 from sluice.models.packers import packer_for
@@ -45,6 +47,7 @@ from sluice.runner.parallel.sampling import ShardedLogitOps
 from sluice.types import SamplingDefaults, Tier
 
 LOGGER = logging.getLogger("sluice.engine")
+NO_EMBEDDINGS = "it fills in blocks of tokens, whose last one says nothing about the whole"
 NO_HEAD = "the checkpoint has no lm_head.weight, and config.json does not tie it to the embedding"
 
 
@@ -91,12 +94,11 @@ def load(
     heartbeat = heartbeat or Heartbeat()
     heartbeat.loading(LoadingPart.FILES)
     checkpoint = find_checkpoint(resolved.model)
+    blocks = check_architecture(resolved, read_config(checkpoint.folder).architecture).of_checkpoint
     heartbeat.loading(LoadingPart.WEIGHTS)
     kernels = _load_kernels(resolved.model, device, reasons)
     report = partial(heartbeat.loading, LoadingPart.WEIGHTS)
-    model, whole = _load_model(resolved.model, checkpoint, device, kernels, report, member, progress=progress)
-    if whole.diffusion is not None:
-        raise ConfigError(f"{whole.architecture} generates by blocks of tokens, which is not served yet")
+    model, whole = _load_model(resolved.model, checkpoint, device, kernels, report, member, blocks, progress=progress)
     spec = _with_context(whole, resolved.model.context_length).of(member.place)
     heartbeat.loading(LoadingPart.MEMORY)
     logit_ops = _over_shards(fuse_small_operations(model, device, kernels), member, spec.vocab_size)
@@ -104,7 +106,7 @@ def load(
     if kernels_compute(backend, spec):
         # What is left to torch is small, and its waiting threads would take the kernels' cores.
         torch.set_num_threads(1)
-    resolved = _resolve_for_model(resolved, checkpoint, model, spec, backend, reasons)
+    resolved = with_diffusion(_resolve_for_model(resolved, checkpoint, model, spec, backend, reasons), spec, reasons)
     memory = plan_memory(resolved, model, spec, backend, logit_ops, device, member.place, reasons)
     tiers = tier_setup(resolved, spec, memory.shape, checkpoint.folder, layout=backend.layout, disabled=disabled)
     if agree is not None:
@@ -197,6 +199,7 @@ def _load_model(
     kernels: Kernels | None,
     report: Callable[[int, int], None],
     member: Member,
+    blocks: Mapping[str, object],
     *,
     progress: bool,
 ) -> tuple[PagedLM, ModelSpec]:
@@ -211,6 +214,7 @@ def _load_model(
             packer=packer_for(device, kernels),
             report=report,
             member=member,
+            blocks=blocks,
         )
     except torch.OutOfMemoryError as error:
         raise MemoryShortage(
@@ -308,7 +312,7 @@ def _offload(config: EngineConfig, spec: ModelSpec, memory: Memory, weights_byte
     """Return how contexts longer than the device are served, if there is a tier for them."""
     shape, kv_sizes = memory.shape, memory.kv_sizes
     tier = offload_tier(config, shape.device.type)
-    if tier is None:
+    if tier is None or spec.diffusion is not None:
         return None
     scheduler = config.scheduler.limits()
     sizes = Sizes(
@@ -349,9 +353,10 @@ def _info(
         None if offload is not None else next(iter(disabled), None),
         spec.hidden_size,
         None if has_head else NO_HEAD,
-        why_no_embeddings(checkpoint.folder),
+        NO_EMBEDDINGS if spec.diffusion is not None else why_no_embeddings(checkpoint.folder),
         config.scheduler.limits().itl_target,
         config.scheduler.limits().classes,
+        0 if spec.diffusion is None else spec.diffusion.block_size,
     )
     cache = replace(config.cache, max_total_tokens=pool_tokens)
     offload_config = replace(config.offload, offload_above=None if offload is None else offload.limits.above)

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from sluice.assembly.cost_file import Key
+from sluice.assembly.diffusion import denoising_of, with_blocks
 from sluice.assembly.drafting import DraftSetup
 from sluice.assembly.graphs import captured_graphs, kernels_compute
 from sluice.assembly.info import EngineInfo
@@ -45,6 +46,7 @@ from sluice.runner.launched import Elsewhere
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.nan_fault import NanFaultModel
 from sluice.runner.offload.loaders import Report
+from sluice.runner.open_blocks import Denoising
 from sluice.runner.runner import TorchRunner
 from sluice.scheduler.pacer import Pacing
 from sluice.scheduler.scheduler import Scheduler
@@ -86,6 +88,12 @@ class LoadedModel:
         return partial(self.backend.new_kv, kernels=self.kernels)
 
     @property
+    def denoising(self) -> Denoising | None:
+        """How blocks are filled; None for a model that generates token by token."""
+        model = self.spec.diffusion
+        return None if model is None else denoising_of(self.info.config.diffusion, model)
+
+    @property
     def depth(self) -> int:
         """Steps in flight at once."""
         depth = self.info.config.scheduler.depth
@@ -119,7 +127,9 @@ class LoadedModel:
             new_grammars: makes the feature of grammars.
         """
         watched = self.info.config.model.debug_uninitialized_reads
-        return DeviceState(self.shape, self.new_kv, watched=watched, new_grammars=new_grammars)
+        return DeviceState(
+            self.shape, self.new_kv, watched=watched, new_grammars=new_grammars, denoising=self.denoising
+        )
 
     def runner(
         self,
@@ -153,7 +163,7 @@ class LoadedModel:
         if self.graph_rows and not nan_faults:
             far = partial(heartbeat.loading, LoadingPart.GRAPHS)
             forwards = captured_graphs(forwards, drafted, state, attention, transport, self.graph_rows, busy, far)
-        elif kernels_compute(self.backend, self.spec) and not nan_faults and self.member.place.layout.size == 1:
+        elif self._captures_calls and not nan_faults:
             assert self.kernels is not None, "only the kernels' calls are captured"
             forwards = cpu_graphs(forwards, drafted, state, attention, self.kernels, busy)
         offload = None
@@ -174,6 +184,12 @@ class LoadedModel:
             drafter=drafter,
         )
 
+    @property
+    def _captures_calls(self) -> bool:
+        """Whether the kernels' calls of decodes are captured. A pass over a block is no decode."""
+        is_alone = self.member.place.layout.size == 1 and self.spec.diffusion is None
+        return is_alone and kernels_compute(self.backend, self.spec)
+
     def built(self, runner: TorchRunner) -> EngineInfo:
         """Return `info` with the memory that a runner allocated. Buffers are parts of the pool and of the ring."""
         info = self.info
@@ -191,7 +207,9 @@ class LoadedModel:
         """Return what a scheduler is built from."""
         config = self.info.config
         return SchedulerSetup(
-            limits=replace(config.scheduler.limits(), pipeline_stages=config.parallel.pp_size),
+            limits=with_blocks(
+                replace(config.scheduler.limits(), pipeline_stages=config.parallel.pp_size), config.diffusion, self.spec
+            ),
             num_pages=self.shape.num_pages,
             page_size=self.shape.page_size,
             prefix_caching=config.cache.enable_prefix_caching,

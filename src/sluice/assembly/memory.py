@@ -90,8 +90,12 @@ def plan_memory(
     vocabulary = place.vocabulary(spec.vocab_size) if place.layout.tensor_size > 1 else None
     shape = replace(shape, kv_dtype=page_dtype, vocabulary=vocabulary)
     if device.type == "cuda":
-        trial = StepTrial(model, shape, backend, logit_ops, None if place.is_last else elsewhere)
-        room = _cuda_room(config, spec, device, trial, rows, ring_bytes(config.offload, kv_sizes))
+        # A request samples at every position of its open block, as so many decodes do.
+        samples = running if spec.diffusion is None else running * spec.diffusion.block_size
+        trial = StepTrial(
+            model, replace(shape, num_slots=samples), backend, logit_ops, None if place.is_last else elsewhere
+        )
+        room = _cuda_room(config, spec, device, trial, rows, ring_bytes(config.offload, kv_sizes), samples)
     else:
         free = free_memory(device) // ranks_per_node(config.parallel)
         room = cpu_room(room_beside_ring(config.offload, kv_sizes, free))
@@ -131,17 +135,19 @@ def _cuda_room(
     trial: StepTrial,
     graph_rows: Sequence[int],
     ring: int,
+    samples: int,
 ) -> Room:
     """Run the largest step on a GPU and return what is left for KV.
 
     Args:
         ring: bytes of the ring of offloaded contexts; 0 without one.
+        samples: most positions at which a step samples.
     """
     limits = config.scheduler.limits()
     tokens = limits.max_batch_tokens
     if not limits.chunked_prefill_size:  # a prompt that may not be cut goes alone, however long it is
         tokens = max(tokens, spec.max_model_len)
-    largest = StepLimits(limits.max_running_requests, tokens, spec.max_model_len)
+    largest = StepLimits(samples, max(tokens, samples), spec.max_model_len)
     memory = cuda_memory(trial, largest, graph_rows, device)
     LOGGER.info("the largest step takes %.0f MiB beside weights and KV", memory.step / (1 << 20))
     if ring:  # a paused chunk keeps its tensors beside a step

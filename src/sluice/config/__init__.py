@@ -6,6 +6,7 @@ options and refuses what cannot be honoured; nothing later guesses a default.
 
 from sluice.config.base import ConfigError, MemoryShortage, Option, check_values, flag, option, options_of
 from sluice.config.compat import FOREIGN, Fixed, Switch
+from sluice.config.diffusion import DiffusionConfig
 from sluice.config.engine import (
     ENGINE_GROUPS,
     GROUPS,

@@ -10,6 +10,7 @@ from typing import Any
 
 from sluice.config.base import ConfigError, check_values, flag, options_of
 from sluice.config.compat import FOREIGN, Switch
+from sluice.config.diffusion import DiffusionConfig
 from sluice.config.model import CacheConfig, ModelConfig, OffloadConfig, TraceConfig
 from sluice.config.parallel import ParallelConfig
 from sluice.config.scheduler import SchedulerConfig
@@ -32,11 +33,12 @@ GROUPS: Mapping[str, type] = {
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "offload": OffloadConfig,
+    "diffusion": DiffusionConfig,
     "parallel": ParallelConfig,
     "trace": TraceConfig,
     "server": ServerConfig,
 }
-ENGINE_GROUPS = ("model", "cache", "scheduler", "offload", "parallel", "trace")
+ENGINE_GROUPS = ("model", "cache", "scheduler", "offload", "diffusion", "parallel", "trace")
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     offload: OffloadConfig = field(default_factory=OffloadConfig)
+    diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
 

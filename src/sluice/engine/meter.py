@@ -121,6 +121,10 @@ class Totals(NamedTuple):
     """One for each decode row."""
     prefill_chunks: int = 0
     prefill_tokens: int = 0
+    blocks: int = 0
+    """Blocks that were filled in, by a model that does."""
+    passes: int = 0
+    """Passes that these took."""
     bound_by: tuple[int, ...] = ()
     """Steps by the limit that bound them, in the order of `Bound`."""
     itl: ItlTotals | None = None
@@ -211,7 +215,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._open: dict[int, _Times] = {}
-        self._steps = self._failed = self._decodes = self._chunks = self._prefill = 0
+        self._steps = self._failed = self._decodes = self._chunks = self._prefill = self._blocks = self._passes = 0
         self._bound_by = dict.fromkeys(Bound, 0)
         self._pace = PaceMeter()
         self._drafts = DraftMeter()
@@ -246,7 +250,8 @@ class Meter:
         self._failed += failed
         self._decodes += decodes
         self._chunks += len(plan.chunks) - decodes
-        self._prefill += tokens - decodes - plan.num_drafts
+        of_offloaded = sum(part.chunk.length for part in plan.slices if part.completes and part.is_decode)
+        self._prefill += sum(chunk.length for chunk in plan.chunks[plan.num_decodes :]) - of_offloaded
         self._bound_by[plan.bound_by] += 1
         self._tokens.add(tokens)
         self._step_seconds.add(times.launch_seconds + times.wait_seconds)
@@ -258,6 +263,8 @@ class Meter:
     def sent(self, outputs: Sequence[Output], now: float) -> None:
         """Count outputs that are about to be sent."""
         for output in outputs:
+            self._blocks += output.num_passes > 0
+            self._passes += output.num_passes
             if output.start == 0 and (output.token_ids or output.embedding):
                 self._first_token(output.request_id, now)
             if output.finish_reason is not None:
@@ -289,4 +296,6 @@ class Meter:
             inference_seconds=self._inference.tally(),
             itl=self._pace.totals(),
             drafts=self._drafts.totals(),
+            blocks=self._blocks,
+            passes=self._passes,
         )

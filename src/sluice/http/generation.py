@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
 from sluice.chat.parsing import AnswerParser, TextOnly
+from sluice.constraints import shapes
 from sluice.engine.clock import micros_at
 from sluice.http.backend import Service
 from sluice.http.errors import RETRY_SECONDS, ApiError, bad_request, unavailable
@@ -359,6 +360,9 @@ def _resolved(service: Service, prompt: Sequence[int], call: GenerateCall[Any]) 
         service.limits.check_itl_target(call.request.itl_target)
         sampling = replace(call.sampling, max_tokens=None) if call.fills_context else call.sampling
         room = service.limits.check_sampling(prompt, sampling)
+        if call.shape is not None:
+            named = shapes.JsonSchema | shapes.Regex | shapes.Choice | shapes.Grammar
+            service.limits.check_constraint(call.shape.place if isinstance(call.shape, named) else "response_format")
     if call.fills_context and call.sampling.max_tokens is not None:
         sampling = replace(call.sampling, max_tokens=min(call.sampling.max_tokens, room))
     room = service.sampling_defaults.room(sampling, room)

@@ -138,6 +138,8 @@ class Page(Collector):
         self.counter("sluice:prefill_chunks", "Chunks of prompts.", totals.prefill_chunks)
         self.counter("sluice:prefill_tokens", "Tokens of these chunks.", totals.prefill_tokens)
         self.counter("sluice:decode_tokens", "Rows that decoded, a token each.", totals.decode_tokens)
+        self.counter("sluice:denoised_blocks", "Blocks filled in by a model of block diffusion.", totals.blocks)
+        self.counter("sluice:denoising_passes", "Passes that these took.", totals.passes)
         self.counter("sluice:bound_by", "Steps, by the limit that kept them from holding more.", bound_by, "limit")
         self.add_pace(totals.itl)
         self.histogram("vllm:iteration_tokens_total", "Tokens of a step.", totals.tokens)

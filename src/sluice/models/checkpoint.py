@@ -49,6 +49,10 @@ class Fields:
             raise CheckpointError(f"{path} must hold a JSON object, got {type(values).__name__}")
         return cls(values, path.name)
 
+    def replaced(self, values: Mapping[str, object], by: str) -> Fields:
+        """Return the object with other values of some fields, which an option gives."""
+        return Fields({**self._values, **values}, f"{self.source} with {by}")
+
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names of the fields that are not null."""
         return (name for name, value in self._values.items() if value is not None)

@@ -198,3 +198,4 @@ _FAMILIES = {
 }
 """Checkpoints that are made for embeddings may name the model below the head."""
 LLAMA_ARCHITECTURES: tuple[str, ...] = tuple(_FAMILIES)
+DIFFUSION_ARCHITECTURES: tuple[str, ...] = tuple(name for name, family in _FAMILIES.items() if family.is_diffusion)

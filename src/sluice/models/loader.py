@@ -89,6 +89,7 @@ def load_model(
     packer: Packer | None = None,
     report: Report = lambda done, total: None,
     member: Member = ALONE,
+    blocks: Mapping[str, object] | None = None,
 ) -> tuple[PagedLM, ModelSpec]:
     """Load the checkpoint in `folder`, or a rank's part of it, filling every parameter exactly once.
 
@@ -105,6 +106,7 @@ def load_model(
         packer: lays out native weights; None keeps torch's layout.
         report: called with the bytes of native weights that were read, and those of all.
         member: the rank. Of a native model, only its part of the weights is read.
+        blocks: `block_size` and `mask_token_id` of a model of block diffusion, in place of those in its `config.json`.
 
     Returns:
         The rank's part of the model, and the sizes of all of it (`ModelSpec.of` gives those of the part).
@@ -115,6 +117,8 @@ def load_model(
     """
     check_layout(folder, member.place.layout, implementation)
     checkpoint = read_config(folder)
+    if blocks:
+        checkpoint = replace(checkpoint, fields=checkpoint.fields.replaced(blocks, "--dllm-algorithm-config"))
     if _is_fallback(checkpoint, implementation):
         if quantization in ON_LOAD:
             raise CheckpointError(

@@ -67,7 +67,7 @@ class Resident:
     def admit(self, adder: PrefillAdder, request: Request, at_most: int, *, may_cut: bool) -> AddResult:
         state = adder.state
         cached = cached_len(state.kv, request)
-        extend_len = len(request.tokens) - cached
+        extend_len = request.horizon - cached
         length, cut_by = adder.fit(cached, extend_len, at_most)
         if length == 0:
             adder.note(cut_by)

@@ -79,7 +79,8 @@ class BatchBuilder:
         row = tuple(lease.pages) if request.slot in self._opened else ()
         self._opened.discard(request.slot)
         new_pages = lease.extend(end) if end > lease.capacity else ()
-        is_last = end == known + request.pending
+        masked = max(0, end - known) if request.block_size else 0
+        is_last = masked > 0 if request.block_size else end == known + request.pending
         samples = is_last and not request.embeds
         self._chunks.append(
             Chunk(
@@ -92,15 +93,18 @@ class BatchBuilder:
                 samples=samples,
                 targets=request.targets(start, end) if request.prompt_logprobs_sent < request.num_targets else (),
                 embeds=is_last and request.embeds,
+                num_drafts=masked,
             )
         )
         self.num_tokens += length
+        self.num_drafts += masked
         if start >= request.prefill_end:
             self.num_decodes += 1
             self._context += end
         else:
             self._pairs += length * start + length * (length + 1) // 2
-        request.scheduled = end
+        request.scheduled = end - masked
+        request.drafts = masked
         request.pending += samples
         request.in_flight += 1
 
@@ -150,6 +154,7 @@ class BatchBuilder:
             samples=more.samples,
             targets=request.targets(before.start, more.end) if more.targets else before.targets,
             embeds=more.embeds,
+            num_drafts=more.num_drafts,
         )
 
     def add_slice(self, chunk_slice: ChunkSlice, load: Load) -> None:

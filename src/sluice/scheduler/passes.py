@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from sluice.kv.manager import ResidentLease
 from sluice.scheduler.admission import admit as admit_request
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.drafting import draft, ready_to_decode
@@ -28,14 +29,14 @@ Pass = Callable[[SchedulerState, SchedulerLimits, BatchBuilder, PrefillAdder], N
 
 
 def decode(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
-    """Plan one token for every running request whose prompt is planned and whose samples are not too far behind. In a
-    pipeline, only for those whose turn it is."""
+    """Plan one token for every running request whose prompt is planned and whose samples are not too far behind, or one
+    pass over its open block, with the whole block before it. In a pipeline, only for those whose turn it is."""
     ready = ready_to_decode(state, limits)
     if limits.pipeline_stages > 1:
         ready = [r for r in ready if token_is_there(state, limits, r)][: decodes_in_turn(state, limits)]
     if ready:
         state.reservation.decoded()
-    needy = [r for r in ready if r.lease is not None and r.scheduled == r.lease.capacity]
+    needy = [r for r in ready if needs_page(r)]
     if len(needy) > state.kv.available:
         adder.note(Bound.KV_PAGES)
         make_room(state, needy)
@@ -43,14 +44,22 @@ def decode(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, 
         ready = [r for r in ready if r.id in state.decoding]
         for request in sorted(ready, key=lambda r: r.id):
             if request not in needy or state.kv.available:
-                batch.promise(request, 1)
+                batch.promise(request, request.extend_len)
                 state.decoded(request)
         if limits.pipeline_stages > 1 and ready_before > len(ready) and not batch.num_decodes:
             decode(state, limits, batch, adder)  # those whose turn it was have left
         return
     for request in ready:
-        batch.promise(request, 1)
+        batch.promise(request, request.extend_len)
         state.decoded(request)
+
+
+def needs_page(request: Request) -> bool:
+    """Return whether a request that decodes has no page for what it computes next."""
+    lease = request.lease
+    if request.block_size:
+        return lease is not None and lease.missing(request.horizon) > 0
+    return isinstance(lease, ResidentLease) and request.scheduled == lease.capacity
 
 
 def microbatches(state: SchedulerState, limits: SchedulerLimits) -> int:

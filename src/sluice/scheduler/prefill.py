@@ -192,6 +192,9 @@ class PrefillAdder:
         if limits.max_prefill_requests and not planned and self._num_prompts >= limits.max_prefill_requests:
             return 0, Bound.MAX_PREFILL_REQUESTS
         left, bound = self._room(start)
+        if limits.prefills_by_block and extend_len > limits.block_size:
+            fits = not planned and left >= limits.block_size
+            return limits.block_size if fits else 0, Bound.CHUNKED_PREFILL_SIZE if fits or planned else bound
         if not limits.chunked_prefill_size:
             if extend_len <= left or self._is_first:
                 return extend_len, Bound.NOTHING
@@ -328,7 +331,7 @@ class PrefillAdder:
             self._num_forced += request.status is Status.FORCED
         self._is_first = False
         self._planned[request.id] = planned + length
-        self._chunk.take(request.scheduled - length, length)
+        self._chunk.take(request.scheduled + request.drafts - length, length)
         request.planned_at = self.state.step
         if request.scheduled == request.prefill_end:
             self.state.prefilled(request)

@@ -43,6 +43,9 @@ class Request:
     """The request as it came, without its prompt and outputs: `tokens` holds these."""
     lookahead: int = 0
     """Samples that may be unread when the next token is planned: at most as many as the scheduler allows."""
+    block_size: int = 0
+    """Tokens of a block, if the model fills in blocks. All chunks are whole blocks then, and what is known of the open
+    block is computed again in each pass over it."""
 
     id: int = field(init=False)
     prompt_len: int = field(init=False)
@@ -71,11 +74,14 @@ class Request:
     in_flight: int = 0
     """Plans launched and not committed that hold a row of this request."""
     drafts: int = 0
-    """Drafts of its row in flight, behind `scheduled`. Nothing is planned before they are accepted or not."""
+    """Drafts of its row in flight, or masked positions, behind `scheduled`. Nothing is planned before they are accepted
+    or not."""
     num_drafted: int = 0
     """Drafts of all its rows that were committed."""
     num_accepted: int = 0
     """Those that were accepted."""
+    num_passes: int = 0
+    """Passes over its open block that were committed."""
     is_drafting: bool = False
     """A row in flight was planned when drafts were wanted for it, whether there were any or not."""
     prefill_end: int = 0
@@ -119,7 +125,7 @@ class Request:
         self.prompt_len = len(self.tokens)
         self.tokens.extend(submit.output_ids)
         self.submit = replace(submit, prompt=(), output_ids=())
-        wanted = 0 if submit.grammar else submit.lookahead
+        wanted = 0 if submit.grammar or self.block_size else submit.lookahead
         self.lookahead = self.lookahead if wanted is None else min(self.lookahead, wanted)
         self.embeds = submit.embeds
         self.max_tokens = 0 if submit.embeds else sampling.max_tokens
@@ -181,6 +187,16 @@ class Request:
         return self.pending <= self.lookahead and not self.drafts and self.has_more
 
     @property
+    def horizon(self) -> int:
+        """The position up to which there is something to compute: its tokens, with those pending; of a model that fills
+        in blocks, its open block."""
+        if self.block_size:
+            return (len(self.tokens) // self.block_size + 1) * self.block_size
+        return len(self.tokens) + self.pending
+
+    @property
     def extend_len(self) -> int:
-        """Tokens that are not planned yet."""
+        """Tokens that are not planned yet, with masked positions."""
+        if self.block_size:
+            return self.horizon - self.scheduled - self.drafts
         return len(self.tokens) + self.pending - self.scheduled

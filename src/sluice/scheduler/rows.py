@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sluice.scheduler.drafter import Drafter
@@ -59,15 +60,18 @@ def advance(state: SchedulerState, request: Request, chunk: Chunk, brought: Brou
                 request.num_host_tokens,
                 request.num_disk_tokens,
                 brought.embedding,
-                chunk.num_drafts,
+                0 if request.block_size else chunk.num_drafts,
                 brought.accepted,
+                request.num_passes,
             )
         )
     if reason is not None:
         state.end(request, reason)
     elif brought.is_complete:
         outputs.append(end_request(state, request, FinishReason.STOP))
-    elif len(tokens) > 1 + brought.accepted and request.status in (Status.DECODING, Status.OFFLOADED):
+    elif request.block_size:
+        request.num_passes = 0 if tokens else request.num_passes
+    elif is_forced(request, tokens, brought):
         state.force(request)
     return outputs
 
@@ -78,6 +82,8 @@ def computed_by(state: SchedulerState, request: Request, chunk: Chunk, brought: 
     If it was to sample and brought no token, its last one is to be computed once more, as a decode, since only what
     computes a token has its logits.
     """
+    if request.block_size:
+        return denoised(request, chunk)
     if chunk.num_drafts:
         assert state.drafter is not None, f"{chunk} has drafts that were not guessed"
         return verified(state.drafter, request, chunk, brought)
@@ -88,6 +94,24 @@ def computed_by(state: SchedulerState, request: Request, chunk: Chunk, brought: 
     if request.id in state.decoding or request.id in state.offloaded:
         request.scheduled = again
     return again
+
+
+def is_forced(request: Request, tokens: Sequence[int], brought: Brought) -> bool:
+    """Return whether a grammar forced some of the tokens that a row brought, which are prefill then."""
+    is_streaming = request.status in (Status.DECODING, Status.OFFLOADED)
+    return is_streaming and len(tokens) > 1 + brought.accepted
+
+
+def denoised(request: Request, chunk: Chunk) -> int:
+    """Return how many tokens are computed after a chunk of whole blocks. What it computed of an open block is computed
+    again: in the next pass, or, if the block is whole now, for good in the first pass over the next one."""
+    end = chunk.end if not chunk.samples else chunk.end - request.block_size
+    if chunk.samples:
+        request.drafts = 0
+        request.num_passes += 1
+        request.scheduled = end
+        request.prefill_end = min(request.prefill_end, end)
+    return end
 
 
 def verified(drafter: Drafter, request: Request, chunk: Chunk, brought: Brought) -> int:

@@ -100,7 +100,7 @@ class Scheduler:
             raise DuplicateRequest(f"request id {submit.request_id} is in use")
         if not submit.is_resumed:
             self._queue_limits.check_count()
-        request = Request(submit, self.limits.lookahead)
+        request = Request(submit, self.limits.lookahead, self.limits.block_size)
         request.join_class(self.limits)
         self._check(request)
         if not submit.is_resumed:
@@ -123,6 +123,11 @@ class Scheduler:
             raise ValueError(f"a request that embeds has no outputs, got {request.num_outputs}")
         if not request.embeds and request.num_outputs >= request.max_tokens:
             raise ValueError(f"{request.num_outputs} tokens were already sent, max_tokens is {request.max_tokens}")
+        if request.block_size and (request.embeds or request.submit.grammar or request.num_targets):
+            raise ValueError(
+                f"a model that fills in blocks of {request.block_size} tokens makes no embeddings, follows no grammar"
+                " and scores no prompt"
+            )
         if request.lookahead < 0:
             raise ValueError(f"lookahead must be at least 0, got {request.lookahead}")
 

@@ -1,5 +1,6 @@
 """Public fakes: a runner, its tiers, a link and faults, behind the interfaces of the real ones. Imports no torch."""
 
+from sluice.testing.blocks import block_oracle
 from sluice.testing.drafts import OracleDrafter
 from sluice.testing.faults import Faults, FaultyRunner, FaultyStep, InjectedFault, without_row
 from sluice.testing.grammars import UNUSABLE, ShadowGrammars, shadow_grammar
@@ -32,6 +33,7 @@ __all__ = [
     "ShadowRunner",
     "ShadowStep",
     "ShadowTiers",
+    "block_oracle",
     "digests",
     "oracle",
     "oracle_logprobs",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from sluice.testing.blocks import ShadowBlocks
 from sluice.testing.grammars import is_complete
 from sluice.testing.oracle import digests, shadow_embedding, shadow_logprobs, verified
 from sluice.testing.tiers import Content, ShadowTiers
@@ -55,6 +56,7 @@ class ShadowRunner:
         mask_is_late: called with the number of a row with a grammar (from 0): whether it is given no token.
         guess: called with the tokens of a request, the request and a number of drafts, where a chunk leaves them to the
             runner.
+        block_size: tokens that it fills in at a time, as a model of block diffusion; 0: it generates token by token.
 
     >>> from sluice.testing import resolved
     >>> from sluice.types import NewSlot, Submit
@@ -79,8 +81,10 @@ class ShadowRunner:
         read_fails: Callable[[int], bool] = lambda number: False,
         mask_is_late: Callable[[int], bool] = lambda number: False,
         guess: Callable[[Sequence[int], Submit, int], tuple[int, ...]] = lambda tokens, submit, count: (0,) * count,
+        block_size: int = 0,
     ) -> None:
         self._guess = guess
+        self._blocks = ShadowBlocks(block_size, vocab_size) if block_size else None
         self._mask_is_late = mask_is_late
         self._num_masks = 0
         self._offload_tier = offload_tier
@@ -137,6 +141,8 @@ class ShadowRunner:
             self._stored[new.slot] = []
             self._slices.pop(new.slot, None)
             self._lost.discard(new.slot)
+            if self._blocks is not None:
+                self._blocks.opened(new.slot)
         slice_errors = [
             RowError(index, error)
             for index, part in enumerate(plan.slices)
@@ -204,8 +210,10 @@ class ShadowRunner:
         if chunk.slot in self._lost:
             return
         self._extend(chunk)
-        tokens = chunk.token_ids
-        if chunk.num_drafts and len(tokens) < chunk.length:
+        tokens: tuple[int, ...] = chunk.token_ids
+        if self._blocks is not None:
+            tokens = self._blocks.inputs(chunk)
+        elif chunk.num_drafts and len(tokens) < chunk.length:
             known = [held[1] for held in self._contents(chunk.slot, chunk.start) if held is not None]
             tokens += self._guess([*known, *tokens], self._slots[chunk.slot].submit, chunk.num_drafts)
         elif len(tokens) < chunk.length:
@@ -237,6 +245,8 @@ class ShadowRunner:
     def _sample(self, chunk: Chunk) -> tuple[tuple[int, ...], int]:
         """Return what a row brings, and how many of its drafts are accepted."""
         sampling, new, seen = self._sampling(chunk), self._slots[chunk.slot], self._seen(chunk)
+        if self._blocks is not None:
+            return self._blocks.brought(chunk, seen, sampling, new.sample_index), 0
         known, drafts = seen[: chunk.known_end], seen[chunk.known_end :]
         row = verified(
             known, drafts, sampling, new.sample_index, self._vocab_size, new.submit.grammar, self._next_mask_is_late

@@ -56,6 +56,11 @@ class SchedulerLimits:
     are one more in flight than stages."""
     num_draft_tokens: int = 0
     """Most drafts of a row."""
+    block_size: int = 0
+    """Tokens that a model of block diffusion fills in at a time. Its chunks are whole blocks, of which the last may
+    have masked positions. 0: the model generates token by token."""
+    prefills_by_block: bool = False
+    """A prompt of such a model has one block in a step; otherwise as many as other budgets leave."""
 
     def level(self, name: str) -> int:
         """Return the position of a class among `classes`; 0 if there are none.

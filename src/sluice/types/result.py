@@ -129,6 +129,8 @@ class Output(NamedTuple):
     """Drafts of the row that brought these tokens."""
     num_accepted: int = 0
     """Drafts among them that were accepted."""
+    num_passes: int = 0
+    """Passes that filled in the block which these tokens are of, if the model fills in blocks."""
 
     @property
     def cached(self) -> CachedTokens:

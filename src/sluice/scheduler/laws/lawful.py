@@ -13,6 +13,7 @@ from sluice.scheduler.laws.plans import check_plan, resident, tokens_of_row
 from sluice.scheduler.laws.state import check_state
 from sluice.scheduler.laws.turns import Turns
 from sluice.scheduler.laws.unused import no_budget_is_unused
+from sluice.scheduler.passes import needs_page
 from sluice.scheduler.request import Status
 from sluice.scheduler.reserve import PROTECT_AFTER
 from sluice.scheduler.scheduler import Scheduler
@@ -132,7 +133,7 @@ class Lawful:
 
     def _note_ends(self, plan: BatchPlan, result: BatchResult) -> None:
         """8, over a run: a chunk follows one that was to sample and brought nothing from its last token on, and one
-        with drafts from the first that was not accepted on."""
+        with drafts from the first that was not accepted on; a pass over an open block from that block on."""
         failed = {error.row for error in result.errors}
         brought, accepted = iter(result.token_ids), iter(result.accepted)
         for row, chunk in enumerate(plan.chunks):
@@ -141,7 +142,9 @@ class Lawful:
             tokens, count = next(brought, None), next(accepted, 0)
             if not 0 <= count <= min(chunk.num_drafts, max(0, len(tokens or ()) - 1)):
                 raise LawBroken(f"law 19: {count} drafts of {chunk} are accepted, which brought {tokens}")
-            if tokens == () and row not in failed:
+            if self.scheduler.limits.block_size:
+                self._next_start[chunk.request_id] = chunk.end - self.scheduler.limits.block_size
+            elif tokens == () and row not in failed:
                 self._next_start[chunk.request_id] = chunk.known_end - 1
             elif chunk.num_drafts:
                 self._next_start[chunk.request_id] = chunk.known_end + count
@@ -238,7 +241,7 @@ class Lawful:
         size = self.state.kv.page_size
         for request in self.state.decoding.values():
             ready = request.wants_chunk() and request.id not in waiting
-            at_boundary = request.scheduled % size == 0
+            at_boundary = request.scheduled % size == 0 if not request.block_size else needs_page(request)
             if not (request.id in planned or not ready or (at_boundary and self.state.kv.available == 0)):
                 raise LawBroken(f"decode first: plan {plan.step} passes over request {request.id}")
 

@@ -103,11 +103,15 @@ def tree_is_reachable(kv: KVManager) -> None:
 
 def pages_cover_the_promise(kv: KVManager, request: Request, lease: ResidentLease) -> None:
     """5. A row has the pages that its promised tokens and its drafts in flight need, and no more; and that of the next
-    token, where its last row brought nothing or fewer tokens than it might have."""
+    token, where its last row brought nothing or fewer tokens than it might have; and those of the block that its last
+    row computed, which is computed again."""
     held, needed = len(lease.pages), kv.pages_for(request.scheduled + request.drafts)
     may_hold_next = request.submit.grammar or request.num_drafted
     if may_hold_next and request.scheduled == request.computed and not request.drafts and held > needed:
         needed = kv.pages_for(request.scheduled + 1)
+    keeps_its_block = request.block_size and request.scheduled == request.computed and held > needed
+    if keeps_its_block:
+        needed = kv.pages_for(request.scheduled + request.block_size)
     if held != needed:
         raise LawBroken(f"law 5: request {request.id} holds {held} pages, {needed} are promised")
     path, full = lease.path, request.computed // kv.page_size

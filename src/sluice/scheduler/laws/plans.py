@@ -23,7 +23,7 @@ def check_plan(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan, 
         forced: requests that had forced tokens to compute before the plan was made.
     """
     budgets_hold(state, limits, plan, forced)
-    chunks_are_well_formed(state, plan)
+    chunks_are_well_formed(state, limits, plan)
     writes_are_private(state, plan)
     drafts_are_few(state, limits, plan)
     offloaded_work_is_paid_for(state, limits, plan)
@@ -91,7 +91,7 @@ def copies_are_bounded(state: SchedulerState, plan: BatchPlan) -> None:
             raise LawBroken(f"law 7: {tiers.num_in_flight} copies are in flight, of {most}")
 
 
-def chunks_are_well_formed(state: SchedulerState, plan: BatchPlan) -> None:
+def chunks_are_well_formed(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
     """8, for one plan: each request has one row, decodes come first, and a chunk samples if and only if it reaches the
     end of what is known. Chunks are cut on page boundaries; where steps have a target and the context is on the device,
     on those of quanta."""
@@ -107,6 +107,8 @@ def chunks_are_well_formed(state: SchedulerState, plan: BatchPlan) -> None:
     if plan.num_decodes != kinds.count(False):
         raise LawBroken(f"law 8: plan {plan.step} says it has {plan.num_decodes} decodes, it has {kinds.count(False)}")
     cut = state.kv.page_size if state.pacer is None else state.pacer.quantum
+    if limits.prefills_by_block:
+        cut = limits.block_size
     for chunk in plan.chunks:
         request = state.requests[chunk.request_id]
         if chunk.length <= 0:
@@ -120,6 +122,8 @@ def chunks_are_well_formed(state: SchedulerState, plan: BatchPlan) -> None:
         if not (unread == 0 or was_late or request.pending > chunk.samples):
             raise LawBroken(f"law 8: {chunk} waits for a sample that no chunk makes")
         is_last = chunk.known_end == len(request.tokens) + request.pending - chunk.samples
+        if request.block_size:
+            is_last = is_last and chunk.num_drafts > 0
         if (chunk.samples, chunk.embeds) != (is_last and not request.embeds, is_last and request.embeds):
             raise LawBroken(
                 f"law 8: {chunk} samples={chunk.samples} and embeds={chunk.embeds} with {len(request.tokens)} tokens"

@@ -64,7 +64,8 @@ def counters_are_ordered(request: Request) -> None:
     tokens that it brought, one or several, and `computed` moves by those of its inputs that are tokens of the request
     now. So the last known token is always left to compute, however many a row brought. A request that decodes has at
     most that one left to plan. One that was brought several is FORCED until they are planned: all that is known of it
-    is prefill, and nothing pends. A request that waits has promised nothing.
+    is prefill, and nothing pends. A request that waits has promised nothing. Of a model that fills in blocks all that
+    is known may be computed, and one that decodes has at most a whole block left to plan, and the open one.
     """
     known, to_come = len(request.tokens), len(request.tokens) + request.pending
     if request.status in (Status.WAITING, Status.COMPILING):
@@ -76,7 +77,7 @@ def counters_are_ordered(request: Request) -> None:
     ended = request.finish_reason is not None  # its rows in flight may have run past its end
     if not (
         0 <= request.cached <= request.computed <= request.scheduled
-        and request.computed < known
+        and request.computed < known + (request.block_size > 0)
         and (ended or request.scheduled <= to_come)
     ):
         raise LawBroken(
@@ -96,7 +97,7 @@ def counters_are_ordered(request: Request) -> None:
             f" sent, {request.cached} tokens cached and {request.computed} computed"
         )
     left = to_come - request.scheduled
-    if request.status is Status.DECODING and left > 1:
+    if request.status is Status.DECODING and left > max(1, 2 * request.block_size - 1):
         raise LawBroken(f"law 4: request {request.id} decodes with {left} tokens left to compute")
     if request.status is Status.FORCED and not (left > 0 and request.prefill_end == known and not request.pending):
         raise LawBroken(

@@ -15,8 +15,9 @@ from sluice.types import BatchPlan, SchedulerLimits
 
 def no_budget_is_unused(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
     """17. No half-computed prompt could have had another page, or tile, or the rest of its tokens, in this step.
-    Where prefill is measured by its time, as only the scheduler can, none waits beside a step without prefill."""
-    if not limits.chunked_prefill_size:
+    Where prefill is measured by its time, as only the scheduler can, none waits beside a step without prefill. Where a
+    step takes one block of a prompt, that is meant."""
+    if not limits.chunked_prefill_size or limits.prefills_by_block:
         return
     is_timed = state.pacer is not None or state.sizer is not None
     if is_timed and (plan.slices or len(plan.chunks) > plan.num_decodes):
