@@ -614,14 +614,38 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "runner/offload/rows.py",
-        "[chunk.end for _, chunk in samples]",
-        "[chunk.end - 1 for _, chunk in samples]",
+        "[position for _, _, position in samples]",
+        "[position - 1 for _, _, position in samples]",
         "offloaded rows are sampled with the noise of another position",
     ),
     (
         "runner/offload/offloader.py",
-        "list(range(len(chunk.targets)))",
-        "list(range(chunk.samples, chunk.samples + len(chunk.targets)))",
+        "*range(len(chunk.targets))]",
+        "*range(chunk.samples, chunk.samples + len(chunk.targets))]",
         "log-probabilities of an offloaded prompt's last chunk are those of the tokens beside",
+    ),
+    (
+        "scheduler/rows.py",
+        "end = min(chunk.known_end + brought.accepted, len(request.tokens) - 1)",
+        "end = min(chunk.end, len(request.tokens) - 1)",
+        "drafts that were not accepted count as computed",
+    ),
+    (
+        "scheduler/rows.py",
+        "len(request.tokens) - 1)  # a stop token may be among the drafts",
+        "chunk.end)",
+        "a page of tokens behind the stop token is published",
+    ),
+    (
+        "scheduler/request.py",
+        "self.pending <= self.lookahead and not self.drafts and self.has_more",
+        "self.pending <= self.lookahead and self.has_more",
+        "a row follows one with drafts before it is known where that ends",
+    ),
+    (
+        "scheduler/drafting.py",
+        "request.max_tokens - request.num_outputs - 1)",
+        "request.max_tokens - request.num_outputs)",
+        "a draft has the place of the last token, behind which there is none",
     ),
 )

@@ -8,6 +8,9 @@ import pytest
 
 from recording import RecordingRunner
 from sluice.engine.messages import Submit
+from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.cost import Load
+from sluice.scheduler.request import Request
 from sluice.testing import resolved
 from sluice.types import BatchPlan
 from support import queue, steps_of
@@ -99,6 +102,67 @@ def test_drafts_leave_prompts_their_tokens() -> None:
     assert [(chunk.length, chunk.num_drafts) for chunk in plan.chunks] == [(4, 3), (8, 0)]
 
 
+def test_drafts_come_off_no_budget_of_prompts() -> None:
+    """`max_prefill_tokens` counts the decodes, and what they guess beside them is neither."""
+    bench = bench_of(chunk=8, max_prefill_tokens=9, running=2)
+    queue(bench, 0, 1, max_tokens=30)
+    steps_of(bench)
+    queue(bench, 1, 30)
+    (plan,) = steps_of(bench)
+    assert [(chunk.length, chunk.num_drafts) for chunk in plan.chunks] == [(5, 4), (8, 0)]
+
+
+@pytest.mark.parametrize(("schedule", "chunk", "drafts"), [("mixed", 8, 3), ("mixed", 0, 0), ("prefill-first", 8, 4)])
+def test_what_waits_for_memory_may_use_the_tokens_of_a_mixed_step(schedule: str, chunk: int, drafts: int) -> None:
+    """Under prefill-first a step of decodes has none. What is never cut needs any number of tokens."""
+    bench = bench_of(schedule=schedule, chunk=chunk, pages=12, batch=12, running=2, reserve="full")
+    queue(bench, 0, 1, max_tokens=30)
+    steps_of(bench)
+    queue(bench, 1, 30)
+    (plan,) = steps_of(bench)
+    assert drafts_of(plan) == {0: drafts}
+
+
+def test_a_full_house_has_drafts() -> None:
+    """Prompts that wait for a slot want nothing of the step."""
+    bench = bench_of(chunk=8, batch=9, running=1)
+    queue(bench, 0, 1, max_tokens=30)
+    queue(bench, 1, 30)
+    steps_of(bench)
+    assert [drafts_of(plan) for plan in steps_of(bench)] == [{0: 4}]
+
+
+def test_drafts_are_part_of_the_load_of_their_step() -> None:
+    """The target, and what a simulation takes for the step, are kept by what it has to do."""
+    request = Request(Submit(0, (1, 2, 3), resolved(9)))
+    request.lease, request.slot = World(limits_of(), 10, 4).kv().acquire((), ""), 0
+    batch = BatchBuilder()
+    batch.promise(request, 3)
+    request.tokens.append(4)
+    request.pending, request.prefill_end = 0, 3
+    batch = BatchBuilder()
+    batch.promise(request, 1)
+    assert batch.load == batch.decodes == Load(1, 1, 4)
+    batch.add_drafts({0: (5, 6)}, {0: request}, in_runner=False)
+    assert batch.load == batch.decodes == Load(3, 1, 6)
+
+
+def test_nothing_follows_a_row_with_drafts_even_if_none_are_wanted_any_more() -> None:
+    """Where its next row begins is not known."""
+    bench = bench_of(depth=2, lookahead=1, running=1)
+    bench.link.put(Submit(0, (1, 2, 3), resolved(40)))
+    assert [drafts_of(plan) for plan in played(bench, 3)] == [{0: 0}, {0: 4}]
+    bench.scheduler.state.drafter.wants = lambda request: False
+    assert [drafts_of(plan) for plan in played(bench, 4)] == [{0: 0}, {0: 0}, {0: 0}]
+
+
+def test_in_a_pipeline_rows_with_drafts_are_in_several_steps() -> None:
+    """Requests are divided among the steps anyway, and a stage that waits for all of them would stand still."""
+    bench = bench_of(depth=3, running=2, pipeline_stages=2)
+    bench.link.put(Submit(0, (1, 2, 3), resolved(40)), Submit(1, (2, 3), resolved(40)))
+    assert [drafts_of(plan) for plan in played(bench, 9)][-4:] == [{0: 4}, {1: 4}, {0: 4}, {1: 4}]
+
+
 def test_drafts_keep_to_the_target() -> None:
     """Of steps that take a millisecond for each token, as has been seen, none has more than four."""
     bench = bench_of(pages=200, chunk=32, itl_target=5000, drafts=8)
@@ -113,14 +177,20 @@ def test_drafts_keep_to_the_target() -> None:
     assert 2 <= max(lengths[-20:]) <= 5
 
 
-def test_drafts_take_no_page_that_a_stream_needs() -> None:
-    """One page is left: it is for the next token of one of the two streams."""
-    bench = bench_of(pages=7, page_size=2, running=2, reserve="ratio")
+@pytest.mark.parametrize(
+    ("pages", "drafts"), [(2, [1, 1]), (4, [1, 1]), (5, [3, 1]), (6, [4, 1]), (7, [4, 3]), (8, [4, 4])]
+)
+def test_drafts_take_no_page_that_a_stream_needs(pages: int, drafts: list[int]) -> None:
+    """Both streams need a page for their next tokens, which leave room for one more, and keep one for those behind."""
+    bench = bench_of(page_size=2, running=2)
     for request_id in (0, 1):
-        queue(bench, request_id, 3, max_tokens=5)
+        queue(bench, request_id, 4, max_tokens=8)
     steps_of(bench)
-    (plan,) = steps_of(bench)
-    assert bench.scheduler.state.kv.available >= 2 or drafts_of(plan) == {0: 0, 1: 0}
+    kv = bench.scheduler.state.kv
+    kv.take(kv.available - pages)
+    plan = bench.scheduler.scheduler.schedule()
+    assert plan is not None
+    assert [chunk.num_drafts for chunk in plan.chunks] == drafts
 
 
 @pytest.mark.parametrize("right", [0.0, 0.5])

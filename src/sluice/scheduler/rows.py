@@ -125,7 +125,6 @@ def verified(drafter: Drafter, request: Request, chunk: Chunk, brought: Brought)
         drafter.verified(request, chunk.num_drafts, brought.accepted)
     else:
         end = chunk.known_end - 1
-        request.prefill_end = min(request.prefill_end, end)
     request.drafts = 0
     request.scheduled = end
     request.lease.shrink(end + 1)

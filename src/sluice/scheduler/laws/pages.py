@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 
 from sluice.kv.manager import KVManager, ResidentLease
@@ -10,6 +11,8 @@ from sluice.kv.prefix import PrefixTree
 from sluice.kv.tiers import Tiers
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
+
+TOKEN_BYTES = array("i").itemsize
 
 
 class LawBroken(AssertionError):
@@ -77,7 +80,8 @@ def references_are_counted(state: SchedulerState) -> None:
 
 def tree_is_reachable(kv: KVManager) -> None:
     """3. A walk from the roots finds exactly the tree's pages. The ancestors of a node on the device are there too, and
-    a node that is not on the device lies on a tier. A leaf that no path holds is queued for eviction."""
+    a node that is not on the device lies on a tier. Each is a full page. A leaf that no path holds is queued for
+    eviction."""
     if not isinstance(kv.tree, PrefixTree):
         return
     count = 0
@@ -95,6 +99,8 @@ def tree_is_reachable(kv: KVManager) -> None:
                 raise LawBroken(f"law 3: {node} is not on the device, but what follows it is")
             continue
         count += 1
+        if len(node.key) != kv.page_size * TOKEN_BYTES:
+            raise LawBroken(f"law 3: {node} is a page of {len(node.key) // TOKEN_BYTES} tokens of {kv.page_size}")
         if not (node.refs > 0 or resident > 0 or kv.tree.is_offered(node)):
             raise LawBroken(f"law 3: {node} is a leaf that no path holds, and is not queued for eviction")
     if count != kv.tree.num_pages:
