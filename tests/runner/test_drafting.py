@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import torch
 import tiny_eagle3
 import tiny_models
 from drafted import Answer, Guess, Planner
+from ranks import FakeGrammar
 from sluice.assembly.drafting import DraftSetup
 from sluice.attention.reference import ReferenceAttention, ReferenceBackend
+from sluice.grammar.base import CompiledGrammars
 from sluice.models.base import PagedLM
 from sluice.models.eagle3 import Eagle3
 from sluice.models.eagle3_loader import load_eagle3
@@ -24,6 +27,7 @@ from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.drafting.layout import FOLLOW_AFTER
 from sluice.runner.drafting.nets import DraftModel, DraftNet, Eagle3Net
 from sluice.runner.drafting.pages import DraftSizes
+from sluice.runner.features.grammars import NO_GRAMMARS, Grammars
 from sluice.runner.forwards import EagerForwards
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS
 from sluice.runner.runner import TorchRunner
@@ -83,10 +87,12 @@ def setup_of(kind: str, target: PagedLM, folders: Path) -> DraftSetup:
     return DraftSetup(net, module, sizes, ReferenceBackend())
 
 
-def runner_of(target: PagedLM, setup: DraftSetup | None = None) -> TorchRunner:
+def runner_of(
+    target: PagedLM, setup: DraftSetup | None = None, grammars: CompiledGrammars = NO_GRAMMARS
+) -> TorchRunner:
     """A runner whose KV is NaN where nothing was written, and which notices tokens that were not sampled."""
     shape = DeviceShape.of(target.spec, CPU, num_slots=SLOTS, num_pages=PAGES, page_size=PAGE, row_pages=PAGES)
-    state = DeviceState(shape, watched=True)
+    state = DeviceState(shape, watched=True, new_grammars=partial(Grammars, grammars=grammars))
     for layer in state.kv:
         layer.k.fill_(torch.nan)
         layer.v.fill_(torch.nan)
@@ -136,6 +142,19 @@ def test_the_target_itself_guesses_every_token(guess: Guess, target: PagedLM, fo
     decodes without drafts came before."""
     planner, _ = drafted(runner_of(target, setup_of("target", target, folders)), submits(SAMPLINGS), guess)
     assert planner.accepted == planner.drafted > 50
+
+
+def test_a_grammar_follows_what_the_runner_guesses(
+    target: PagedLM, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without masks behind them its guesses would all be wrong."""
+    monkeypatch.setattr("sluice.runner.features.grammars.PATIENCE", 60.0)
+    grammar = FakeGrammar(tiny_models.VOCAB_SIZE)
+    asked = [replace(each, grammar="any") for each in submits([*SAMPLINGS, *PENALIZED])]
+    _, expected = drafted(runner_of(target, grammars=grammar), asked, lambda *_: ())
+    planner, found = drafted(runner_of(target, setup_of("target", target, folders), grammar), asked)
+    assert plain(found) == plain(expected)
+    assert planner.accepted > 10
 
 
 def test_decodes_without_drafts_are_caught_up(target: PagedLM, folders: Path) -> None:

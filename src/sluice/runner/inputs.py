@@ -72,11 +72,10 @@ class HostDrafts:
         are_known = all(len(chunk.token_ids) == chunk.length for chunk in chunks if chunk.num_drafts)
         return cls(np.array(ids, dtype=np.int64), np.flatnonzero(has_draft), ends - counts, counts, are_known)
 
-    def of_row(self, first: int, end: int) -> list[int]:
-        """Return the drafts of a row, given its first sample and the one behind its last."""
+    def of_row(self, ids: Sequence[int], first: int, end: int) -> Sequence[int]:
+        """Return the part of `ids` [D] of a row, given its first sample and the one behind its last."""
         before = int(self.samples.searchsorted(first))
-        found: list[int] = self.ids[before : before + end - first - 1].tolist()
-        return found
+        return ids[before : before + end - first - 1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,5 +279,5 @@ class TorchRunner:
         if step.features.drafts is not None:
             kv_slots, logit_rows = arrived.tensors[KV_SLOTS], arrived.tensors[LOGIT_ROWS]
             samples = step.features.drafts.samples
-            step.features.drafts.ids = self._drafter.tokens_at(kv_slots[logit_rows[samples] + 1])
+            step.features.guessed(self._drafter.tokens_at(kv_slots[logit_rows[samples] + 1]))
         return hidden

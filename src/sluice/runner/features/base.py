@@ -4,6 +4,7 @@
                     fill     take over what the new request asks for
     at launch       stage    lay out what the rows of the step need, as arrays; None if no row uses the feature
     on the device   arrive   receive the arrays, before the forward
+                    guessed  look at the drafts, if the runner guesses them
                     apply    change the logits, or sample from them
                     sampled  look at the tokens; return tensors for the result
     on the host     report   add to the result what came of these tensors
@@ -176,6 +177,9 @@ class StagedFeature:
     def arrive(self, tensors: Sequence[torch.Tensor]) -> None:
         """Receive `arrays` on the device, before the forward."""
 
+    def guessed(self, drafts: StagedDrafts) -> None:
+        """Look at drafts that the runner has guessed, before `apply`."""
+
     def apply(self, logits: StepLogits) -> None:
         """Change the logits to sample from, or sample."""
 
@@ -238,6 +242,13 @@ class StagedFeatures:
             end = begin + len(staged.arrays)
             staged.arrive(tensors[begin:end])
             begin = end
+
+    def guessed(self, ids: torch.Tensor) -> None:
+        """Take the drafts [D] int64 that the runner has guessed."""
+        assert self.drafts is not None, "no row has drafts"
+        self.drafts.ids = ids
+        for staged in self._staged:
+            staged.guessed(self.drafts)
 
     def sample(self, logits: StepLogits) -> torch.Tensor:
         """Apply all features. Return one token for each row, [S] int64."""

@@ -26,9 +26,9 @@ from sluice.device.queues import HostBuffers, pinned_host_buffer, plain_host_buf
 from sluice.grammar.base import Bits, CompiledGrammar, CompiledGrammars, GrammarError, Matcher
 from sluice.runner.constrained_row import ConstrainedRow
 from sluice.runner.draft_masks import DraftMasks
-from sluice.runner.drafts import reached
+from sluice.runner.drafts import StagedDrafts, reached
 from sluice.runner.features.base import Feature, StagedFeature, StepLogits, StepReport
-from sluice.runner.inputs import HostBatch, HostDrafts
+from sluice.runner.inputs import HostBatch
 from sluice.runner.mask_workers import MaskWorkers
 from sluice.types import NewSlot
 
@@ -81,6 +81,12 @@ class MaskedRow:
     is_ready: bool = False
     """Its own mask was there in time."""
 
+    def follow(self, drafts: Sequence[int], workers: MaskWorkers) -> None:
+        """Let a thread compute the masks behind drafts, unless the row's own masks take long."""
+        if drafts and self.row.follows_drafts:
+            self.drafts = DraftMasks(self.row, drafts, PATIENCE)
+            workers.run(self.drafts.compute)
+
     def wait(self, until: float) -> None:
         """Wait for its masks until a time, if they are not known to be slow."""
         row, drafts = self.row, self.drafts
@@ -122,6 +128,12 @@ class StagedGrammars(StagedFeature):
         bits = self._masks()
         masked = logits.maskable()
         logits.ops.mask(masked, self._rows, bits.to(masked.device, non_blocking=True))
+
+    def guessed(self, drafts: StagedDrafts) -> None:
+        """Follow what the runner has guessed. On a device apart the host waits for it."""
+        ids = drafts.ids.tolist()
+        for each in self._masked:
+            each.follow(drafts.host.of_row(ids, each.first, each.end), self._workers)
 
     def hand_on(self) -> None:
         self._masks()
@@ -236,15 +248,8 @@ class Grammars(Feature):
             at, slot = int(host.sample_positions[each.first]), slots[each.first]
             assert each.row.position == at, f"slot {slot} samples at {at}, its grammar is at {each.row.position}"
             if drafts is not None and drafts.are_known:
-                self._follow(each, drafts)
+                each.follow(drafts.of_row(drafts.ids.tolist(), each.first, each.end), self._workers)
         return StagedGrammars(masked, self._workers, self._new_buffer, self._publish)
-
-    def _follow(self, masked: MaskedRow, drafts: HostDrafts) -> None:
-        """Let a thread compute the masks behind drafts, unless the row's own masks take long."""
-        row = masked.row
-        if masked.end > masked.first + 1 and row.follows_drafts:
-            masked.drafts = DraftMasks(row, drafts.of_row(masked.first, masked.end), PATIENCE)
-            self._workers.run(masked.drafts.compute)
 
     def close(self) -> None:
         """End the threads. No step may follow; may be called again."""
