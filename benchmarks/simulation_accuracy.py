@@ -3,16 +3,18 @@
     python benchmarks/simulation_accuracy.py --repeats 5 --json accuracy.json
 
 Servers of one model run side by side on this machine, each with a policy and a mix of requests of its own, and are
-measured in turns by `sluice bench`, A B C A B C, with the same requests in each turn and no cached prefixes. A machine
-is fitted to the trace of the first alone. It predicts
+measured in turns by `sluice bench`, A B C A B C, with the same requests in each turn and no cached prefixes, so that
+they differ by chance alone. A machine is fitted to the trace of the first server alone. It predicts
 
     itself         the same policy and mix, which says how well the model fits
     policy         another chunk size, and another schedule, with the same mix
     mix            other requests, with the same policy
 
-Beside each figure stand the real runs, their spread (largest less smallest, over their median), and how far the
-prediction is from their median. A difference that is smaller than the spread is no error of the simulation. Clients and
-servers share the machine, so run it on a quiet one.
+Beside each figure stand the real runs, their spread (largest less smallest, over their median), what the engine itself
+saw of them (arrivals at the server, tokens when a step brought them), and how far the prediction is from the median of
+the real runs. A difference that is smaller than the spread is no error of the simulation. What the engine did not see
+is HTTP, texts and the client. Clients and servers share the machine, so run it on a quiet one. `--keep FOLDER` keeps
+traces and results there, and `--from FOLDER` compares them again without measuring.
 """
 
 from __future__ import annotations
@@ -39,18 +41,21 @@ from sluice.bench.metrics import e2e, itls, percentile, ttft
 from sluice.bench.options import options_from
 from sluice.bench.records import Record
 from sluice.bench.results import machine as this_machine
+from sluice.bench.results import read_result, write_result
 from sluice.sim.candidates import argument
 from sluice.sim.machine import Machine, read_machine
+from sluice.sim.recorded import recorded_records
 from sluice.sim.settings import changed
 from sluice.sim.simulate import replicas_of, simulate
 from sluice.sim.traces.synthetic import synthetic_arrivals
+from sluice.tracing.file import TraceReader
 
 CALIBRATED: Mapping[str, Any] = {"chunked_prefill_size": 64}
 MIX: Mapping[str, Any] = {"prompt_tokens": "lognormal:150:0.9", "output_tokens": "lognormal:40:0.7"}
 HELD_OUT: Mapping[str, Any] = {"prompt_tokens": "lognormal:400:0.7", "output_tokens": "lognormal:16:0.5"}
 ALIVE_SECONDS = 300
 SEEDS = 5
-"""Simulations with other residuals: their median counts."""
+"""Simulations of a case, with other residuals: their median counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,14 @@ class Case:
     mix: Mapping[str, Any]
 
 
+CASES: Sequence[Case] = (
+    Case("itself", CALIBRATED, MIX),
+    Case("policy: chunk", {**CALIBRATED, "chunked_prefill_size": 256}, MIX),
+    Case("policy: schedule", {**CALIBRATED, "schedule": "prefill-first"}, MIX),
+    Case("mix", CALIBRATED, HELD_OUT),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One figure of a case."""
@@ -72,6 +85,8 @@ class Figure:
     real: tuple[float, ...]
     """Of each run."""
     simulated: float
+    engine: tuple[float, ...] = ()
+    """Of each run, as the engine saw it."""
 
     @property
     def median(self) -> float:
@@ -95,65 +110,104 @@ class Figure:
 
     def line(self) -> str:
         scale, unit, off = (100, "%", "points") if self.is_share else (1000, "ms", "%")
-        real = " ".join(f"{scale * each:.1f}" for each in self.real)
+        real, engine = (" ".join(f"{scale * each:.1f}" for each in runs) for runs in (self.real, self.engine))
         return (
             f"{self.case:<16} {self.name:<16} real {real} {unit}, spread {self.spread:.1f} {off};"
-            f" simulated {scale * self.simulated:.1f} {unit}: {self.error:+.1f} {off}"
+            f" at the engine {engine}; simulated {scale * self.simulated:.1f} {unit}: {self.error:+.1f} {off}"
         )
 
 
 def main() -> int:
     given = parse()
-    cases = [
-        Case("itself", CALIBRATED, MIX),
-        Case("policy: chunk", {"chunked_prefill_size": 256}, MIX),
-        Case("policy: schedule", {**CALIBRATED, "schedule": "prefill-first"}, MIX),
-        Case("mix", CALIBRATED, HELD_OUT),
-    ]
     common = {
         "num_requests": given.num_requests,
         "request_rate": given.request_rate,
         "ignore_eos": True,
         "seed": given.seed,
     }
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        traces = {case.name: Path(folder) / f"{number}.jsonl" for number, case in enumerate(cases)}
-        urls = {case.name: stack.enter_context(server(given.model, case.options, traces[case.name])) for case in cases}
-        real: dict[str, list[Sequence[Record]]] = {case.name: [] for case in cases}
-        for repeat in range(given.repeats):
-            for case in cases:
-                print(f"{repeat + 1} of {given.repeats}: {case.name}", file=sys.stderr, flush=True)
-                options = options_from({**common, **case.mix})
-                flush_cache(urls[case.name])
-                result = asyncio.run(measure_server(urls[case.name], options))
-                real[case.name].append(result.runs[0].requests)
-        machine = read_machine(traces["itself"])
-    limit = given.itl_ms / 1000 if given.itl_ms else 2 * median(itls(each for run in real["itself"] for each in run))
-    found = [figure for case in cases for figure in compared(machine, case, common, real[case.name], limit)]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(given.source or given.keep or temporary)
+        if given.source is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            measure(given.model, folder, common, given.repeats)
+        machine = read_machine(trace_of(folder, 0))
+        real = [[records_of(folder, number, repeat) for repeat in range(given.repeats)] for number in range(len(CASES))]
+        seen = [list(engine_records(trace_of(folder, number), given.num_requests)) for number in range(len(CASES))]
+    limit = given.itl_ms / 1000 if given.itl_ms else 2 * median(itls(each for run in real[0] for each in run))
+    found = [
+        figure
+        for case, runs, engine in zip(CASES, real, seen, strict=True)
+        for figure in compared(machine, case, common, runs, engine, limit)
+    ]
     print("\n".join([*machine.lines(), f"load {os.getloadavg()[0]:.1f}", *(each.line() for each in found)]))
     if given.json is not None:
         content = {
             "machine": this_machine(),
-            "arguments": vars(given) | {"json": None},
+            "arguments": vars(given) | {"model": Path(given.model).name, "json": None, "keep": None, "source": None},
+            "fitted": machine.lines(),
             "figures": list(map(asdict, found)),
         }
         Path(given.json).write_text(json.dumps(content, indent=2) + "\n")
     return 0
 
 
+def measure(model: str, folder: Path, common: Mapping[str, Any], repeats: int) -> None:
+    """Measure all cases in turns, and leave traces and results in a folder."""
+    with ExitStack() as stack:
+        urls = [
+            stack.enter_context(server(model, case.options, trace_of(folder, number)))
+            for number, case in enumerate(CASES)
+        ]
+        for repeat in range(repeats):
+            for number, case in enumerate(CASES):
+                print(f"{repeat + 1} of {repeats}: {case.name}", file=sys.stderr, flush=True)
+                options = options_from({**common, **case.mix})
+                flush_cache(urls[number])
+                result = asyncio.run(measure_server(urls[number], options))
+                write_result(result, folder / f"{number}-{repeat}.json")
+
+
+def trace_of(folder: Path, number: int) -> Path:
+    """Return the trace of a case."""
+    return folder / f"{number}.jsonl"
+
+
+def records_of(folder: Path, number: int, repeat: int) -> Sequence[Record]:
+    """Return the requests of a run of a case, as the client saw them."""
+    return read_result(folder / f"{number}-{repeat}.json").runs[0].requests
+
+
+def engine_records(trace: Path, num_requests: int) -> Iterator[Sequence[Record]]:
+    """Yield the requests of each run, as the engine saw them. One request warms up before each."""
+    with TraceReader(trace) as reader:
+        found = recorded_records(reader)
+    for start in range(1, len(found), num_requests + 1):
+        yield found[start : start + num_requests]
+
+
 def compared(
-    machine: Machine, case: Case, common: Mapping[str, Any], real: Sequence[Sequence[Record]], limit: float
+    machine: Machine,
+    case: Case,
+    common: Mapping[str, Any],
+    real: Sequence[Sequence[Record]],
+    engine: Sequence[Sequence[Record]],
+    limit: float,
 ) -> Iterator[Figure]:
-    """Yield the figures of a case, real and simulated."""
-    engine = changed(machine, case.options)
+    """Yield the figures of a case, real and simulated.
+
+    Args:
+        engine: the real runs as the engine saw them.
+    """
+    changed_machine = changed(machine, case.options)
+    setup, world, depth = changed_machine.setup, changed_machine.world, changed_machine.depth
     arrivals = synthetic_arrivals({**common, **case.mix}, ms_per_token=None)
-    simulated = []
-    for seed in range(SEEDS):
-        replicas = replicas_of(engine.setup, engine.world, depth=engine.depth, seed=seed)
-        simulated.append(figures(simulate(arrivals, replicas), limit))
-    measured = [figures(records, limit) for records in real]
+    simulated = [
+        figures(simulate(arrivals, replicas_of(setup, world, depth=depth, seed=seed)), limit) for seed in range(SEEDS)
+    ]
+    measured, seen = ([figures(records, limit) for records in runs] for runs in (real, engine))
     for name in measured[0]:
-        yield Figure(case.name, name, tuple(run[name] for run in measured), median(run[name] for run in simulated))
+        runs, inside = (tuple(run[name] for run in runs) for runs in (measured, seen))
+        yield Figure(case.name, name, runs, median(run[name] for run in simulated), inside)
 
 
 def figures(records: Sequence[Record], limit: float) -> dict[str, float]:
@@ -220,6 +274,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the requests, which are the same in each run")
     parser.add_argument("--itl-ms", type=float, help="ITL that is a violation (default: twice the median)")
     parser.add_argument("--json", metavar="FILE")
+    kept = parser.add_mutually_exclusive_group()
+    kept.add_argument("--keep", metavar="FOLDER", help="keep traces and results in FOLDER")
+    kept.add_argument("--from", dest="source", metavar="FOLDER", help="compare what --keep left, without measuring")
     return parser.parse_args()
 
 

@@ -7,6 +7,11 @@ is made a second at a time from a seed, so that any part of the day can be had w
 round figures: a step of 20 ms, 3,000 tokens/s of prefill. First a part of the day is simulated as a whole, and by
 windows: the intervals of these should hold the figures of the former. Then windows of the whole day. Times are those of
 the processor, of all processes together: others that use the machine do not lengthen them.
+
+    python benchmarks/simulation_scale.py --write FOLDER
+
+writes such a day as a file instead, with the machine, for `sluice simulate`: day.csv (35 million requests, 0.8 GB), and
+hour.csv, every 25th request from noon to one, which is what 4 of the 100 replicas get.
 """
 
 from __future__ import annotations
@@ -19,10 +24,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
 
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.fleet import LocalFleet
-from sluice.sim.machine import Machine
+from sluice.sim.machine import Machine, write_machine
 from sluice.sim.routers import in_turn
 from sluice.sim.simulate import replicas_of, run
 from sluice.sim.windows import Estimate, WindowOptions, WindowResult, estimates, simulate_windows, table
@@ -35,6 +43,10 @@ LIMITS = SchedulerLimits(schedule="mixed", chunked_prefill_size=512, max_batch_t
 SETUP = SchedulerSetup(LIMITS, num_pages=8192, page_size=32)
 COSTS = (20_000.0, 330.0, 50.0, 0.05, 0.02, 0.0005)
 RESIDUALS = 5000
+SHAPES = ((4.6, 0.8), (3.7, 0.7))
+"""Of the log-normal lengths of prompts and answers."""
+PART = 25
+"""One of so many requests is in the file of an hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +66,7 @@ class Traffic:
             draw = random.Random(second)
             now = second + draw.expovariate(self.rate_at(second))
             while now < second + 1:
-                prompt, output = (max(1, round(draw.lognormvariate(*shape))) for shape in ((4.6, 0.8), (3.7, 0.7)))
+                prompt, output = (max(1, round(draw.lognormvariate(*shape))) for shape in SHAPES)
                 if self.start <= now < self.end:
                     seed = round(now * 1e6)
                     yield Arrival(
@@ -79,6 +91,9 @@ def machine() -> Machine:
 
 def main() -> int:
     given = parse()
+    if given.write is not None:
+        write_day(Path(given.write), given.rate * given.replicas)
+        return 0
     traffic, simulated = Traffic(given.rate * given.replicas), machine()
     few = min(given.replicas, 4)
     part, half_hour = Traffic(given.rate * few), 1800.0
@@ -111,6 +126,25 @@ def main() -> int:
     return 0
 
 
+def write_day(folder: Path, rate: float) -> None:
+    """Write a day of requests as Vidur's traces, an hour of a part of them, and the machine."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_machine(machine(), folder / "machine.json")
+    draw, traffic, count = np.random.default_rng(0), Traffic(rate), 0
+    with (folder / "day.csv").open("w") as day, (folder / "hour.csv").open("w") as hour:
+        for file in (day, hour):
+            file.write("arrived_at,num_prefill_tokens,num_decode_tokens\n")
+        for second in range(int(DAY)):
+            number = draw.poisson(traffic.rate_at(second))
+            times = (second + np.sort(draw.random(number))).tolist()
+            lengths = [np.maximum(1, np.rint(draw.lognormal(*shape, number))).astype(int).tolist() for shape in SHAPES]
+            rows = [f"{time:.4f},{prompt},{output}\n" for time, prompt, output in zip(times, *lengths, strict=True)]
+            day.writelines(rows)
+            if DAY / 2 <= second < DAY / 2 + 3600:
+                hour.writelines(rows[-count % PART :: PART])
+            count += number
+
+
 def processor_seconds() -> float:
     """Return the processor's time of this process and of those that have ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -132,6 +166,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--windows", type=int, default=48)
     parser.add_argument("--seconds", type=float, default=60.0, help="of a window")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--write", metavar="FOLDER", help="write the day and its machine for sluice simulate instead")
     parser.add_argument("--epoch", type=float, default=1.0, help="seconds after which a router sees the replicas again")
     return parser.parse_args()
 
