@@ -82,6 +82,25 @@ def test_a_pause_is_as_long_in_a_larger_step() -> None:
     assert sum(residual.stall for residual in world.residuals) < 0.16
 
 
+def test_a_kind_with_few_steps_is_fitted_with_those_of_the_same_kernels() -> None:
+    """The first prompts find a cold machine: all steps of another schedule would be as slow as these few."""
+    cold = [Timed(StepWork(Regime.PREFILL, Load().with_chunk(0, 64)), 0.05, 0.001)] * 5
+    exact = [step for step in steps(600) if step.work.load.pairs or step.work.regime is Regime.DECODE]
+    world = fit(Observed([*cold, *exact], [], []), SETUP).world
+    long = Load().with_chunk(0, 32)
+    assert world.modelled(StepWork(Regime.PREFILL, long)) == pytest.approx(seconds_of(long), rel=0.1)
+    alone = fit(Observed([*(cold * 20), *exact], [], []), SETUP).world
+    assert alone.modelled(StepWork(Regime.PREFILL, Load().with_chunk(0, 64))) == pytest.approx(0.05, rel=0.1)
+
+
+def test_kinds_with_few_steps_are_named() -> None:
+    """Their figures are the least sure ones."""
+    found = structs.replace(machine(), steps={Regime.DECODE: 500, Regime.MIXED: 80, Regime.PREFILL: 7})
+    assert found.lines()[1:] == ["note: only 7 steps of kind prefill were measured; those of kind mixed help to fit it"]
+    found = structs.replace(machine(), steps={Regime.DECODE: 9, Regime.MIXED: 80, Regime.PREFILL: 64})
+    assert found.lines()[1:] == ["note: only 9 steps of kind decode were measured"]
+
+
 def test_a_fit_needs_steps() -> None:
     with pytest.raises(TraceError, match="3 steps are too few"):
         fit(Observed(steps(3), [], []), SETUP)

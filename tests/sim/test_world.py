@@ -47,6 +47,16 @@ def test_slow_steps_come_together_as_they_did() -> None:
     assert pairs >= 7
 
 
+def test_a_kind_with_few_steps_has_residuals_of_the_same_kernels_too() -> None:
+    """Some slow steps of a cold machine would be drawn again and again. Decodes tell nothing of prompts."""
+    residuals = [Residual(Regime.MIXED, 1.0, 0.0)] * 70 + [Residual(Regime.DECODE, 5.0, 0.0)] * 9
+    residuals += [Residual(Regime.PREFILL, 2.0, 0.0)] * 10
+    times = times_of(residuals)
+    assert sorted(drawn(times, Regime.PREFILL, 80)) == pytest.approx([1.0] * 70 + [2.0] * 10)
+    assert drawn(times, Regime.MIXED, 80) == pytest.approx([1.0] * 80)
+    assert drawn(times, Regime.DECODE, 20) == pytest.approx([5.0] * 20)
+
+
 def test_a_kind_that_was_not_measured_has_the_residuals_of_the_others() -> None:
     """Without any its steps would be quieter than all others."""
     found = drawn(times_of([Residual(Regime.MIXED, 2.0, 0.0)]), Regime.PREFILL, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 from sluice.scheduler.cost import CostPrior, StepCost
 from sluice.scheduler.setup import SchedulerSetup
-from sluice.sim.world import CopyRates, Residual, StepWork, World, work_of
+from sluice.sim.world import CopyRates, Residual, StepWork, World, kinds_of, work_of
 from sluice.tracing.file import Line, TraceReader
 from sluice.tracing.format import Abort, Add, Compiled, Copied, Header, Loaded, Step, TraceError
 from sluice.types import Regime, Tier
@@ -18,13 +19,6 @@ LEAST_STEPS = 20
 """Fewest steps that a model is fitted to."""
 MOST_RATIO = 2.0
 """Of measured and modelled time."""
-STAND_INS: Mapping[Regime, tuple[Regime, ...]] = {
-    Regime.DECODE: (Regime.MIXED, Regime.GRAPH, Regime.PREFILL),
-    Regime.GRAPH: (Regime.DECODE, Regime.MIXED, Regime.PREFILL),
-    Regime.MIXED: (Regime.PREFILL, Regime.DECODE, Regime.GRAPH),
-    Regime.PREFILL: (Regime.MIXED, Regime.DECODE, Regime.GRAPH),
-}
-"""Kinds of steps whose costs stand for those of a kind that was not seen."""
 
 
 class Timed(NamedTuple):
@@ -125,11 +119,8 @@ def fit(observed: Observed, setup: SchedulerSetup) -> Fit:
     steps = observed.steps
     if len(steps) < LEAST_STEPS:
         raise TraceError(f"{len(steps)} steps are too few to fit a model to; at least {LEAST_STEPS} are needed")
-    cost = StepCost(CostPrior() if setup.pacing is None else setup.pacing.prior, decay=1.0)
-    for step in steps:
-        cost.observe(step.work.regime, step.work.load, 1e6 * step.seconds)
-    seen = {regime: cost.num_steps(regime) for regime in Regime}
-    costs = _costs(cost, steps)
+    seen = Counter(step.work.regime for step in steps)
+    costs = _costs(steps, CostPrior() if setup.pacing is None else setup.pacing.prior)
     gaps = [step.gap for step in steps if step.gap is not None]
     bare = World(costs)
     modelled = [bare.modelled(step.work) for step in steps]
@@ -141,19 +132,38 @@ def fit(observed: Observed, setup: SchedulerSetup) -> Fit:
         copies=_rates(observed.disk, setup.page_size),
     )
     error = median(abs(seconds / step.seconds - 1) for step, seconds in zip(steps, modelled, strict=True))
-    return Fit(world, seen, error)
+    return Fit(world, {regime: seen[regime] for regime in Regime}, error)
 
 
-def _costs(cost: StepCost, steps: Sequence[Timed]) -> dict[Regime, tuple[float, ...]]:
-    """Return fitted costs at which half of the steps of each kind take longer: relative errors, which the fit
-    minimises, favour the fastest steps."""
-    fitted = World({regime: cost.costs(regime) for regime in Regime})
+def _costs(steps: Sequence[Timed], prior: CostPrior) -> dict[Regime, tuple[float, ...]]:
+    """Return the costs of each kind of steps. A kind of which few were measured has those of a fit to the steps of the
+    kind with the same kernels, too."""
+    kinds = kinds_of(step.work.regime for step in steps)
+    whole = _learnt([(step.work.regime, step) for step in steps], prior)
     found: dict[Regime, tuple[float, ...]] = {}
     for regime in Regime:
-        ratios = [step.seconds / fitted.modelled(step.work) for step in steps if step.work.regime is regime]
-        if ratios:
-            found[regime] = tuple(median(ratios) * each for each in fitted.costs[regime])
-    return {regime: found[next(each for each in (regime, *STAND_INS[regime]) if each in found)] for regime in Regime}
+        if regime not in kinds[regime]:
+            continue
+        own = [step for step in steps if step.work.regime in kinds[regime]]
+        cost = whole if kinds[regime] == (regime,) else _learnt([(regime, step) for step in own], prior)
+        found[regime] = _scaled(cost.costs(regime), own)
+    return {regime: found[regime] if regime in found else found[kinds[regime][0]] for regime in Regime}
+
+
+def _learnt(steps: Iterable[tuple[Regime, Timed]], prior: CostPrior) -> StepCost:
+    """Return what steps show that are taken for these kinds."""
+    cost = StepCost(prior, decay=1.0)
+    for regime, step in steps:
+        cost.observe(regime, step.work.load, 1e6 * step.seconds)
+    return cost
+
+
+def _scaled(costs: tuple[float, ...], steps: Iterable[Timed]) -> tuple[float, ...]:
+    """Return fitted costs at which half of the steps take longer: relative errors, which the fit minimises, favour the
+    fastest steps."""
+    fitted = World(dict.fromkeys(Regime, costs))
+    ratio = median(step.seconds / fitted.modelled(step.work) for step in steps)
+    return tuple(ratio * each for each in costs)
 
 
 def _residual(step: Timed, modelled: float) -> Residual:

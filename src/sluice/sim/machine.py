@@ -9,7 +9,7 @@ import msgspec
 from sluice.config import ConfigError
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.calibrate import Fit, calibrate
-from sluice.sim.world import World
+from sluice.sim.world import BLOCK, WITH_PROMPTS, World
 from sluice.tracing.file import TraceReader
 from sluice.tracing.format import Header
 from sluice.types import Regime
@@ -58,7 +58,17 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         unseen = [regime for regime in (Regime.DECODE, Regime.MIXED, Regime.PREFILL) if not self.steps.get(regime)]
         if unseen and not (unseen == [Regime.DECODE] and self.steps.get(Regime.GRAPH)):
             found.append(f"note: no step of kind {', '.join(unseen)} was measured; the costs of others stand for them")
+        found += [
+            f"note: only {count} steps of kind {regime} were measured" + self._helped(regime)
+            for regime, count in self.steps.items()
+            if 0 < count < BLOCK
+        ]
         return found
+
+    def _helped(self, regime: Regime) -> str:
+        """Return which steps help to describe a kind with few of them."""
+        other = next((each for each in WITH_PROMPTS if each is not regime and self.steps.get(each)), None)
+        return f"; those of kind {other} help to fit it" if regime in WITH_PROMPTS and other else ""
 
 
 def read_machine(path: Path) -> Machine:

@@ -9,7 +9,8 @@ machine's. A pacer inside the simulation starts cold and learns its own from the
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,6 +21,35 @@ from sluice.types import BatchPlan, Regime
 
 BLOCK = 64
 """Consecutive steps of one kind of the real run whose residuals are used together."""
+
+
+STAND_INS: Mapping[Regime, tuple[Regime, ...]] = {
+    Regime.DECODE: (Regime.MIXED, Regime.GRAPH, Regime.PREFILL),
+    Regime.GRAPH: (Regime.DECODE, Regime.MIXED, Regime.PREFILL),
+    Regime.MIXED: (Regime.PREFILL, Regime.DECODE, Regime.GRAPH),
+    Regime.PREFILL: (Regime.MIXED, Regime.DECODE, Regime.GRAPH),
+}
+"""Kinds of steps that stand for one that was not measured, the most alike first."""
+WITH_PROMPTS = (Regime.MIXED, Regime.PREFILL)
+"""Kinds that run the same kernels: steps of one help to describe the other, if it has few."""
+
+
+def kinds_of(measured: Iterable[Regime]) -> dict[Regime, tuple[Regime, ...]]:
+    """Return the kinds of measured steps that each kind is described by: itself; if it has less than a block of them,
+    the one with the same kernels, too; and if there are none of these, the kind most alike.
+
+    Args:
+        measured: the kind of each measured step; at least one.
+    """
+    counts = Counter(measured)
+
+    def kinds(regime: Regime) -> tuple[Regime, ...]:
+        own = WITH_PROMPTS if regime in WITH_PROMPTS and counts[regime] < BLOCK else (regime,)
+        return tuple(each for each in own if counts[each]) or next(
+            (each,) for each in STAND_INS[regime] if counts[each]
+        )
+
+    return {regime: kinds(regime) for regime in Regime}
 
 
 class StepWork(NamedTuple):
@@ -149,13 +179,14 @@ class WorldTimes:
 
 
 def _blocks_of(residuals: Sequence[Residual], seed: int) -> dict[Regime, _Blocks]:
-    """Return where each kind of step has its residuals from: its own ones; those of all kinds if it has none.
+    """Return where each kind of step has its residuals from: its own ones, and those of others where these are few.
 
     Kinds are drawn apart, so that a slow step is drawn as often as it occurred, however many steps of other kinds lay
     around it.
     """
-    own = {regime: [each for each in residuals if each.regime is regime] for regime in Regime}
-    return {regime: _Blocks(found or residuals, random.Random(f"{seed} {regime}")) for regime, found in own.items()}
+    kinds = kinds_of(each.regime for each in residuals)
+    own = {regime: [each for each in residuals if each.regime in kinds[regime]] for regime in Regime}
+    return {regime: _Blocks(found, random.Random(f"{seed} {regime}")) for regime, found in own.items()}
 
 
 class _Blocks:
