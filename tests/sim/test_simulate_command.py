@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -115,3 +116,39 @@ def test_synthetic_requests_beyond_the_models_context_are_refused(
         "request 1 of the synthetic workload has 251 prompt tokens and asks for 50; together they must be at most 300"
     )
     assert error in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["simulate"], ["tune", "--slo", "ttft_p95<1s"]])
+def test_traffic_without_a_machine_is_said(
+    folder: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file is good, and no broken machine."""
+    assert main([command[0], str(folder / "t.csv"), *command[1:]]) == 2
+    assert "t.csv (vidur) does not say how long steps take; give --hardware, or --calibrate" in capsys.readouterr().err
+
+
+def test_the_help_shows_what_holds_in_a_simulation(capsys: pytest.CaptureFixture[str]) -> None:
+    """The defaults of a server hold for no machine that was measured, and closed loops cannot be simulated."""
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.search(
+        r"--chunked-prefill-size N [^()]*\(default: as measured; with --hardware that of a server\)", shown
+    )
+    assert "--concurrency" not in shown
+    assert "--background" not in shown
+    assert "--turns" in shown
+
+
+def test_results_name_the_workload_and_the_machine(folder: Path) -> None:
+    """A file must say what it is a result of."""
+    out, machine = folder / "out.json", str(folder / "machine.json")
+    flags = ["--request-rate", "9", "--prompt-tokens", "30", "--num-requests", "5", "--json", str(out)]
+    assert main(["simulate", "--calibrate", machine, *flags]) == 0
+    settings = json.loads(out.read_bytes())["settings"]
+    assert settings["simulation"]["machine"] == {"calibrate": machine}
+    assert (settings["workload"]["request_rate"], settings["workload"]["prompt_tokens"]) == (9, "30")
+    assert simulate(folder, "--windows", "3", "--window-seconds", "5", "--json", str(out)) == 0
+    settings = json.loads(out.read_bytes())["settings"]
+    assert settings["simulation"]["source"] == str(folder / "t.csv")
+    assert settings["simulation"]["part"]["windows"] == 3

@@ -134,12 +134,39 @@ def test_requests_longer_than_the_model_are_refused_or_left_out(tmp_path: Path) 
         (lines(mooncake(0, 5, [1])) + "oops\n", "line 2: not JSON"),
         (lines(mooncake(0, 5, [1]), {"timestamp": 1}), "line 2: input_length is missing"),
         (lines(mooncake(0, 5, [1]), mooncake(True, 5, [1])), "line 2: timestamp must be a number.* got True"),
+        (AZURE + "2023-11-16 18:17:04,1_0,9\n", "line 2: ContextTokens must be an integer.*, got '1_0'"),
+        (AZURE + "2023-11-16 18:17:04,\u0661,9\n", "line 2: ContextTokens must be an integer"),
+        (AZURE + "2023-11-16 18:17:04,9,1e15\n", "line 2: GeneratedTokens must be at most 16777216, got '1e15'"),
+        (AZURE + "0001-01-01 00:00:00+05:00,9,9\n", "line 2: TIMESTAMP must be a date and time"),
+        ("TIMESTAMP,ContextTokens,ContextTokens,GeneratedTokens\n", "line 1: column 'ContextTokens' is there twice"),
+        (lines(mooncake(0, 10**30, [1])), "line 1: input_length must be at most 16777216, got 1000000"),
+        (lines(mooncake(0, 5, [1])) + '{"timestamp": ' + "9" * 5000 + "}\n", "line 2: not JSON that can be read: "),
+        (lines(mooncake(0, 5, [1])) + "[" * 100_000 + "\n", "line 2: brackets are nested too deeply"),
+        ("[" * 100_000, "line 1: no known format"),
+        ('{"a": ' * 100_000, "line 1: no known format"),
+        (lines(mooncake(0, 5, [1])) + '{"timestamp": 1, "timestamp": 2}\n', "line 2: .* 'timestamp' is there twice"),
     ],
 )
 def test_errors_name_the_row_and_the_column(tmp_path: Path, text: str, error: str) -> None:
     """A trace has millions of rows."""
     with pytest.raises(TraceError, match=error):
         read(tmp_path, text)
+
+
+def test_a_file_of_another_encoding_is_refused(tmp_path: Path) -> None:
+    """Spreadsheets write UTF-16."""
+    (tmp_path / "trace").write_bytes(AZURE.encode("utf-16"))
+    with pytest.raises(TraceError, match="line 1: no text in UTF-8"):
+        read_trace(tmp_path / "trace", ReadOptions())
+    with pytest.raises(TraceError, match="line 1: "):
+        read_trace(tmp_path / "trace", ReadOptions("azure"))
+
+
+def test_ids_of_chats_are_exact(tmp_path: Path) -> None:
+    """Two hashes that are equal as floating-point numbers would be one conversation."""
+    row = {"parent_chat_id": -1, "timestamp": 1, "input_length": 5, "output_length": 3, "hash_ids": [1]}
+    trace = read(tmp_path, lines(*(row | {"chat_id": 2**60 + number} for number in (0, 1))), format="bailian")
+    assert [each.session for each in trace.arrivals] == [str(2**60), str(2**60 + 1)]
 
 
 def test_a_named_format_is_used_whatever_else_the_file_holds(tmp_path: Path) -> None:

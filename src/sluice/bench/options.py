@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -197,9 +197,11 @@ def _add_groups(parser: argparse.ArgumentParser) -> None:
         add_option_group(parser.add_argument_group(title), group)
 
 
-def add_option_group(shown: argparse._ArgumentGroup, group: type) -> None:
-    """Add the flags of one group of options."""
+def add_option_group(shown: argparse._ArgumentGroup, group: type, without: Collection[str] = ()) -> None:
+    """Add the flags of one group of options, but those named."""
     for item in fields(group):
+        if item.name in without:
+            continue
         shown.add_argument(flag(item.name), dest=item.name, **_settings(item))
 
 

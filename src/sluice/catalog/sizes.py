@@ -54,7 +54,7 @@ class ModelSizes:
         path = folder / "config.json" if folder.is_dir() else folder
         try:
             content = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
+        except (OSError, RecursionError, ValueError) as error:
             raise SizesError(f"cannot read the sizes of a model from {path}: {error}") from error
         if not isinstance(content, dict):
             raise SizesError(f"{path} holds no JSON object")

@@ -14,8 +14,14 @@ from sluice.config.engine import GROUPS
 SUFFIXES: Mapping[str, int] = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-def add_options(parser: argparse.ArgumentParser, group: str, own: Collection[str] = ()) -> None:
-    """Add the flags of one group of `config`, but those that the command has itself. Aliases are not listed."""
+def add_options(
+    parser: argparse.ArgumentParser, group: str, own: Collection[str] = (), default: str | None = None
+) -> None:
+    """Add the flags of one group of `config`, but those that the command has itself. Aliases are not listed.
+
+    Args:
+        default: what holds for options that are left out, in words; None: the default of each.
+    """
     shown = parser.add_argument_group(group)
     types = {item.name: str(item.type) for item in fields(GROUPS[group])}
     defaults = {item.name: item.default for item in fields(GROUPS[group])}
@@ -23,6 +29,8 @@ def add_options(parser: argparse.ArgumentParser, group: str, own: Collection[str
         if name == "model" or name in own:
             continue
         settings = _settings(option, types[name], defaults[name])
+        if default is not None:
+            settings["help"] = f"{option.help} (default: {default})"
         shorts = (option.short,) if option.short else ()
         shown.add_argument(flag(name), *shorts, dest=name, **settings)
         for alias in option.aliases:

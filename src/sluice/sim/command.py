@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from sluice.sim.workload import Arrival, Longest
 
 WORKLOAD = frozenset(name for name, _ in options_of(WorkloadOptions))
+DEPEND_ON_ANSWERS = ("concurrency", "background", "background_prompt_tokens", "background_output_tokens")
+"""Options of a workload whose arrivals depend on the answers, which are not known before."""
+AS_MEASURED = "as measured; with --hardware that of a server"
 POOL = ("page_size", "max_total_tokens", "enable_prefix_caching")
 REDRAW_SECONDS = 0.2
 
@@ -66,10 +69,11 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     files = parser.add_argument_group("results")
     files.add_argument("--json", metavar="FILE", help="write settings, metrics and the time of every token to FILE")
     files.add_argument("--html", metavar="FILE", help="write a report as one HTML file")
-    add_options(parser, "scheduler")
-    add_options(parser, "cache", own=[name for name, _ in options_of(CacheConfig) if name not in POOL])
+    add_options(parser, "scheduler", default=AS_MEASURED)
+    other = [name for name, _ in options_of(CacheConfig) if name not in POOL]
+    add_options(parser, "cache", own=other, default=AS_MEASURED)
     synthetic = parser.add_argument_group("synthetic workload, instead of TRACE")
-    add_option_group(synthetic, WorkloadOptions)
+    add_option_group(synthetic, WorkloadOptions, without=DEPEND_ON_ANSWERS)
     synthetic.add_argument(
         "--ms-per-token",
         type=float,

@@ -70,6 +70,7 @@ def _named_machine(given: dict[str, Any], trace: str | None) -> Machine:
     from sluice.sim.hardware import predicted_machine
     from sluice.sim.machine import read_machine
     from sluice.sim.measure import machine_of
+    from sluice.sim.traces.reading import detect
 
     source, hardware, model = (given.pop(name, None) for name in ("calibrate", "hardware", "model"))
     if hardware is not None:
@@ -84,6 +85,12 @@ def _named_machine(given: dict[str, Any], trace: str | None) -> Machine:
         return machine_of(source)
     if trace is None:
         raise ConfigError("a synthetic workload needs --calibrate or --hardware")
+    trace_format = given.get("format") or detect(Path(trace))
+    if trace_format != "sluice":
+        raise ConfigError(
+            f"{trace} ({trace_format}) does not say how long steps take; give --hardware, or --calibrate with a trace"
+            " of --trace, a file of --save-machine, the URL of a server, or a model"
+        )
     return read_machine(Path(trace))
 
 

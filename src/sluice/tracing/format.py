@@ -230,7 +230,7 @@ _HEADER = msgspec.json.Decoder(Header)
 _RECORDS: Mapping[str, msgspec.json.Decoder[Record]] = {
     kind: msgspec.json.Decoder(record) for kind, record in KINDS.items()
 }
-BROKEN = (msgspec.DecodeError, AttributeError, LookupError, TypeError, ValueError)
+BROKEN = (msgspec.DecodeError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """Errors of decoding or upgrading a line that is not what it should be."""
 
 
@@ -334,7 +334,7 @@ def decode(line: bytes, version: int = VERSION) -> Record:
 def _head(line: bytes) -> _Head:
     try:
         return _HEAD.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise TraceError(f"not a JSON object with a kind: {error}") from error
 
 

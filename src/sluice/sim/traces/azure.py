@@ -22,4 +22,4 @@ def read(path: Path) -> Iterator[TraceRow]:
         moment = row.moment("TIMESTAMP")
         first = first or moment
         seconds = (moment - first).total_seconds()
-        yield TraceRow(row.line, seconds, own_text(row.line, row.count(LENGTHS[0])), row.count(LENGTHS[1]))
+        yield TraceRow(row.line, seconds, own_text(row.line, row.length(LENGTHS[0])), row.length(LENGTHS[1]))

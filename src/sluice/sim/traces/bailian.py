@@ -30,11 +30,11 @@ def read(path: Path) -> Iterator[TraceRow]:
     for row in json_rows(path):
         chat, parent = row.count("chat_id"), row.count("parent_chat_id", NO_PARENT)
         roots[chat] = chat if parent == NO_PARENT else roots.get(parent, parent)
-        length = row.count("input_length")
+        length = row.length("input_length")
         yield TraceRow(
             row.line,
             row.number("timestamp"),
             row.prompt("hash_ids", BLOCK_TOKENS, length),
-            row.count("output_length"),
+            row.length("output_length"),
             session=str(roots[chat]),
         )

@@ -25,7 +25,7 @@ def read(path: Path) -> Iterator[TraceRow]:
         TraceError: a value is missing or wrong, or the total is not the sum; the message names line and column.
     """
     for row in csv_rows(path, COLUMNS):
-        request, response = row.count(LENGTHS[0]), row.count(LENGTHS[1])
+        request, response = row.length(LENGTHS[0]), row.length(LENGTHS[1])
         if row.count("Total tokens") != request + response:
             raise row.error("Total tokens", f"the sum of both lengths, {request + response}")
         prompt, at = own_text(row.line, request), row.number("Timestamp")

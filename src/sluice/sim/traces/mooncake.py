@@ -23,11 +23,11 @@ def read(path: Path) -> Iterator[TraceRow]:
         TraceError: a value is missing or wrong; the message names line and column.
     """
     for row in json_rows(path):
-        length = row.count("input_length")
+        length = row.length("input_length")
         yield TraceRow(
             row.line,
             row.number("timestamp") / 1000,
             row.prompt("hash_ids", BLOCK_TOKENS, length),
-            row.count("output_length"),
+            row.length("output_length"),
             session=row.given("session_id"),
         )

@@ -148,7 +148,7 @@ def detect(path: Path) -> str:
         try:
             line = next((text.strip() for text in file if text.strip()), "")
         except UnicodeDecodeError as error:
-            raise TraceError(f"{path} is no text: {error}") from error
+            raise TraceError(f"{path}, line 1: no text in UTF-8: {error}") from error
     is_csv = not line.startswith("{")
     names = [name.strip() for name in line.split(",")] if is_csv else _keys(line)
     if not is_csv and "kind" in names:
@@ -166,7 +166,7 @@ def detect(path: Path) -> str:
 def _keys(line: str) -> list[str]:
     try:
         return list(msgspec.json.decode(line, type=dict))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return [line[:40]]
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from sluice.sim.workload import Leaves, Prompt, Segment, TokenSource
+from sluice.sim.workload import MOST_TOKENS, Leaves, Prompt, Segment, TokenSource
 from sluice.tracing.format import TraceError
 
 
@@ -71,9 +71,20 @@ class Row:
             TraceError: the value is no integer of at least `lowest`.
         """
         value = self._number(column)
-        if value is None or not value.is_integer() or value < lowest:
+        if value is None or not float(value).is_integer() or value < lowest:
             raise self.error(column, f"an integer of at least {lowest}")
         return int(value)
+
+    def length(self, column: str) -> int:
+        """Return a number of tokens.
+
+        Raises:
+            TraceError: the value is no integer from 0 to `MOST_TOKENS`.
+        """
+        value = self.count(column)
+        if value > MOST_TOKENS:
+            raise self.error(column, f"at most {MOST_TOKENS}")
+        return value
 
     def number(self, column: str) -> float:
         """
@@ -93,9 +104,9 @@ class Row:
         """
         try:
             found = datetime.fromisoformat(self._given(column))
-        except (TypeError, ValueError):
+            return found if found.tzinfo is None else found.astimezone(UTC).replace(tzinfo=None)
+        except (OverflowError, TypeError, ValueError):
             raise self.error(column, "a date and time such as 2023-11-16 18:17:03.97") from None
-        return found if found.tzinfo is None else found.astimezone(UTC).replace(tzinfo=None)
 
     def given(self, column: str) -> str | None:
         """Return a value as a text; None if there is none."""
@@ -133,13 +144,18 @@ class Row:
         return value
 
     def _number(self, column: str) -> float | None:
+        """Return a value as a number; None if it is none, or has digits that only Python takes for one."""
         value = self._given(column)
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
+        if isinstance(value, str):
+            if "_" in value or not value.isascii():
+                return None
+        elif isinstance(value, bool) or not isinstance(value, int | float):
             return None
         try:
-            return float(value)
+            number = float(value)
         except (ValueError, OverflowError):
             return None
+        return value if type(value) is int else number
 
 
 def csv_rows(path: Path, columns: Columns) -> Iterator[Row]:
@@ -150,10 +166,13 @@ def csv_rows(path: Path, columns: Columns) -> Iterator[Row]:
     """
     with open_text(path) as file:
         lines = csv.reader(file)
-        names = next(lines, [])
-        if missing := [name for name in columns.needed if name not in names]:
-            raise TraceError(f"{path}, line 1: column {missing[0]!r} is missing; columns: {', '.join(names) or 'none'}")
         try:
+            names = [name.strip() for name in next(lines, [])]
+            if missing := [name for name in columns.needed if name not in names]:
+                shown = ", ".join(names) or "none"
+                raise TraceError(f"{path}, line 1: column {missing[0]!r} is missing; columns: {shown}")
+            if twice := [name for name in columns.needed + columns.optional if names.count(name) > 1]:
+                raise TraceError(f"{path}, line 1: column {twice[0]!r} is there twice")
             for values in lines:
                 if len(values) == len(names):
                     yield Row(path, lines.line_num, dict(zip(names, values, strict=True)))
@@ -175,14 +194,31 @@ def json_rows(path: Path) -> Iterator[Row]:
             for line, text in enumerate(file, start=1):
                 if not text.strip():
                     continue
-                values = json.loads(text)
+                values = json.loads(text, object_pairs_hook=_distinct)
                 if not isinstance(values, dict):
                     raise TraceError(f"{path}, line {line}: each line must be a JSON object, got {text[:40]!r}")
                 yield Row(path, line, values)
         except UnicodeDecodeError as error:
             raise TraceError(f"{path}, line {line + 1}: {error}") from error
-        except json.JSONDecodeError as error:
-            raise TraceError(f"{path}, line {line}: not JSON: {error}") from error
+        except RecursionError as error:
+            raise TraceError(f"{path}, line {line}: brackets are nested too deeply") from error
+        except TraceError:
+            raise
+        except ValueError as error:  # an integer of thousands of digits, too
+            raise TraceError(f"{path}, line {line}: not JSON that can be read: {error}") from error
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON.
+
+    Raises:
+        ValueError: a key is there twice.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
 
 
 def open_text(path: Path) -> TextIO:

@@ -27,7 +27,7 @@ def synthetic_arrivals(given: Mapping[str, Any], *, ms_per_token: float | None) 
         raise ConfigError(f"--background {options.background} depends on answers and cannot be simulated")
     workload = build_workload(options, vocab_size=SAFE_VOCABULARY)
     if workload.concurrency is not None or any(session.at is None for session in workload.sessions):
-        raise ConfigError("a simulation needs a schedule, such as --request-rate, and no --concurrency")
+        raise ConfigError("a simulation needs a schedule of arrivals, such as --request-rate")
     if options.turns > 1 and ms_per_token is None:
         raise ConfigError(
             f"--turns {options.turns} needs --ms-per-token: what a token of an answer is expected to take"

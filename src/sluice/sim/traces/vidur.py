@@ -18,5 +18,5 @@ def read(path: Path) -> Iterator[TraceRow]:
         TraceError: a value is missing or wrong; the message names line and column.
     """
     for row in csv_rows(path, COLUMNS):
-        prompt = own_text(row.line, row.count(LENGTHS[0]))
-        yield TraceRow(row.line, row.number("arrived_at"), prompt, row.count(LENGTHS[1]))
+        prompt = own_text(row.line, row.length(LENGTHS[0]))
+        yield TraceRow(row.line, row.number("arrived_at"), prompt, row.length(LENGTHS[1]))
