@@ -115,8 +115,8 @@ def test_the_best_of_all_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sluice.sim.tune.FINALISTS", 5)
     monkeypatch.setattr("sluice.sim.tune.LEAST_REQUESTS", 1000)
     whole = Tuner(arrivals, SLO, repeats=1).tune(found, [1])
-    assert halved.requests < 0.7 * whole.requests
-    assert whole.outcomes[0].candidate is halved.outcomes[0].candidate
+    assert halved.requests < 0.5 * whole.requests
+    assert [dict(each.outcomes[0].candidate.settings) for each in (halved, whole)] == [{"chunked_prefill_size": 32}] * 2
 
 
 def test_a_run_is_abandoned_only_when_its_figure_is_certain() -> None:
@@ -131,14 +131,14 @@ def test_a_run_is_abandoned_only_when_its_figure_is_certain() -> None:
         tally.add(done)
         strict.add(done)
     assert not strict.is_hopeless
-    assert strict.values()[Figure("ttft", "p90")] <= 2.0
+    assert strict.values()[Figure("ttft", "p90")] == pytest.approx(0.75), "between the second and the third of 20"
     over = Tally(slo, Counts(arrivals), excess=2.0)
     for _ in range(3):
         over.add(record(3.0))
     assert over.is_hopeless
     for _ in range(17):
         over.add(record(0.5))
-    assert over.values()[Figure("ttft", "p90")] > 2.0 or math.isclose(over.values()[Figure("ttft", "p90")], 0.75)
+    assert over.values()[Figure("ttft", "p90")] == 3.0
 
 
 def test_failed_requests_wait_for_ever_for_what_they_never_had() -> None:
@@ -171,11 +171,11 @@ def test_an_objective_without_a_latency_is_refused() -> None:
 
 def test_replicas_are_added_until_the_objectives_are_met() -> None:
     """The fewest machines are what is asked for."""
-    arrivals = traffic(90, rate=6.0)
+    arrivals = traffic(60, rate=6.0)
     tuned = Tuner(arrivals, parse_slo("ttft_p95<1s"), repeats=2).tune(chunks(64, 128), [1, 2, 4, 8])
-    assert tuned.pick.is_met
-    assert 1 < tuned.pick.replicas < 8
-    assert {each.replicas for each in tuned.outcomes} == set(range(1, tuned.pick.replicas + 1)) & {1, 2, 4}
+    assert [each.replicas for each in tuned.outcomes] == [2, 2, 1, 1], "neither 4 nor 8 was tried"
+    assert [each.is_met for each in tuned.outcomes if each.replicas == 1] == [False, False]
+    assert (tuned.pick.replicas, tuned.pick.is_met, tuned.tried) == (2, True, 4)
 
 
 def test_an_impossible_objective_has_a_nearest_one() -> None:
@@ -213,8 +213,8 @@ def test_a_request_longer_than_the_pool_is_refused_by_line(tmp_path: Path, capsy
 
 def test_rounds_grow_to_the_whole_traffic_and_begin_with_its_busiest_part() -> None:
     """The calm part of a day says nothing about its objectives."""
-    assert round_sizes(2000) == [125, 500, 2000] or round_sizes(2000)[0] >= 32
-    assert round_sizes(40) == [40]
+    assert round_sizes(2000) == [125, 500, 2000]
+    assert (round_sizes(127), round_sizes(128)) == ([127], [32, 128])
     quiet = [Arrival(time=10.0 * n, prompt=Prompt((Segment(n, 10),)), output_tokens=1, max_tokens=1) for n in range(10)]
     busy = [
         Arrival(time=100 + n, prompt=Prompt((Segment(100 + n, 10),)), output_tokens=1, max_tokens=1) for n in range(5)
