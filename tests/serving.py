@@ -22,8 +22,10 @@ from held_link import HeldLink
 from shadow_engine import OPTIONS, VOCAB, limits_of, resolution, shadow_engine
 from sluice.assembly.explain import explain
 from sluice.config import ServerConfig
+from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, Message, Shutdown, Stats, Submit
+from sluice.engine.step_watch import StepsSeen, StepWatch
 from sluice.footprint import Footprint
 from sluice.http.app import create_app
 from sluice.http.backend import Backend, Service
@@ -33,8 +35,10 @@ from sluice.http.isolation import CacheIsolation
 from sluice.http.metrics import Metrics
 from sluice.http.origins import Origins
 from sluice.http.responses.store import ResponseStore
+from sluice.http.trace_feed import TraceFeed
 from sluice.process.client import EngineClient
 from sluice.process.engine_state import EngineState
+from sluice.process.observer import Observers
 from sluice.process.socket_folder import SocketFolder
 from sluice.process.wire import Outputs
 from sluice.process.zmq_link import ZmqChannel, ZmqLink
@@ -78,6 +82,8 @@ class Server:
     """What the client sent to the engine."""
     metrics: Metrics
     held: HeldLink
+    feed: TraceFeed | None
+    """None without the page."""
 
     def hold(self) -> None:
         """From now on the engine makes one step for each arrival of messages (see `HeldLink`)."""
@@ -195,6 +201,7 @@ async def serving(
     channel, link = ZmqChannel(folder), ZmqLink(folder)
     held = HeldLink(link)
     engine = shadow_engine(held, faults, **options)
+    engine.watch = StepWatch(link.send_frame)
     thread = threading.Thread(target=engine.run, name="engine")
     thread.start()
     sent: list[Message] = []
@@ -205,7 +212,8 @@ async def serving(
 
     metrics = Metrics()
     metrics.model = MODEL
-    client = EngineClient(send, metrics)
+    feed = TraceFeed(WallClock().now()) if page else None
+    client = EngineClient(send, metrics if feed is None else Observers(metrics, feed))
     backend = Backend(EngineState())
     backend.engine.serving(os.getpid(), {})
     tokenizer = Tokenizer(byte_tokenizer(), chat_template=CHAT_TEMPLATE if chat else None)
@@ -227,13 +235,13 @@ async def serving(
         metrics=metrics,
         listeners=listeners,
         responses=ResponseStore(16, 1 << 20) if responses is None else responses,
-        page=page,
+        feed=feed,
     )
     delivering = asyncio.create_task(_deliver(channel, client))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-            yield Server(app, http, backend, client, engine, channel, sent, metrics, held)
+            yield Server(app, http, backend, client, engine, channel, sent, metrics, held, feed)
         assert client.num_open == 0, "a request was left open"
     finally:
         held.is_held = False
@@ -254,7 +262,7 @@ async def serving(
 async def _deliver(channel: ZmqChannel, client: EngineClient) -> None:
     while True:
         frame = await channel.receive()
-        assert isinstance(frame, Outputs | Stats)
+        assert isinstance(frame, Outputs | Stats | StepsSeen)
         client.deliver(frame)
 
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from benchmarks.shadow_server import server
+from benchmarks.shadow_server import children_of, server
+from browser.looking import CONTRAST
 
 KEY = "sesame"
 STEP_MS = 4.0
+CHUNK = 500
+ENGINES: dict[str, int] = {}
+"""Server processes by URL; each has started its engine."""
 MS = 60_000.0
 """For what takes a moment on a machine however busy."""
 
@@ -22,7 +28,8 @@ MS = 60_000.0
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """A server that needs a key, with steps of a few milliseconds."""
-    with server(STEP_MS, of_server={"api_key": KEY}) as (port, _):
+    with server(STEP_MS, of_server={"api_key": KEY}, chunked_prefill_size=CHUNK) as (port, pid):
+        ENGINES[f"http://127.0.0.1:{port}"] = pid
         yield f"http://127.0.0.1:{port}"
 
 
@@ -43,6 +50,15 @@ class Opened:
         self.page.get_by_role("textbox", name="Message", exact=True).fill(text)
         self.page.keyboard.press("Enter")
         return self.page.get_by_role("article", name="Answer").last
+
+    def say_on(self, text: str) -> Locator:
+        """The same; the answer goes on until it is stopped, whatever the model writes."""
+
+        def endless(route: Route) -> None:
+            route.continue_(post_data={**(route.request.post_data_json or {}), "ignore_eos": True})
+
+        self.page.route("**/v1/chat/completions", endless)
+        return self.say(text)
 
     def button(self, name: str) -> Locator:
         return self.page.get_by_role("button", name=name, exact=True)
@@ -94,7 +110,7 @@ def test_a_conversation(browser: Browser, url: str) -> None:
 
 def test_an_answer_is_stopped_and_what_was_written_stays(browser: Browser, url: str) -> None:
     with opened(browser, url) as here:
-        answer = here.say("go on for a long time")
+        answer = here.say_on("go on for a long time")
         expect(answer).to_contain_text("tokens/s", timeout=MS)
         here.button("Stop").click()
         expect(answer).to_contain_text("stopped")
@@ -211,7 +227,7 @@ def test_a_request_as_code(browser: Browser, url: str) -> None:
         copied = {}
         for name in ("curl", "Python"):
             here.button(f"Copy as {name}").click()
-            expect(page.get_by_role("status")).to_have_text(f"Request as {name}: copied")
+            expect(page.locator("#announcer")).to_have_text(f"Request as {name}: copied")
             copied[name] = str(page.evaluate("navigator.clipboard.readText()"))
             assert KEY not in copied[name]
         assert f"'{url}/v1/chat/completions'" in copied["curl"]
@@ -220,3 +236,150 @@ def test_a_request_as_code(browser: Browser, url: str) -> None:
         assert (body["temperature"], body["top_k"], body["stream"]) == (0.5, 5, True)
         compile(copied["Python"], "snippet", "exec")
         assert 'extra_body={"top_k": 5}' in copied["Python"]
+
+
+def test_one_sees_what_the_server_does_with_a_request(browser: Browser, url: str) -> None:
+    with opened(browser, url) as here:
+        page = here.page
+        expect(page.locator("#trace-state")).to_have_text("live", timeout=MS)
+        page.get_by_text("Settings").click()
+        page.get_by_label("Most tokens").fill("40")
+        page.get_by_text("Settings").click()
+        complete(here.say("hello timeline"))
+        page.get_by_text("Requests as a table").click()
+        row = page.get_by_role("table", name="Requests").get_by_role("row").filter(has_text="(yours)")
+        expect(row).to_contain_text("length", timeout=MS)
+        heads = page.get_by_role("table", name="Requests").get_by_role("columnheader").all_inner_texts()
+        cells = dict(zip(heads, row.locator("th, td").all_inner_texts(), strict=True))
+        assert (cells["Output"], cells["Chunks"]) == ("40", "1")
+        assert cells["TTFT"].endswith("ms")
+        assert cells["ITL"].endswith("ms")
+        expect(page.locator("#pool")).to_contain_text("cached")
+        assert drawn_pixels(page, "#timeline", "decode") > 5
+        assert here.complaints == []
+
+
+def drawn_pixels(page: Page, canvas: str, colour: str) -> int:
+    """How many pixels of a canvas have one of the page's colours."""
+    script = """([selector, name]) => {
+      const canvas = document.querySelector(selector), probe = document.createElement('span');
+      probe.style.color = getComputedStyle(canvas).getPropertyValue('--' + name);
+      canvas.parentElement.append(probe);
+      const [r, g, b] = getComputedStyle(probe).color.match(/[0-9]+/g).map(Number);
+      probe.remove();
+      const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+      let found = 0;
+      for (let at = 0; at < data.length; at += 4)
+        found += data[at + 3] > 60
+          && Math.abs(data[at] - r) + Math.abs(data[at + 1] - g) + Math.abs(data[at + 2] - b) < 30;
+      return found;
+    }"""
+    return int(page.evaluate(script, [canvas, colour]))
+
+
+def test_a_long_prompt_is_sent_and_no_stream_stops(browser: Browser, url: str) -> None:
+    with opened(browser, url) as here:
+        page = here.page
+        expect(page.locator("#trace-state")).to_have_text("live", timeout=MS)
+        expect(page.locator("#recorded-result")).to_contain_text("Recorded without chunks: 4,000 tokens in one piece")
+        assert drawn_pixels(page, "#recorded", "prefill") > 100
+        here.button("Send a 4,000-token prompt now").click()
+        said = page.locator("#long-result")
+        expect(said).to_contain_text("No stream stood still for more than", timeout=MS)
+        (chunks,) = re.findall(r"in ([0-9]+) chunks", said.inner_text())
+        assert 4000 // CHUNK <= int(chunks) <= 4000 // CHUNK + 2
+        expect(page.locator("#bounds")).to_contain_text("chunked_prefill_size")
+        assert here.complaints == []
+
+
+GAPS = """async () => {
+  const {Run} = await import('/page/run.js');
+  const marks = [], run = new Run((mark) => marks.push(mark));
+  const pool = {running: 2, waiting: 0, free_pages: 1, cached_pages: 0, total_pages: 9, preemptions: 0, tiers: []};
+  const step = (step, began, micros, more) =>
+    ({step, began, micros, known: began + micros, bound_by: 'nothing', ...more});
+  const steps = (...steps) => run.take({kind: 'steps', now: steps.at(-1).known, steps, pool});
+  run.take({kind: 'hello', now: 0, is_serving: true, page_size: 16, requests: [{id: 1, arrived: 0, prompt_tokens: 8}]});
+  steps(step(1, 0, 20000, {admitted: [1], chunks: [{id: 1, start: 2, length: 6, samples: true}]}),
+        step(2, 20000, 20000, {decodes: [1]}), step(3, 40000, 20000, {}));
+  run.take({kind: 'requests', now: 60000, arrived: [{id: 2, arrived: 55000, prompt_tokens: 4000}], ended: []});
+  steps(step(4, 60000, 900000, {decodes: [1], admitted: [2], chunks: [{id: 2, start: 0, length: 4000, samples: true}]}),
+        step(5, 960000, 20000, {decodes: [1, 2]}));
+  run.take({kind: 'engine', now: 980000, is_serving: false});
+  run.take({kind: 'engine', now: 2900000, is_serving: true});
+  steps(step(1, 2950000, 50000, {admitted: [1, 2], chunks: [{id: 1, start: 0, length: 13, samples: true}]}));
+  run.take({kind: 'requests', now: 3000000, arrived: [],
+            ended: [{id: 1, at: 3000000, reason: 'length', output_tokens: 6, cached_tokens: 2}]});
+  steps(step(2, 3000000, 20000, {decodes: [1, 2]}));
+  const request = run.requests.get(1);
+  return {gaps: run.gaps.map((gap) => [gap.request.id, gap.micros, gap.why]), output: request.outputTokens,
+          cached: request.cachedTokens, state: request.state, open: run.open.map(({id}) => id),
+          marks: [...new Set(marks.map(({kind}) => kind))].sort()};
+}"""
+
+
+def test_a_stream_that_stood_still_is_found_and_explained(markdown_page: Page) -> None:
+    found = markdown_page.evaluate(GAPS)
+    first, second = (gap for gap in found["gaps"] if gap[0] == 1)
+    assert first[:2] == [1, 900_000]
+    assert "step 4 took 900 ms of it: read 4,000 tokens of request 2, 1 decode" in first[2]
+    assert second[1] == 2_020_000
+    assert "the engine ended, and another one was started" in second[2]
+    assert "computed nothing" in second[2]
+    assert "preempted" not in second[2]
+    assert (found["output"], found["cached"], found["state"], found["open"]) == (6, 2, "length", [2])
+    assert found["marks"] == ["end", "gap", "prefill", "step", "wait"]
+
+
+def test_the_trace_is_taken_up_again(browser: Browser, url: str) -> None:
+    """A server that was restarted, or a proxy that closes connections after a while."""
+    with opened(browser, url) as here:
+        calls: list[str] = []
+
+        def answer(route: Route) -> None:
+            calls.append(route.request.url)
+            if len(calls) == 1:
+                route.abort()
+            elif len(calls) == 2:
+                route.fulfill(status=502, body="no server")
+            else:
+                route.continue_()
+
+        here.page.route("**/v1/trace", answer)
+        here.page.reload()
+        expect(here.page.locator("#trace-state")).to_have_text("live", timeout=MS)
+        assert calls == [f"{url}/v1/trace"] * 3
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_can_be_read_on_a_phone(browser: Browser, url: str, scheme: Any) -> None:
+    """Pages that scroll sideways, and grey on grey. 4.5 is what WCAG asks of text."""
+    with opened(browser, url, viewport={"width": 390, "height": 800}, color_scheme=scheme) as here:
+        page = here.page
+        page.get_by_text("Settings").click()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        for text in ("#model", "#send", "#prompt", "#settings label"):
+            assert page.evaluate(CONTRAST, text) >= 4.5, text
+        here.button("Timeline").click()
+        expect(page.get_by_role("heading", name="Live timeline")).to_be_visible()
+        expect(page.locator("#chat")).not_to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        for text in ("#live .quiet", ".legend li", "#send-long", "#recorded-result", ".facts-now dt"):
+            assert page.evaluate(CONTRAST, text) >= 4.5, text
+
+
+def test_an_answer_goes_on_when_the_engine_dies(browser: Browser, url: str) -> None:
+    """The last test of the module: another engine takes some seconds to start."""
+    with opened(browser, url) as here:
+        page = here.page
+        expect(page.locator("#trace-state")).to_have_text("live", timeout=MS)
+        answer = here.say_on("tell me a very long story")
+        expect(answer).to_contain_text("tokens/s", timeout=MS)
+        for pid in children_of(ENGINES[url]):
+            os.kill(pid, signal.SIGKILL)
+        expect(page.locator("#trace-state")).to_have_text("the engine is started again", timeout=MS)
+        expect(page.locator("#trace-state")).to_have_text("live", timeout=MS)
+        before = answer.locator(".text").inner_text()
+        expect(page.locator("#gaps")).to_contain_text("the engine ended, and another one was started", timeout=MS)
+        here.button("Stop").click()
+        assert len(answer.locator(".text").inner_text()) > len(before)

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.config import EngineConfig
-from sluice.engine.messages import Abort, Copied, QueryStats, Shutdown, Stats, Submit
+from sluice.engine.messages import Abort, Copied, QueryStats, Shutdown, Stats, Submit, WatchSteps
 from sluice.engine.meter import ItlTotals, PaceTotals, Tally, Totals
+from sluice.engine.step_watch import ChunkSeen, SliceSeen, StepSeen, StepsSeen
 from sluice.engine.trace import StepRecord
 from sluice.limits import Limits
 from sluice.process.wire import (
@@ -112,6 +113,19 @@ TOTALS = st.builds(
     st.none() | ITL,
     *[st.none() | TALLY for _ in range(6)],
 )
+STEP_SEEN = st.builds(
+    StepSeen,
+    *[IDS] * 4,
+    st.sampled_from(Bound),
+    st.booleans(),
+    st.none() | TOKENS,
+    st.lists(st.builds(ChunkSeen, IDS, IDS, IDS, st.booleans()), max_size=2).map(tuple),
+    st.lists(st.builds(SliceSeen, *[IDS] * 6, st.booleans()), max_size=2).map(tuple),
+    TOKENS,
+    st.lists(st.tuples(IDS, IDS), max_size=2).map(tuple),
+    IDS,
+    IDS,
+)
 FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(
         Submit,
@@ -126,6 +140,8 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
         is_resumed=st.booleans(),
     ),
     st.builds(QueryStats, IDS),
+    st.builds(WatchSteps, st.booleans()),
+    st.builds(StepsSeen, st.lists(STEP_SEEN, max_size=3).map(tuple), OCCUPANCY),
     st.builds(Stats, IDS, OCCUPANCY, st.none() | RECORD, TOTALS),
     st.builds(Abort, IDS, REASONS),
     st.just(Shutdown()),

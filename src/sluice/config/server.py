@@ -83,8 +83,9 @@ class ServerConfig:
     )
     page: bool = option(
         True,
-        "serve a page with a chat at /",
-        more="Browsers get it without an API key, and ask for one to use it. See [the page](page.md).",
+        "serve a page with a chat and a live timeline at /, and /v1/trace",
+        more="Browsers get the page without an API key, and ask for one to use it; the trace needs one. See"
+        " [the page](page.md).",
     )
     enable_admin: bool = option(
         False,

@@ -22,16 +22,18 @@ from sluice.engine.messages import (
     QueryStats,
     Shutdown,
     Stats,
+    WatchSteps,
 )
 from sluice.engine.meter import Meter, Totals
 from sluice.engine.no_grammars import NoGrammars
 from sluice.engine.protocols import Grammars, Link, Pending, Planner, Runner
 from sluice.engine.step_timer import StepTimer
+from sluice.engine.step_watch import StepWatch
 from sluice.engine.trace import NullTrace, StepTimes, TraceSink
 from sluice.scheduler.admission import NoTier
 from sluice.scheduler.queue_limits import QueueFull
 from sluice.scheduler.scheduler import DuplicateRequest
-from sluice.types import BatchPlan, FinishReason, Output, Submit
+from sluice.types import BatchPlan, BatchResult, FinishReason, Output, Submit
 
 
 class InFlight(NamedTuple):
@@ -76,6 +78,8 @@ class Engine:
         self.trace = NullTrace() if trace is None else trace
         self.grammars = NoGrammars() if grammars is None else grammars
         self.meter = Meter()
+        self.watch = StepWatch(lambda seen: None)
+        """Set where a server may ask what steps do."""
         self.in_flight: deque[InFlight] = deque()
         self._timer = timer or StepTimer(self.clock.now())
         self._deadlines = Deadlines()
@@ -132,6 +136,8 @@ class Engine:
 
     def _receive(self) -> None:
         waits = self.awaits_message
+        if waits and self.watch.has_steps:
+            self._report()
         messages = self.link.receive(block=waits, timeout=self._timeout())
         if waits:
             self._timer.woke(self.clock.now())
@@ -160,6 +166,9 @@ class Engine:
                 return self.scheduler.blocks_loaded(step, ready, error)
             case Compiled(request_id, error):
                 return self.scheduler.compiled(request_id, error)
+            case WatchSteps(is_on):
+                self.watch.follow(is_on)
+                return []
             case Shutdown():
                 self.is_open = False
                 return []
@@ -227,11 +236,21 @@ class Engine:
             self.trace.ended(plan, result, times)
             self.meter.ended(plan, result, times)
             self._send(self.scheduler.commit(plan, result, times.micros))
+            self._watched(plan, result, times)
 
     def _fail(self, plan: BatchPlan, times: StepTimes, error: Exception, *, launched: bool = True) -> None:
         self.trace.ended(plan, None, times)
         self.meter.ended(plan, None, times)
         self._send(self.scheduler.fail(plan, describe(error), launched=launched))
+        self._watched(plan, None, times)
+
+    def _watched(self, plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> None:
+        self.watch.ended(plan, result, times)
+        if self.watch.is_due(times.ended_at):
+            self._report()
+
+    def _report(self) -> None:
+        self.watch.report(self.scheduler.occupancy(), self.clock.now())
 
     def _times(self, launched_at: float, launch_seconds: float, waits_at: float) -> StepTimes:
         """Return the times of a step that was just waited for."""

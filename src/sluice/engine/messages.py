@@ -76,4 +76,11 @@ class Compiled:
     """Why it cannot be used."""
 
 
-Message = Submit | Abort | QueryStats | FlushCache | Shutdown | Copied | BlocksLoaded | Compiled
+@dataclass(frozen=True, slots=True)
+class WatchSteps:
+    """Report what steps do (`step_watch.StepsSeen`), or no longer."""
+
+    is_on: bool
+
+
+Message = Submit | Abort | QueryStats | FlushCache | WatchSteps | Shutdown | Copied | BlocksLoaded | Compiled

@@ -71,6 +71,8 @@ from sluice.http.tokenize import (
     tokenize,
 )
 from sluice.http.tokenizer_threads import TokenizerThreads
+from sluice.http.trace_feed import TraceFeed
+from sluice.http.trace_routes import add_trace
 from sluice.http.turns import BegunInTurns, Turns
 from sluice.process.sleep import Sleep
 
@@ -92,7 +94,7 @@ def create_app(
     listeners: Sequence[Listener] = (),
     sleep: Sleep | None = None,
     responses: ResponseStore | None = None,
-    page: bool = False,
+    feed: TraceFeed | None = None,
 ) -> Starlette:
     """Return the HTTP application over a backend that may open and close at any time.
 
@@ -109,17 +111,17 @@ def create_app(
         listeners: receive every call when it is over, besides the metrics.
         sleep: of the engine. None: there are no routes for it.
         responses: those that are stored. None: none is.
-        page: there is one at `/`, which needs no key.
+        feed: of `/v1/trace`, beside the page at `/`, which needs no key. None: there is neither.
     """
     metrics = Metrics() if metrics is None else metrics
     bodies = BodyReader(body_limits or BodyLimits(), strict_fields=strict_fields)
     responses = ResponseStore(0, 0) if responses is None else responses
-    routes = make_routes(backend, bodies, isolation or CacheIsolation(), metrics, clock, responses, page=page)
+    routes = make_routes(backend, bodies, isolation or CacheIsolation(), metrics, clock, responses, feed=feed)
     if sleep is not None:
         add_sleep(routes, backend, sleep)
     app = Starlette(routes=routes.starlette_routes(), exception_handlers=ERROR_HANDLERS)
     if api_keys or admin_keys:
-        app.add_middleware(KeyRequired, keys=api_keys, admin_keys=admin_keys, has_page=page)
+        app.add_middleware(KeyRequired, keys=api_keys, admin_keys=admin_keys, has_page=feed is not None)
     origins = origins or Origins()
     app.add_middleware(CrossSiteChecked, names=hosts or (), origins=origins)
     if origins.patterns:
@@ -128,7 +130,7 @@ def create_app(
         app.add_middleware(HostChecked, names=hosts)
     app.add_middleware(RefuseExtra)
     app.add_middleware(BegunInTurns)
-    app.add_middleware(Calls, listeners=(metrics, bodies, *listeners))
+    app.add_middleware(Calls, listeners=(metrics, bodies, *listeners), names_requests=feed is not None)
     return app
 
 
@@ -140,7 +142,7 @@ def make_routes(
     clock: Callable[[], float],
     responses: ResponseStore,
     *,
-    page: bool = False,
+    feed: TraceFeed | None = None,
 ) -> Routes:
     """Return all routes. The arguments are those of `create_app`."""
     routes, threads = Routes(), TokenizerThreads()
@@ -151,7 +153,11 @@ def make_routes(
     add_health(routes, backend)
     add_description(routes)
     add_docs_page(routes)
-    (add_page if page else add_greeting)(routes)
+    if feed is None:
+        add_greeting(routes)
+    else:
+        add_page(routes)
+        add_trace(routes, backend, feed)
     return routes
 
 

@@ -71,6 +71,11 @@ class Backend:
         self._service: Service | None = None
         self._closed: str | None = None
         self._is_draining = False
+        self._enders: list[Callable[[], None]] = []
+
+    def at_end(self, end: Callable[[], None]) -> None:
+        """Call a function when the server begins to end: calls that have no end of their own are to end then."""
+        self._enders.append(end)
 
     def open(self, service: Service) -> None:
         """Serve requests from now on, unless the backend is closed. A later service takes the place of this one."""
@@ -80,15 +85,21 @@ class Backend:
     def drain(self) -> None:
         """Refuse new requests; those that run go on."""
         self._is_draining = True
+        self._end_the_endless()
 
     def close(self, reason: str) -> None:
         """Refuse all requests, and end those that run with an error that gives the reason. The first reason stays."""
         if self._closed is not None:
             return
         self._closed = reason
+        self._end_the_endless()
         if self._service is not None:
             self._service.client.fail(reason)
             self._service = None
+
+    def _end_the_endless(self) -> None:
+        for end in self._enders:
+            end()
 
     @property
     def is_closed(self) -> bool:

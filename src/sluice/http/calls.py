@@ -24,6 +24,7 @@ ID_HEADER = b"x-request-id"
 IGNORED_HEADER = b"x-sluice-ignored-fields"
 STREAMS = tuple(framing.media_type.encode() for framing in (SERVER_SENT, LINES))
 """Content types of answers that are streams."""
+ENGINE_HEADER = b"x-sluice-engine-request"
 IGNORED_NAMES = 16
 """Most names in that header."""
 GOOD_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -95,10 +96,14 @@ class Calls:
 
     An exception, which is a bug in a route, is logged and answered with a 500 that names its type. If the answer has
     begun, it is too late for a status, and the connection is closed instead.
+
+    Args:
+        names_requests: an answer's headers name its first request at the engine, as `/v1/trace` does.
     """
 
-    def __init__(self, app: ASGIApp, listeners: tuple[Listener, ...]) -> None:
+    def __init__(self, app: ASGIApp, listeners: tuple[Listener, ...], *, names_requests: bool = False) -> None:
         self._app = app
+        self._names_requests = names_requests
         self._listeners = listeners
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,6 +119,8 @@ class Calls:
                 headers = [*message.get("headers", ()), (ID_HEADER, call.request_id.encode())]
                 if call.ignored_fields:
                     headers.append((IGNORED_HEADER, _names_of(call.ignored_fields)))
+                if self._names_requests and call.engine_ids:
+                    headers.append((ENGINE_HEADER, str(call.engine_ids[0]).encode()))
                 call.streams = any(value.startswith(STREAMS) for _, value in headers)
                 message = {**message, "headers": headers}
             elif call.first_chunk is None and message.get("body"):

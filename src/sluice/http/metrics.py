@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sluice.engine.meter import REQUEST_SECONDS, Histogram
 from sluice.http.calls import CALL, Call
 from sluice.http.loop_watchdog import PauseLog
-from sluice.process.client import Observer
+from sluice.process.observer import Observer
 from sluice.types import FinishReason, Output, PriorityClass, Submit, Tier
 
 TO_FIRST_SECONDS: tuple[float, ...] = (

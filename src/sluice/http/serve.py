@@ -23,6 +23,7 @@ from sluice.assembly.explain import explain
 from sluice.assembly.ranks import refuse_ranks
 from sluice.chat.choosing import NO_PARSER, Chosen
 from sluice.config import ConfigError, EngineConfig, ServerConfig
+from sluice.engine.clock import WallClock
 from sluice.http.announcement import announcement, own_command
 from sluice.http.app import create_app
 from sluice.http.auth import read_admin_keys, read_keys
@@ -42,12 +43,14 @@ from sluice.http.otel import open_traces
 from sluice.http.parsers import check_parsers, choose_replies
 from sluice.http.responses.store import ResponseStore
 from sluice.http.tls import read_certificate
+from sluice.http.trace_feed import TraceFeed
 from sluice.http.unknown_fields import IgnoredFieldsLog
 from sluice.process.client import EngineClient
 from sluice.process.engine_process import freeze_gc
 from sluice.process.engine_state import EngineState
 from sluice.process.launch import EngineStartError, EngineTimeouts
 from sluice.process.logs import configure_logging, one_line
+from sluice.process.observer import Observers
 from sluice.process.rank_node import run_node
 from sluice.process.sleep import Sleep
 from sluice.process.supervisor import Supervisor
@@ -144,11 +147,10 @@ async def serve(
     address, port, *_ = listener.getsockname()
     if (warning := exposure_warning(address, has_key=bool(keys))) is not None:
         LOGGER.warning("%s", warning)
-    state, metrics = EngineState(), Metrics()
+    state, metrics, feed = EngineState(), Metrics(), TraceFeed(WallClock().now()) if server.page else None
     backend = Backend(state)
-    client = EngineClient(observer=metrics, recovery=state.stats)
-    start = start_of(server, engine, factory)
-    sleep = Sleep(client, state, server.idle_unload)
+    client = _new_client(state, metrics, feed)
+    start, sleep = start_of(server, engine, factory), Sleep(client, state, server.idle_unload)
     supervisor = Supervisor(start, client, state, server.max_engine_restarts, EngineTimeouts.of(server), sleep)
     app = create_app(
         backend,
@@ -163,7 +165,7 @@ async def serve(
         listeners=listeners,
         sleep=sleep if server.enable_admin else None,
         responses=ResponseStore(server.max_stored_responses, server.max_stored_response_bytes),
-        page=server.page,
+        feed=feed,
     )
     http = HttpServer.of(app, server.max_connections, tls)
     serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
@@ -179,6 +181,11 @@ async def serve(
         return 1 if living.done() and living.result() else 0
     finally:
         await _end(backend, living, supervisor, serving, http, signals)
+
+
+def _new_client(state: EngineState, metrics: Metrics, feed: TraceFeed | None) -> EngineClient:
+    observer = metrics if feed is None else Observers(metrics, feed)
+    return EngineClient(observer=observer, recovery=state.stats)
 
 
 def _refuse_unloading(server: ServerConfig, engine: EngineConfig) -> None:

@@ -17,8 +17,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from sluice.engine.clock import WallClock
-from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Stats
+from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Stats, WatchSteps
+from sluice.engine.step_watch import StepsSeen
 from sluice.process.engine_state import RecoveryStats
+from sluice.process.observer import Observer, OpenRequest
 from sluice.process.quarantine import Quarantine
 from sluice.process.start_rate import StartRate
 from sluice.process.wire import Outputs
@@ -38,19 +40,6 @@ class EngineGone(RuntimeError):
 
 class OutputOrderError(RuntimeError):
     """An output repeats tokens that were delivered, or skips some: a message was lost."""
-
-
-class Observer:
-    """Receives what passes between the server and its engine, in order. This base class ignores it."""
-
-    def submitted(self, request: Submit) -> None:
-        """Receive a request that is about to be sent, in the task that answers its HTTP call."""
-
-    def received(self, outputs: Sequence[Output]) -> None:
-        """Receive the outputs of one step, including those of requests that the client has closed."""
-
-    def ended(self, request_id: int, reason: FinishReason) -> None:
-        """Receive the end of a request that was aborted here, or lost with its engine."""
 
 
 @dataclass(slots=True, eq=False)
@@ -127,6 +116,8 @@ class EngineClient:
         self._queries: dict[int, asyncio.Future[Stats]] = {}
         self._died_at: float | None = None
         """When the last engine died; None again once a request has continued."""
+        self._is_watched = False
+        """Engines report their steps."""
         self._closed_reason: str | None = None
         self._refusal: str | None = None
         """Why requests are refused while no engine runs; None: they wait for the next one."""
@@ -140,6 +131,23 @@ class EngineClient:
         """Requests that have neither ended nor been aborted."""
         return len(self._open)
 
+    @property
+    def has_engine(self) -> bool:
+        return self._send is not None
+
+    def open_requests(self) -> list[OpenRequest]:
+        """Return the requests that have neither ended nor been aborted."""
+        return [
+            OpenRequest(request_id, each.request.arrived, len(each.request.prompt), len(each.output_ids))
+            for request_id, each in self._open.items()
+        ]
+
+    def watch_steps(self, is_on: bool) -> None:
+        """Let the engine, and those after it, report their steps to the observer, or no longer."""
+        self._is_watched = is_on
+        if self._send is not None:
+            self._send(WatchSteps(is_on))
+
     def attach(self, send: Send, epoch: int) -> None:
         """Use a new engine: send it the open requests, oldest first. Messages of earlier engines are dropped.
 
@@ -148,6 +156,9 @@ class EngineClient:
         """
         assert epoch > self._epoch, f"engine {epoch} after engine {self._epoch}"
         self._send, self._epoch = send, epoch
+        if self._is_watched:
+            send(WatchSteps(True))
+        self._observer.serving(True)
         self._set_idle()  # it is not unloaded before it had time to serve
         self._send_admitted()
 
@@ -160,6 +171,7 @@ class EngineClient:
         assert not self._open, "an engine with requests is needed"
         self._send = self.latest = None
         self._refusal = refusal
+        self._observer.serving(False)
         self._fail_queries("the engine sleeps")
 
     def await_engine(self) -> None:
@@ -175,6 +187,7 @@ class EngineClient:
         """
         self._send = self.latest = None
         self._died_at = self.now()
+        self._observer.serving(False)
         self._fail_queries(NO_ENGINE)
         culprit = self._quarantine.engine_died(in_flight)
         if culprit is not None:
@@ -239,7 +252,7 @@ class EngineClient:
         finally:
             self._queries.pop(query_id, None)
 
-    def deliver(self, frame: Outputs | Stats, epoch: int = 0) -> None:
+    def deliver(self, frame: Outputs | Stats | StepsSeen, epoch: int = 0) -> None:
         """Handle a message from the engine of this epoch, unless another engine has replaced it.
 
         Raises:
@@ -249,6 +262,9 @@ class EngineClient:
             return
         if isinstance(frame, Outputs):
             self.dispatch(frame.outputs)
+            return
+        if isinstance(frame, StepsSeen):
+            self._observer.stepped(frame)
             return
         self.latest = frame
         query = self._queries.get(frame.query_id)

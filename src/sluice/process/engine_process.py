@@ -29,6 +29,7 @@ from sluice.assembly.ranks import layout_of
 from sluice.config import MemoryShortage
 from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import LoadingPart, Phase, WatchedRunner
+from sluice.engine.step_watch import StepWatch
 from sluice.faults import FaultKind, of_engine, parse_faults
 from sluice.process.faults import FaultyRunner
 from sluice.process.logs import configure_logging
@@ -72,6 +73,7 @@ def main(arguments: list[str]) -> int:
         link.heartbeat.tick(Phase.BUSY)  # the server watches the heartbeat from here on
         link.send_frame(ready)
         _wrap_runner(engine, link, start)
+        engine.watch = StepWatch(link.send_frame)
         engine.exit_on_error = True
         with closing(engine):
             return _run(engine, link)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from sluice.config import ServerConfig
 from sluice.engine.messages import Message, Shutdown, Stats
+from sluice.engine.step_watch import StepsSeen
 from sluice.process.activity import Activity, activity_of
 from sluice.process.client import OutputOrderError
 from sluice.process.heartbeat import Reading
@@ -31,7 +32,7 @@ LOOK_SECONDS = 0.2
 LATE_SECONDS = 0.02
 """Time in which a message that was sent before a process ended may still arrive."""
 
-Deliver = Callable[[Outputs | Stats, int], None]
+Deliver = Callable[[Outputs | Stats | StepsSeen, int], None]
 OnReading = Callable[[Reading, float], None]
 Judge = Callable[[Reading], str | None]
 """Returns why an engine counts as dead, or None."""
@@ -237,7 +238,7 @@ class EngineProcess:
             try:
                 frame = await self._channel.receive()
                 match frame:
-                    case Outputs() | Stats():
+                    case Outputs() | Stats() | StepsSeen():
                         deliver(frame, self.epoch)
                         await asyncio.sleep(0)  # several may have arrived, and `receive` would not wait
                     case Failed(message):

@@ -25,7 +25,9 @@ from sluice.engine.messages import (
     QueryStats,
     Shutdown,
     Stats,
+    WatchSteps,
 )
+from sluice.engine.step_watch import StepsSeen
 from sluice.footprint import Footprint
 from sluice.limits import Limits
 from sluice.types import Output, SamplingDefaults, Submit, Tier, TokenLogprobs
@@ -102,13 +104,15 @@ class SubmitDelta:
     """Its `logit_bias` is that of the request before it."""
 
 
-Frame = Message | Outputs | Stats | Start | Ready | Failed | SubmitDelta
+Frame = Message | Outputs | Stats | StepsSeen | Start | Ready | Failed | SubmitDelta
 
 _TYPES: dict[str, Any] = {
     "submit": Submit,
     "abort": Abort,
     "query_stats": QueryStats,
     "flush_cache": FlushCache,
+    "watch_steps": WatchSteps,
+    "steps_seen": StepsSeen,
     "copied": Copied,
     "blocks_loaded": BlocksLoaded,
     "compiled": Compiled,

@@ -20,7 +20,7 @@ import zmq
 import zmq.asyncio
 
 from sluice.engine.heartbeat import Phase
-from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Shutdown, Stats
+from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Shutdown, Stats, WatchSteps
 from sluice.process.heartbeat import Counts, SharedHeartbeat
 from sluice.process.socket_folder import SocketFolder
 from sluice.process.wire import (
@@ -190,7 +190,7 @@ class ZmqLink(_End):
             for frame in frames:
                 if isinstance(frame, Submit | SubmitDelta):
                     frame = self._shared.restore(frame)
-                if not isinstance(frame, Submit | Abort | QueryStats | FlushCache | Shutdown):
+                if not isinstance(frame, Submit | Abort | QueryStats | FlushCache | WatchSteps | Shutdown):
                     raise WireError(f"not a message to an engine: {frame!r}")
                 messages.append(frame)
 

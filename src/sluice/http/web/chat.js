@@ -11,7 +11,7 @@ const NEAR_END = 40;
 
 /** Draws one conversation and continues it. */
 export class Chat {
-  /** `model` returns the model's name, `conversations` keeps what is said, `onRequest` learns of every request. */
+  /** `model` returns the model's name, `conversations` keeps what is said, `onRequest` gets each request's number at the engine. */
   constructor(model, conversations, onRequest) {
     this.model = model;
     this.conversations = conversations;
@@ -113,7 +113,7 @@ export class Chat {
     try {
       const began = performance.now();
       answer.pace.begin(began);
-      const onResponse = (response) => this.onRequest(response.headers.get("x-sluice-engine-request"), answer.pace);
+      const onResponse = (response) => this.onRequest(response.headers.get("x-sluice-engine-request"));
       const asked = { ...request, stream_options: { include_usage: true } };
       for await (const event of stream("v1/chat/completions", asked, { signal: running.signal, onResponse })) {
         answer.add(event);

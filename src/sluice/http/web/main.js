@@ -4,13 +4,17 @@ import { call } from "./api.js";
 import { Chat } from "./chat.js";
 import { Conversations } from "./conversations.js";
 import { announce, byId } from "./dom.js";
+import { Experiment, nameExperiment } from "./experiment.js";
 import { askForKey, setUpKeyDialog } from "./key.js";
+import { Live } from "./live.js";
+import { Recorded } from "./recorded.js";
 import { setUpSettings } from "./settings.js";
 import { keep, read } from "./storage.js";
 
 const RETRY_MS = 2000;
 
-let model = "";
+/** The model that is served, and the most tokens of a request. */
+let model = { name: "", longest: 4096 };
 
 function setUpTheme() {
   const choice = byId("theme");
@@ -26,14 +30,27 @@ function setUpTheme() {
   apply();
 }
 
+/** Let a narrow window show the chat or the timeline. */
+function setUpViews() {
+  const views = { "view-chat": false, "view-live": true };
+  for (const [id, showsLive] of Object.entries(views)) {
+    byId(id).addEventListener("click", () => {
+      document.body.classList.toggle("shows-live", showsLive);
+      for (const each of Object.keys(views)) byId(each).setAttribute("aria-pressed", String(each === id));
+    });
+  }
+}
+
 /** Ask for the model's name until the server has one. */
 async function nameModel() {
   const shown = byId("model");
   for (;;) {
     try {
       const response = await call("v1/models");
-      model = (await response.json()).data[0].id;
-      shown.textContent = model;
+      const [first] = (await response.json()).data;
+      model = { name: first.id, longest: first.max_model_len };
+      shown.textContent = model.name;
+      nameExperiment(model.longest);
       return;
     } catch (error) {
       shown.textContent = error.status === 401 ? "an API key is needed" : "the server is not ready";
@@ -44,13 +61,28 @@ async function nameModel() {
 }
 
 setUpTheme();
+setUpViews();
 setUpKeyDialog();
 setUpSettings();
+const live = new Live();
+const recorded = new Recorded();
 const conversations = new Conversations((conversation) => chat.show(conversation));
-const chat = new Chat(() => model, conversations, () => {});
+const chat = new Chat(
+  () => model.name,
+  conversations,
+  (id) => live.run.markOwn(Number(id)),
+);
+new Experiment(
+  () => model,
+  live,
+  () => recorded.play(),
+);
 byId("code-close").addEventListener("click", () => byId("code-dialog").close());
 byId("change-key").addEventListener("click", async () => {
-  if (await askForKey()) announce("The key is kept in this browser");
+  if (!(await askForKey())) return;
+  announce("The key is kept in this browser");
   nameModel();
+  live.trace.retry();
 });
 nameModel();
+recorded.load();

@@ -1,0 +1,127 @@
+// The experiment: a long prompt is sent while streams run, and the longest time that one of them stood still is shown,
+// beside a recorded run of this server without chunks.
+
+import { call, stream } from "./api.js";
+import { announce, byId } from "./dom.js";
+import { count } from "./gaps.js";
+import { ms } from "./pace.js";
+
+const TOKENS = 4000;
+/** Room for the answer, and for what the server adds. */
+const ROOM = 64;
+const COMPANIONS = 3;
+const COMPANION_TOKENS = 2000;
+/** Tokens of each companion before the prompt is sent. */
+const WARM = 8;
+const STREAMING = 2e6;
+/** Time for the last report of the trace to come. */
+const SETTLE_MS = 700;
+const WORDS = "The miller opened the sluice at dawn, and the water ran past the wheel, the mill and the garden. ";
+
+export class Experiment {
+  /** `model` returns the model that is served, `live` is the live view, `onStart` starts what is shown beside. */
+  constructor(model, live, onStart) {
+    this.model = model;
+    this.live = live;
+    this.onStart = onStart;
+    this.button = byId("send-long");
+    this.said = byId("long-result");
+    this.button.addEventListener("click", () => this.run());
+  }
+
+  async run() {
+    if (this.button.getAttribute("aria-disabled") === "true") return;
+    this.button.setAttribute("aria-disabled", "true");
+    const ending = new AbortController();
+    try {
+      if (this.live.state !== "live") throw new Error("the trace is needed for this, and it is not connected");
+      await this.measure(ending.signal);
+    } catch (error) {
+      this.say(`It could not be done: ${error.message}`);
+    } finally {
+      ending.abort();
+      this.button.removeAttribute("aria-disabled");
+    }
+  }
+
+  async measure(signal) {
+    const { name, longest } = this.model();
+    const tokens = Math.min(TOKENS, longest - ROOM);
+    const response = await call("tokenize", { body: { model: name, prompt: WORDS, add_special_tokens: false } });
+    const ids = (await response.json()).tokens;
+    // No two of these prompts begin alike, or the second one would be found in the cache.
+    const prompt = Array.from({ length: tokens }, () => ids[Math.floor(Math.random() * ids.length)]);
+    const { run } = this.live;
+    const isStreaming = [...run.requests.values()].some((each) => each.lastToken > this.live.now() - STREAMING);
+    if (!isStreaming) {
+      this.say(`Starting ${COMPANIONS} streams beside it`);
+      await Promise.all(Array.from({ length: COMPANIONS }, () => this.companion(name, longest, signal)));
+    }
+    this.say(`Sending a prompt of ${count(tokens, "token")}`);
+    this.onStart();
+    const watched = run.watchGaps();
+    try {
+      const [took, id] = await this.sendLong(name, prompt, signal);
+      await new Promise((resolve) => setTimeout(resolve, SETTLE_MS));
+      this.report(tokens, took, run.requests.get(id), watched);
+    } finally {
+      run.unwatchGaps(watched);
+    }
+  }
+
+  /** Return after how many milliseconds the first token came, and the request's number at the engine. */
+  async sendLong(name, prompt, signal) {
+    const began = performance.now();
+    let id = null;
+    const onResponse = (answer) => {
+      id = this.own(answer);
+    };
+    const asked = { model: name, prompt, max_tokens: 4, ignore_eos: true };
+    for await (const _ of stream("v1/completions", asked, { signal, onResponse })) break;
+    return [performance.now() - began, id];
+  }
+
+  report(tokens, took, request, watched) {
+    const chunks = request?.chunks ?? 0;
+    const inChunks = chunks > 0 ? `, in ${count(chunks, "chunk")}` : "";
+    const read = `${count(tokens, "token")} were read in ${ms(took)}${inChunks}.`;
+    const others = watched.filter((each) => each.request !== request);
+    const longest = others.reduce((most, { micros }) => Math.max(most, micros), 0);
+    const stood = others.length === 0 ? "No stream ran beside it." : `No stream stood still for more than ${ms(longest / 1000)}.`;
+    this.say(`${read} ${stood}`);
+  }
+
+  /** Start a stream that is not shown, and wait until it runs. */
+  async companion(name, longest, signal) {
+    const tokens = Math.min(COMPANION_TOKENS, longest - ROOM);
+    const asked = { model: name, prompt: `${Math.random()} ${WORDS}`, max_tokens: tokens, ignore_eos: true };
+    const running = stream("v1/completions", asked, { signal, onResponse: (response) => this.own(response) });
+    for (let came = 0; came < WARM; came += 1) await running.next();
+    this.drain(running);
+  }
+
+  async drain(running) {
+    try {
+      for await (const _ of running);
+    } catch {
+      // It is stopped when the experiment is over.
+    }
+  }
+
+  /** Mark a request as one's own, and return its number at the engine. */
+  own(response) {
+    const id = Number(response.headers.get("x-sluice-engine-request"));
+    this.live.run.markOwn(id);
+    return id;
+  }
+
+  say(text) {
+    this.said.textContent = text;
+    announce(text);
+  }
+}
+
+/** Say on the button how long the prompt will be. */
+export function nameExperiment(longest) {
+  byId("send-long").textContent = `Send a ${Math.min(TOKENS, longest - ROOM).toLocaleString("en")}-token prompt now`;
+}

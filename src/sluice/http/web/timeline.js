@@ -1,0 +1,350 @@
+// The timeline of a run, drawn on a canvas: time goes to the right, each request has a lane, and the steps of the
+// engine lie above them. What is drawn once is kept in tiles, so a frame copies a few pictures however much goes on.
+
+import { el } from "./dom.js";
+import { contentOf } from "./gaps.js";
+import { Lanes } from "./lanes.js";
+import { ms } from "./pace.js";
+
+const HEAD = 16;
+const GRID = 14;
+const MOST_LANES = 64;
+const LEAST_LANES = 6;
+const MOST_MARKS = 20_000;
+/** The picture lags behind, so that what is drawn at its edge is complete. */
+const DELAY = 300_000;
+const FRAME_MS = 30;
+const TILES = 4;
+/** Width of a token, in pixels; tokens that come faster join. */
+const TICK = 3;
+/** The limits of a step by the colour that they are drawn in. */
+const BOUNDS = {
+  nothing: "line",
+  kv_pages: "gap",
+  tier_pages: "gap",
+  max_running_requests: "offloaded",
+  itl_target: "decode",
+};
+const COLOURS = ["text", "quiet", "line", "panel", "accent", "prefill", "decode", "cached", "offloaded", "gap"];
+
+/** Draws a run. Give `mark` to the run, and call `tick` in every frame. */
+export class Timeline {
+  /** `clock` returns the run's time now, in microseconds. */
+  constructor(canvas, tip, clock, { seconds = 20 } = {}) {
+    this.canvas = canvas;
+    this.tip = tip;
+    this.clock = clock;
+    this.span = seconds * 1e6;
+    this.run = null;
+    this.marks = [];
+    this.tiles = new Map();
+    this.lanes = new Lanes(MOST_LANES);
+    /** What times are counted from; null: the right edge. */
+    this.origin = null;
+    this.pausedAt = null;
+    this.drawnAt = 0;
+    this.hasNews = true;
+    this.frames = [];
+    new ResizeObserver(() => this.resize()).observe(canvas);
+    canvas.addEventListener("pointermove", (event) => this.point(event));
+    canvas.addEventListener("pointerleave", () => {
+      this.tip.hidden = true;
+    });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.restyle());
+    new MutationObserver(() => this.restyle()).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+    this.restyle();
+  }
+
+  /** Forget what was drawn. */
+  clear() {
+    this.marks = [];
+    this.tiles.clear();
+    this.lanes = new Lanes(MOST_LANES);
+    this.hasNews = true;
+  }
+
+  show(seconds) {
+    this.span = seconds * 1e6;
+    this.redraw();
+  }
+
+  pause(isPaused) {
+    this.pausedAt = isPaused ? this.edge() : null;
+    this.redraw();
+  }
+
+  /** The time at the right edge. */
+  edge() {
+    return this.pausedAt ?? this.clock() - DELAY;
+  }
+
+  /** Take something to draw. */
+  mark(mark) {
+    for (const request of mark.decoding ?? [mark.request]) this.lanes.place(request, this.edge() - this.span);
+    if (this.marks.push(mark) > MOST_MARKS) this.marks.splice(0, MOST_MARKS / 4);
+    this.hasNews = true;
+    if (document.hidden || this.pausedAt !== null) this.drawnLanes = -1; // all is drawn again when it can be seen
+    else this.drawOnTiles(mark);
+  }
+
+  restyle() {
+    const style = getComputedStyle(this.canvas);
+    const colour = (name) => resolved(style.getPropertyValue(`--${name}`), this.canvas);
+    this.colours = Object.fromEntries(COLOURS.map((name) => [name, colour(name)]));
+    this.redraw();
+  }
+
+  resize() {
+    const ratio = Math.min(devicePixelRatio, 2);
+    this.width = this.canvas.clientWidth;
+    this.canvas.width = Math.max(1, Math.round(this.width * ratio));
+    this.ratio = ratio;
+    this.redraw();
+  }
+
+  /** Draw all tiles again when they are needed. */
+  redraw() {
+    this.tiles.clear();
+    this.drawnLanes = -1;
+    this.hasNews = true;
+  }
+
+  laneHeight() {
+    const lanes = Math.max(this.lanes.count, LEAST_LANES);
+    return lanes <= 10 ? 20 : lanes <= 18 ? 14 : lanes <= 32 ? 10 : 6;
+  }
+
+  /** Draw a frame, if it is time for one and there is something to see. */
+  tick(now) {
+    if (now - this.drawnAt < FRAME_MS || !this.width || this.run === null || document.hidden) return;
+    const left = this.edge() - this.span;
+    this.forget(left);
+    const isEmpty = this.marks.length === 0 && this.run.numOpen === 0;
+    if (!this.hasNews && (isEmpty || this.pausedAt !== null)) return;
+    this.frames.push(now - this.drawnAt);
+    if (this.frames.length > 600) this.frames.shift();
+    this.drawnAt = now;
+    this.hasNews = false;
+    this.fit();
+    this.draw(left);
+  }
+
+  /** Make the canvas as high as its lanes. */
+  fit() {
+    if (this.drawnLanes === this.lanes.count || (this.pausedAt !== null && this.tiles.size > 0)) return;
+    this.drawnLanes = this.lanes.count;
+    this.tiles.clear();
+    this.lane = this.laneHeight();
+    this.height = HEAD + GRID + Math.max(this.lanes.count, LEAST_LANES) * this.lane;
+    this.canvas.height = Math.round(this.height * this.ratio);
+    this.canvas.style.height = `${this.height}px`;
+    for (const mark of this.marks) this.drawOnTiles(mark);
+  }
+
+  forget(left) {
+    let gone = 0;
+    while (gone < this.marks.length && this.marks[gone].to < left - this.span) gone += 1;
+    if (gone > 0) this.marks.splice(0, gone);
+    for (const [index] of this.tiles) if ((index + 1) * this.tileSpan < left) this.tiles.delete(index);
+    this.lanes.release(left);
+  }
+
+  get tileSpan() {
+    return this.span / TILES;
+  }
+
+  get scale() {
+    return this.width / this.span;
+  }
+
+  draw(left) {
+    const paint = this.canvas.getContext("2d");
+    paint.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
+    paint.clearRect(0, 0, this.width, this.height);
+    this.drawGrid(paint, left);
+    for (const [index, tile] of this.tiles) {
+      const x = Math.round((index * this.tileSpan - left) * this.scale * this.ratio) / this.ratio;
+      if (x < this.width) paint.drawImage(tile.canvas, x, 0, tile.canvas.width / this.ratio, this.height);
+    }
+    this.drawOpen(paint, left);
+    this.drawNames(paint);
+  }
+
+  drawGrid(paint, left) {
+    paint.font = "10px system-ui, sans-serif";
+    const every = this.span > 30e6 ? 10e6 : this.span > 12e6 ? 5e6 : 1e6;
+    const zero = this.origin ?? left + this.span;
+    for (let at = zero + Math.ceil((left - zero) / every) * every; at < left + this.span; at += every) {
+      const x = (at - left) * this.scale;
+      paint.fillStyle = this.colours.line;
+      paint.fillRect(x, 0, 1, this.height - GRID);
+      paint.fillStyle = this.colours.quiet;
+      paint.fillText(`${Math.round((at - zero) / 1e6)} s`, x + 3, this.height - 3);
+    }
+  }
+
+  /** Draw what goes on: requests that wait, and how long a stream has been without a token. */
+  drawOpen(paint, left) {
+    const edge = left + this.span;
+    for (const request of this.run.open) {
+      const y = this.top(request);
+      if (y === null) continue;
+      const from = Math.max(0, (Math.max(request.lastSeen, request.arrived) - left) * this.scale);
+      const isWaiting = request.admittedAt === null && request.lastToken === null;
+      const length = this.width - from;
+      if (length <= 0 || request.lastSeen > edge) continue;
+      paint.fillStyle = isWaiting ? this.colours.quiet : this.colours.line;
+      paint.fillRect(from, y + this.lane / 2 - 1, length, isWaiting ? 2 : 1);
+    }
+  }
+
+  drawNames(paint) {
+    if (this.lane < 10) return;
+    paint.font = "11px system-ui, sans-serif";
+    for (const [request, lane] of this.lanes.shown()) {
+      const prompt = request.promptTokens === null ? "" : ` · ${request.promptTokens.toLocaleString("en")}`;
+      const name = `${request.isOwn ? "yours " : ""}${request.id}${prompt}`;
+      const y = HEAD + lane * this.lane;
+      paint.globalAlpha = 0.8;
+      paint.fillStyle = this.colours.panel;
+      paint.fillRect(2, y + 1, paint.measureText(name).width + 8, this.lane - 2);
+      paint.globalAlpha = 1;
+      paint.fillStyle = request.isOwn ? this.colours.accent : this.colours.text;
+      paint.fillText(name, 6, y + this.lane / 2 + 4);
+    }
+  }
+
+  /** Where a request's lane begins; null if it has none. */
+  top(request) {
+    return request.lane === null ? null : HEAD + request.lane * this.lane;
+  }
+
+  drawOnTiles(mark) {
+    if (!this.width || this.drawnLanes !== this.lanes.count) return;
+    const first = Math.floor(mark.from / this.tileSpan);
+    const last = Math.floor(mark.to / this.tileSpan);
+    for (let index = Math.max(first, last - 2 * TILES); index <= last; index += 1) {
+      const paint = this.tile(index);
+      const x = (mark.from - index * this.tileSpan) * this.scale;
+      const width = Math.max(1, (mark.to - mark.from) * this.scale);
+      (DRAWERS[mark.kind] ?? (() => {}))(this, paint, mark, x, width);
+    }
+  }
+
+  tile(index) {
+    let found = this.tiles.get(index);
+    if (found === undefined) {
+      const canvas = el("canvas");
+      // A mark of a pixel's width may begin at the last pixel.
+      canvas.width = Math.ceil(this.tileSpan * this.scale * this.ratio) + 1;
+      canvas.height = Math.round(this.height * this.ratio);
+      found = { canvas, paint: canvas.getContext("2d") };
+      found.paint.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
+      this.tiles.set(index, found);
+    }
+    return found.paint;
+  }
+
+  point(event) {
+    const found = this.at(event.offsetX, event.offsetY);
+    this.tip.hidden = found === null;
+    if (found === null) return;
+    this.tip.textContent = found;
+    this.tip.style.left = `${Math.min(event.offsetX + 12, Math.max(0, this.width - 260))}px`;
+    this.tip.style.top = `${event.offsetY + 14}px`;
+  }
+
+  /** Return what is drawn at a place, in words. */
+  at(x, y) {
+    const moment = this.edge() - this.span + x / this.scale;
+    const lane = Math.floor((y - HEAD) / this.lane);
+    const slack = 1.5 / this.scale;
+    const isAt = (mark) => moment >= mark.from - slack && moment <= mark.to + slack;
+    for (let index = this.marks.length - 1; index >= 0; index -= 1) {
+      const mark = this.marks[index];
+      if (!isAt(mark)) continue;
+      const isOnLane = (mark.decoding ?? [mark.request]).some((request) => request?.lane === lane);
+      if (isOnLane || (lane < 0 && mark.kind === "step")) return wordsOf(mark, lane);
+    }
+    return null;
+  }
+}
+
+const DRAWERS = {
+  step(view, paint, mark, x, width) {
+    paint.fillStyle = view.colours[BOUNDS[mark.step.bound_by] ?? "prefill"];
+    paint.fillRect(x, 2, Math.max(1, width - 0.5), HEAD - 5);
+    paint.fillStyle = view.colours.decode;
+    const inset = Math.min(3, view.lane / 4);
+    const tick = Math.min(TICK, Math.max(1, width - 0.5)); // a token comes at the end of its step
+    for (const request of mark.decoding) {
+      const y = view.top(request);
+      if (y !== null) paint.fillRect(x + width - tick, y + inset, tick, view.lane - 2 * inset);
+    }
+  },
+  prefill: (view, paint, mark, x, width) => block(view, paint, mark, x, width, "prefill"),
+  offloaded: (view, paint, mark, x, width) => block(view, paint, mark, x, width, "offloaded"),
+  wait(view, paint, mark, x, width) {
+    const y = view.top(mark.request);
+    if (y === null) return;
+    paint.fillStyle = view.colours.quiet;
+    paint.fillRect(x, y + view.lane / 2 - 1, width, 2);
+    if (!mark.isCached) return;
+    paint.fillStyle = view.colours.cached;
+    paint.fillRect(x + width - 4, y + 1, 4, view.lane - 2);
+  },
+  gap(view, paint, mark, x, width) {
+    const y = view.top(mark.request);
+    if (y === null) return;
+    paint.fillStyle = view.colours.gap;
+    paint.globalAlpha = 0.3;
+    paint.fillRect(x, y + 1, width, view.lane - 2);
+    paint.globalAlpha = 1;
+    paint.fillRect(x, y + 1, width, 2);
+  },
+  end(view, paint, mark, x, width) {
+    const y = view.top(mark.request);
+    if (y === null) return;
+    const isWell = ["stop", "length"].includes(mark.request.end.reason);
+    paint.fillStyle = isWell ? view.colours.quiet : view.colours.gap;
+    paint.fillRect(x + width, y + 1, 2, view.lane - 2);
+  },
+};
+
+function block(view, paint, mark, x, width, colour) {
+  const y = view.top(mark.request);
+  if (y === null) return;
+  paint.fillStyle = view.colours[colour];
+  paint.fillRect(x, y + 1, Math.max(1, width - 0.5), view.lane - 2);
+  const label = String(mark.chunk.length);
+  if (view.lane < 10 || width < 8 * label.length) return;
+  paint.fillStyle = view.colours.panel;
+  paint.font = "10px system-ui, sans-serif";
+  paint.fillText(label, x + 3, y + view.lane / 2 + 3.5);
+}
+
+/** Return a mark in words. */
+function wordsOf(mark, lane) {
+  const length = ms((mark.to - mark.from) / 1000);
+  if (mark.kind === "step") {
+    const request = mark.decoding.find((each) => each.lane === lane);
+    const what = request === undefined ? "" : `request ${request.id}: `;
+    return `${what}step ${mark.step.step}, ${length}: ${contentOf(mark.step)}. Bound by: ${mark.step.bound_by}`;
+  }
+  const name = `request ${mark.request.id}`;
+  if (mark.kind === "gap") return `${name} stood still for ${length}: ${mark.gap.why}`;
+  if (mark.kind === "wait") return `${name} waited ${length}`;
+  if (mark.kind === "end") return `${name} ended: ${mark.request.end.reason}`;
+  const { start, length: tokens } = mark.chunk;
+  return `${name}: ${mark.kind} of ${tokens} tokens from ${start}, step ${mark.step.step}, ${length}`;
+}
+
+/** Return a colour as canvases read it: they do not know `light-dark()`. */
+function resolved(value, canvas) {
+  const probe = el("span", { hidden: true });
+  probe.style.color = value;
+  canvas.parentElement.append(probe);
+  const colour = getComputedStyle(probe).color;
+  probe.remove();
+  return colour;
+}
