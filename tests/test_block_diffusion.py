@@ -20,6 +20,8 @@ from sluice.limits import LimitError
 from sluice.tracing.file import TraceReader
 from sluice.tracing.format import Step
 from sluice.tracing.replay import replay
+from sluice.tracing.run import read_run
+from sluice.tracing.summary import report, summarize
 
 GREEDY = SamplingParams(max_tokens=13, temperature=0.0, seed=0, ignore_eos=True)
 WARM = SamplingParams(max_tokens=13, temperature=1.2, top_p=0.9, seed=3, ignore_eos=True)
@@ -187,15 +189,20 @@ def test_a_file_as_sglang_reads_it(folder: Folder, tmp_path: Path) -> None:
         check(llm, folder(4), Rule(2, threshold=0.05), GREEDY)
 
 
-def test_passes_are_counted(folder: Folder) -> None:
+def test_passes_are_counted(folder: Folder, tmp_path: Path) -> None:
     """Steps per block, by which a threshold is chosen: those of the reference."""
     rule = Rule(8, threshold=0.05)
     reference = diffusion_reference.load(folder(8), torch.float64)
     expected = [diffusion_reference.generate(reference, prompt, GREEDY, rule).passes for prompt in PROMPTS]
-    with serve(folder(8), rule) as llm:
+    path = tmp_path / "trace"
+    with serve(folder(8), rule, trace=path) as llm:
         llm.generate(PROMPTS, GREEDY)
         assert llm._engine is not None
         totals = llm._engine.meter.totals()
     assert totals.blocks == sum(map(len, expected))
     assert totals.passes == sum(map(sum, expected))
+    with TraceReader(path) as trace:
+        summary = summarize(trace.header, read_run(trace), 1000)
+    assert summary.blocks == (8, totals.blocks, totals.passes)
+    assert f"blocks of 8 tokens: {totals.blocks} filled in by {totals.passes} passes" in report(summary, table=False)
     assert totals.prefill_tokens == sum(-(-(len(prompt) + 1) // 8) * 8 for prompt in PROMPTS)

@@ -236,6 +236,14 @@ def test_a_pipeline_cannot_be_simulated(tmp_path: Path, command: list[str], caps
     assert "m was measured with 2 pipeline stages" in capsys.readouterr().err
 
 
+def test_blocks_cannot_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """How many passes a block takes is the model's to say, and a simulation has none."""
+    setup = replace(SETUP, limits=replace(LIMITS, block_size=4))
+    write_machine(structs.replace(machine(), setup=setup), tmp_path / "machine.json")
+    assert main(["simulate", "--request-rate", "2", "--calibrate", str(tmp_path / "machine.json")]) == 2
+    assert "m fills in blocks of 4 tokens" in capsys.readouterr().err
+
+
 def test_a_file_that_is_not_there_is_no_model() -> None:
     """A misspelt name would be looked up on the hub."""
     with pytest.raises(ConfigError, match=r"cannot read nofile\.jsonl"):

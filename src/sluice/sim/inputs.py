@@ -63,6 +63,11 @@ def machine_from(given: dict[str, Any], trace: str | None) -> Machine:
             f"{machine.model} was measured with {stages} pipeline stages, whose steps overlap; a simulation has one"
             " after the other (--recorded-times follows such a trace)"
         )
+    if (block_size := machine.setup.limits.block_size) > 0:
+        raise ConfigError(
+            f"{machine.model} fills in blocks of {block_size} tokens in as many passes as they take, which a simulation"
+            " does not know (--recorded-times follows such a trace)"
+        )
     return machine
 
 

@@ -64,6 +64,10 @@ class StepRun(NamedTuple):
     """What it was expected to take, if steps have a target."""
     stage_micros: tuple[int, ...] = ()
     """What each stage of a pipeline computed."""
+    with_drafts: int = 0
+    """Rows with drafts, or with an open block."""
+    brought: int = 0
+    """Those of them that brought tokens."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -224,6 +228,8 @@ def _add_step(run: Run, record: Step) -> None:
             micros=record.micros,
             pace=plan.pace,
             stage_micros=record.stage_micros,
+            with_drafts=sum(chunk.num_drafts > 0 for chunk in plan.chunks),
+            brought=sum(count > 0 for chunk, count in sampled(record) if chunk.num_drafts),
         )
     )
     run.failed_copies += sum(copy.error is not None for copy in record.copies)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from sluice.tracing.blocks import BlockSummary, report_blocks, summarize_blocks
 from sluice.tracing.classes import ClassSummary, is_on_time, report_classes, summarize_classes, ttft_ms
 from sluice.tracing.format import Header
 from sluice.tracing.pace import PaceSummary, report_pace, summarize_pace
@@ -102,6 +103,8 @@ class Summary:
     """Share of the time with steps in flight in which each stage of a pipeline computed nothing; () without one."""
     pace: PaceSummary | None
     """How steps kept an ITL target, if they had one."""
+    blocks: BlockSummary | None
+    """How blocks were filled in, by a model that does."""
     classes: dict[str, ClassSummary]
     """How requests kept the TTFT targets of their priority classes, if they had any."""
     requests: int
@@ -154,6 +157,7 @@ def summarize(header: Header, run: Run, gap_ms: float, *, truncated: bool = Fals
         host_ms=spread([step.host_ms for step in steps]),
         stages_idle=_stages_idle(steps),
         pace=summarize_pace(steps),
+        blocks=summarize_blocks(steps, header.setup.limits.block_size),
         classes=summarize_classes(run, header.setup.limits),
         requests=len(requests),
         outcomes=_counted(request.outcome for request in requests),
@@ -223,6 +227,7 @@ def report(summary: Summary, *, table: bool) -> str:
             _run(summary),
             _bounds(summary),
             report_pace(summary.pace),
+            report_blocks(summary.blocks),
             report_classes(summary.classes),
             _trouble(summary),
             _gaps(summary),
