@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from recording import RecordingRunner
@@ -52,7 +53,7 @@ def world_of(options: Mapping[str, Any]) -> World:
     assert tokens is not None
     assert depth is not None
     return World(
-        limits=config.scheduler.limits(),
+        limits=replace(config.scheduler.limits(), num_draft_tokens=config.speculative.drafts()),
         num_pages=tokens // page_size,
         page_size=page_size,
         prefix_caching=config.cache.enable_prefix_caching,
@@ -60,6 +61,7 @@ def world_of(options: Mapping[str, Any]) -> World:
         late=depth > 1,
         tiers=tiers_of(config.cache),
         offload=offload_of(config, page_size, tokens // page_size, device),
+        drafting=config.speculative.limits(),
     )
 
 

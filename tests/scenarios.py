@@ -12,7 +12,7 @@ from sluice.engine.messages import Abort, FlushCache, Submit
 from sluice.scheduler.request import Request, Status
 from sluice.testing import Faults, FaultyRunner
 from sluice.tracing.recorder import Journal
-from sluice.types import NO_SAMPLING, FinishReason, SamplingParams
+from sluice.types import NGRAM, NO_SAMPLING, DraftLimits, FinishReason, NgramLimits, SamplingParams
 from worlds import (
     CLASSES,
     GRAMMARS,
@@ -149,6 +149,13 @@ def in_blocks(world: World, draw: random.Random) -> World:
         prefills_by_block=limits.chunked_prefill_size > 0 and draw.random() < 0.3,
     )
     return replace(world, limits=limits)
+
+
+def random_guess_scenario(seed: int) -> Scenario:
+    """One of those with drafts, which are guessed by n-grams and sized by what they bring."""
+    draw, scenario = random.Random(seed), random_draft_scenario(seed)
+    ngram = NgramLimits(draw.choice([1, 2, 4]), draw.choice([4, 12]), draw.choice([0, 64, 1000]))
+    return replace(scenario, world=replace(scenario.world, drafting=DraftLimits(NGRAM, ngram)))
 
 
 def run(scenario: Scenario, journal: Journal | None = None, met: Counter[str] | None = None) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from recording import RecordingRunner
 from sluice.assembly.resolve import Resolution, resolve
 from sluice.config import EngineConfig
+from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
 from sluice.engine.protocols import Link, Pending, Runner
 from sluice.engine.trace import ChunkLog, RecentSteps
@@ -21,6 +22,7 @@ from sluice.limits import Limits
 from sluice.process.wire import Failed, Ready, Start
 from sluice.process.zmq_link import ZmqLink
 from sluice.scheduler.laws import Lawful
+from sluice.scheduler.measured_drafter import drafter_of
 from sluice.scheduler.scheduler import Scheduler
 from sluice.testing import SHADOW_EMBEDDING_SIZE, Faults, FaultyRunner, ShadowGrammars, ShadowRunner
 from sluice.types import BatchPlan
@@ -68,9 +70,14 @@ def shadow_engine(link: Link, faults: Faults | None = None, **options: Any) -> E
     )
     shadow = ShadowRunner(page_size=cache.page_size, vocab_size=VOCAB, late=depth > 1)
     runner = RecordingRunner(FaultyRunner(shadow, faults or Faults()))
-    scheduler = Lawful(Scheduler(config.scheduler.limits(), kv))
+    limits, drafting = config.scheduler.limits(), config.speculative.limits()
+    drafter, clock = None, None
+    if drafting is not None:
+        limits = replace(limits, num_draft_tokens=config.speculative.drafts())
+        drafter, clock = drafter_of(drafting, limits.num_draft_tokens), VirtualClock()  # no time passes
+    scheduler = Lawful(Scheduler(limits, kv, drafter=drafter))
     grammars = ShadowGrammars(link.post)
-    return Engine(scheduler, runner, link, depth=depth, trace=ChunkLog(RecentSteps()), grammars=grammars)
+    return Engine(scheduler, runner, link, depth=depth, clock=clock, trace=ChunkLog(RecentSteps()), grammars=grammars)
 
 
 def build(start: Start, link: Link) -> tuple[Engine, Ready]:

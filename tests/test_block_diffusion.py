@@ -153,6 +153,7 @@ def test_requests_that_are_refused(sampling: dict[str, Any], param: str, folder:
         ({"page_size": 2}, "--page-size must be a multiple of the model's block_size 4, got 2"),
         ({"page_size": 16, "dllm_algorithm_config": '{"block_size": 32}'}, "block_size 32, got 16"),
         ({"enable_overlap": True}, "--enable-overlap has no effect on a model of block diffusion"),
+        ({"speculative_algorithm": "ngram"}, "--speculative-algorithm ngram is not supported by a model of block diff"),
         ({"itl_target": "20ms"}, "--itl-target 20ms is not supported by a model of block diffusion"),
         ({"dynamic_chunking": 0}, "--dynamic-chunking 0 is not supported"),
         ({"max_batch_tokens": 64, "max_running_requests": 8}, "larger than 8 times --max-running-requests.*64 with 8"),

@@ -45,6 +45,12 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "enable_overlap": (True,),
     "depth": (2, 3),
     "lookahead": (1,),
+    "speculative_algorithm": ("ngram",),
+    "speculative_num_steps": (4,),
+    "speculative_num_draft_tokens": (3,),
+    "speculative_ngram_min_match_window_size": (1,),
+    "speculative_ngram_max_match_window_size": (1,),
+    "speculative_ngram_capacity": (64,),
     "offload_above": (20,),
     "ring_blocks": (1,),
     "ring_block_tokens": (16,),
@@ -56,6 +62,7 @@ ON_DISK = {**SMALL, "kv_disk": "pages", "kv_disk_bytes": 12_000}
 OFFLOADED = {**ON_DISK, "kv_disk_bytes": 90_000, "offload_above": 15, "ring_block_tokens": 8, "depth": 2}
 """And for those of contexts longer than the device."""
 PACED = {**SMALL, "itl_target": "3ms"}
+NGRAM = {"speculative_algorithm": "ngram"}
 SHRINKING = {**SMALL, "dynamic_chunking": 5}
 OFFLOAD_OPTIONS = tuple(name for name, _ in options_of(GROUPS["offload"]))
 PAIRS = [
@@ -91,7 +98,7 @@ def arrivals(number: int) -> list[Arrival]:
 
 
 def test_every_option_takes_part() -> None:
-    groups = ("cache", "scheduler", "offload")
+    groups = ("cache", "scheduler", "speculative", "offload")
     assert list(VALUES) == [name for group in groups for name, _ in options_of(GROUPS[group])]
 
 
@@ -106,6 +113,9 @@ def test_refused_by_name_or_lawful(name: str) -> None:
 
 
 def bases(pair: dict[str, Any]) -> list[dict[str, Any]]:
+    if any(name.startswith("speculative") for name in pair):
+        is_offloaded = any(name in OFFLOAD_OPTIONS for name in pair)
+        return [OFFLOADED | NGRAM] if is_offloaded else [SMALL | NGRAM]
     if any(name in OFFLOAD_OPTIONS for name in pair):
         return [SMALL, OFFLOADED]
     if "itl_quantile" in pair:

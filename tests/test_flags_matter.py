@@ -40,6 +40,8 @@ RANKED = [ask(0, 5), ask(1, 5, first=0, priority=1), ask(2, 6, priority=2)]
 ON_DISK = {"kv_disk": "pages"}
 SHRINKING = {"dynamic_chunking": 4}
 TARGET = {"itl_target": "3ms"}
+NGRAM = {"speculative_algorithm": "ngram"}
+REPEATING = [Arrival(20 * number, Submit(number, (0, 1, 1, 0, 1, 0, 0), resolved(24))) for number in range(3)]
 OFFLOADED = ON_DISK | {"offload_above": 12, "ring_block_tokens": 4}
 CASES = {
     "page_size": Case({"page_size": 4}, {"page_size": 8}),
@@ -91,6 +93,16 @@ CASES = {
     "enable_overlap": Case({}, {"enable_overlap": True}),
     "depth": Case({"depth": 1}, {"depth": 2}),
     "lookahead": Case({"depth": 2}, {"depth": 2, "lookahead": 1}),
+    "speculative_algorithm": Case({}, NGRAM, REPEATING),
+    "speculative_num_steps": Case(NGRAM, NGRAM | {"speculative_num_steps": 1}, REPEATING),
+    "speculative_num_draft_tokens": Case(NGRAM, NGRAM | {"speculative_num_draft_tokens": 2}, REPEATING),
+    "speculative_ngram_min_match_window_size": Case(
+        NGRAM, NGRAM | {"speculative_ngram_min_match_window_size": 6}, REPEATING
+    ),
+    "speculative_ngram_max_match_window_size": Case(
+        NGRAM, NGRAM | {"speculative_ngram_max_match_window_size": 2}, REPEATING
+    ),
+    "speculative_ngram_capacity": Case(NGRAM, NGRAM | {"speculative_ngram_capacity": 0}, REPEATING),
     "offload_above": Case(ON_DISK, ON_DISK | {"offload_above": 20}),
     "ring_blocks": Case(OFFLOADED | {"ring_blocks": 2}, OFFLOADED | {"ring_blocks": 8}),
     "ring_block_tokens": Case(OFFLOADED, OFFLOADED | {"ring_block_tokens": 8}),
@@ -182,7 +194,7 @@ def test_it_changes_what_happens(name: str) -> None:
 def test_every_option_has_a_case() -> None:
     """An option that `config` gained and this file did not."""
     of = {group: [name for name, _ in options_of(kind)] for group, kind in GROUPS.items()}
-    assert list(CASES) == [*of["cache"], *of["scheduler"], *of["offload"]]
+    assert list(CASES) == [*of["cache"], *of["scheduler"], *of["speculative"], *of["offload"]]
     assert list(ELSEWHERE) == [*of["model"], *of["diffusion"], *of["parallel"], *of["trace"], *of["server"]]
 
 

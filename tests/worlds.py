@@ -18,7 +18,9 @@ from sluice.engine.messages import Submit
 from sluice.engine.protocols import Runner
 from sluice.engine.trace import NullTrace
 from sluice.kv.manager import KVManager
+from sluice.scheduler.drafter import Drafter
 from sluice.scheduler.laws import Lawful, quiet_means_empty
+from sluice.scheduler.measured_drafter import drafter_of
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import (
@@ -38,6 +40,7 @@ from sluice.types import (
     CHUNKS_BY_TIME,
     ITL_AUTO,
     NO_SAMPLING,
+    DraftLimits,
     FinishReason,
     OffloadLimits,
     PriorityClass,
@@ -95,11 +98,14 @@ class World:
     """Whether there are always as many as there may be."""
     runner_drafts: bool = False
     """Whether the runner guesses them."""
+    drafting: DraftLimits | None = None
+    """What guesses in the place of the fake drafter."""
 
     @property
     def is_timed(self) -> bool:
         """Whether plans depend on how long steps take."""
-        return bool(self.limits.itl_target) or self.limits.dynamic_chunking == CHUNKS_BY_TIME
+        by_time = self.limits.dynamic_chunking == CHUNKS_BY_TIME
+        return bool(self.limits.itl_target) or by_time or self.drafting is not None
 
     @property
     def pool_tokens(self) -> int:
@@ -107,7 +113,13 @@ class World:
 
     def setup(self) -> SchedulerSetup:
         return SchedulerSetup(
-            self.limits, self.num_pages, self.page_size, self.prefix_caching, self.tiers, self.offload
+            self.limits,
+            self.num_pages,
+            self.page_size,
+            self.prefix_caching,
+            self.tiers,
+            self.offload,
+            drafting=self.drafting,
         )
 
     def kv(self) -> KVManager:
@@ -124,8 +136,14 @@ class World:
         scheduler = Scheduler(self.limits, self.kv(), drafter=self.drafter())
         return Lawful(scheduler) if met is None else Observed(scheduler, met)
 
-    def drafter(self) -> OracleDrafter:
+    def drafter(self) -> Drafter:
         """A drafter that makes no more guesses than the limits allow."""
+        if self.drafting is not None:
+            return drafter_of(self.drafting, self.limits.num_draft_tokens)
+        return self.oracle()
+
+    def oracle(self) -> OracleDrafter:
+        """A drafter that knows what is right."""
         return OracleDrafter(
             vocab_size=VOCAB,
             right=self.drafts_right,
@@ -146,7 +164,7 @@ class World:
             offload_tier=Tier.DISK if self.offload is None else self.offload.tier,
             read_fails=lambda _: draw is not None and draw.random() < self.reads_fail,
             mask_is_late=lambda _: late.random() < self.masks_late,
-            guess=self.drafter().guesses,
+            guess=self.oracle().guesses,
             block_size=self.limits.block_size,
         )
 

@@ -65,6 +65,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
         "model:",
         "cache:",
         "scheduler:",
+        "speculative:",
         "offload:",
         "diffusion:",
         "parallel:",

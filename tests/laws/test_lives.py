@@ -13,6 +13,7 @@ from scenarios import (
     Scenario,
     random_block_scenario,
     random_draft_scenario,
+    random_guess_scenario,
     random_offload_scenario,
     random_reload_scenario,
     random_scenario,
@@ -111,3 +112,10 @@ def test_models_that_fill_in_blocks() -> None:
     """A block whose state is another request's or an earlier one's, a page of it that was published before it was
     whole, a prompt that was cut inside a block: what a page holds stands for the whole of its block."""
     assert never(live(random_block_scenario, range(300)), OF_BLOCKS) == []
+
+
+def test_rows_with_drafts_by_ngrams() -> None:
+    """The same with what is guessed by n-grams: an index that runs ahead of its request, or drafts that are chosen for
+    a row that has none."""
+    met = live(random_guess_scenario, range(200))
+    assert never(met, [f"{some} of the drafts accepted" for some in ("all", "some", "none")]) == []

@@ -1,4 +1,4 @@
-"""What the n-gram drafter guesses."""
+"""What is guessed by n-grams."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from sluice.scheduler.ngram import LEAD, NgramDrafter, NgramLimits
+from sluice.scheduler.ngram import LEAD, NgramGuesser
 from sluice.scheduler.ngram_index import CATCH_UP, CHAIN, NO_MATCH, Match, NgramIndex
 from sluice.scheduler.request import Request
 from sluice.testing import resolved
-from sluice.types import Submit
+from sluice.types import NgramLimits, Submit
 
 
 def request_of(
@@ -69,101 +69,120 @@ def test_a_long_text_is_indexed_over_several_calls() -> None:
 
 
 def test_what_followed_in_the_request_is_guessed() -> None:
-    drafter = NgramDrafter()
+    guesser = NgramGuesser()
     request = request_of([1, 2, 3, 4, 5, 6, 7, 8, 9], [2, 3])
-    assert drafter.propose(request, 4) == ((4, 5, 6, 7), 2)
+    assert guesser.propose(request, 4) == ((4, 5, 6, 7), 2)
     request.tokens.append(4)
-    assert drafter.propose(request, 2) == ((5, 6), 3)
+    assert guesser.propose(request, 2) == ((5, 6), 3)
     request.tokens.append(60)
-    assert drafter.propose(request, 4) == ((), 0)
+    assert guesser.propose(request, 4) == ((), 0)
 
 
 def test_a_text_that_repeats_itself_goes_on_as_it_did() -> None:
     """As many tokens were guessed as its period has."""
     request = request_of([9, 1, 2, 3, 1, 2, 3])
-    assert NgramDrafter().propose(request, 8).token_ids == (1, 2, 3, 1, 2, 3, 1, 2)
+    assert NgramGuesser().propose(request, 8).token_ids == (1, 2, 3, 1, 2, 3, 1, 2)
 
 
 def test_longer_matches_are_preferred_to_later_ones() -> None:
     request = request_of([1, 2, 3, 4, 9, 3, 4, 8, 1, 2, 3, 4])
-    assert NgramDrafter().propose(request, 1) == ((9,), 4)
+    assert NgramGuesser().propose(request, 1) == ((9,), 4)
 
 
 def test_answers_are_guessed_from_others_of_the_same_tenant() -> None:
-    drafter = NgramDrafter()
+    guesser = NgramGuesser()
     answer = [5, 6, 7, 8, 9, 10, 11]
-    drafter.ended(request_of([1, 2, 3], answer, extra_key="a"))
+    guesser.ended(request_of([1, 2, 3], answer, extra_key="a"))
     again = request_of([40, 2, 3], [5], request_id=2, extra_key="a")
-    assert drafter.propose(again, 4) == ((6, 7, 8, 9), 3)
+    assert guesser.propose(again, 4) == ((6, 7, 8, 9), 3)
     other = request_of([40, 2, 3], [5], request_id=3, extra_key="b")
-    assert drafter.propose(other, 4) == ((), 0), "what one tenant was answered is seen by no other"
-    drafter.flush()
-    assert drafter.num_answered == 0
-    assert drafter.propose(again, 4) == ((), 0)
+    assert guesser.propose(other, 4) == ((), 0), "what one tenant was answered is seen by no other"
+    guesser.flush()
+    assert guesser.num_answered == 0
+    assert guesser.propose(again, 4) == ((), 0)
 
 
 def test_an_answer_ends_where_it_ends() -> None:
     """The beginning of one answer was guessed behind the end of another."""
-    drafter = NgramDrafter()
-    drafter.ended(request_of([1, 2], [5, 6, 7]))
-    drafter.ended(request_of([3, 4], [8, 9], request_id=2))
-    assert drafter.propose(request_of([5, 6], request_id=3), 4).token_ids == (7,)
-    assert drafter.propose(request_of([6, 7], request_id=4), 4).token_ids == ()
+    guesser = NgramGuesser()
+    guesser.ended(request_of([1, 2], [5, 6, 7]))
+    guesser.ended(request_of([3, 4], [8, 9], request_id=2))
+    assert guesser.propose(request_of([5, 6], request_id=3), 4).token_ids == (7,)
+    assert guesser.propose(request_of([6, 7], request_id=4), 4).token_ids == ()
 
 
 def test_the_longer_match_wins_and_the_request_itself_of_equal_ones() -> None:
-    drafter = NgramDrafter()
-    drafter.ended(request_of([1, 2], [3, 4, 5, 6], request_id=9))
-    assert drafter.propose(request_of([3, 4, 7, 8, 3, 4]), 2).token_ids == (7, 8)
-    assert drafter.propose(request_of([3, 4, 7, 2, 3, 4], request_id=2), 2).token_ids == (5, 6)
+    guesser = NgramGuesser()
+    guesser.ended(request_of([1, 2], [3, 4, 5, 6], request_id=9))
+    assert guesser.propose(request_of([3, 4, 7, 8, 3, 4]), 2).token_ids == (7, 8)
+    assert guesser.propose(request_of([3, 4, 7, 2, 3, 4], request_id=2), 2).token_ids == (5, 6)
 
 
 def test_what_a_prompt_ends_with_leads_to_its_answer() -> None:
     """The same question again had its first token guessed by nothing."""
-    drafter = NgramDrafter()
+    guesser = NgramGuesser()
     prompt = [*range(100, 100 + 2 * LEAD)]
-    drafter.ended(request_of(prompt, [5, 6, 7]))
-    assert drafter.propose(request_of(prompt, request_id=2), 3).token_ids == (5, 6, 7)
+    guesser.ended(request_of(prompt, [5, 6, 7]))
+    assert guesser.propose(request_of(prompt, request_id=2), 3).token_ids == (5, 6, 7)
     first = request_of([*prompt[:LEAD]], request_id=3)
-    assert drafter.propose(first, 3) == ((), 0), "the rest of a prompt is not what was answered"
+    assert guesser.propose(first, 3) == ((), 0), "the rest of a prompt is not what was answered"
 
 
 def test_a_request_without_an_answer_leaves_nothing() -> None:
-    drafter = NgramDrafter()
-    drafter.propose(request_of([1, 2, 3]), 2)
-    assert drafter.num_requests == 1
-    drafter.ended(request_of([1, 2, 3]))
-    assert (drafter.num_requests, drafter.num_answered) == (0, 0)
+    guesser = NgramGuesser()
+    guesser.propose(request_of([1, 2, 3]), 2)
+    assert guesser.num_requests == 1
+    guesser.ended(request_of([1, 2, 3]))
+    assert (guesser.num_requests, guesser.num_answered) == (0, 0)
 
 
 def test_answers_are_bounded_and_the_latest_are_kept() -> None:
-    drafter = NgramDrafter(NgramLimits(capacity=100))
+    guesser = NgramGuesser(NgramLimits(capacity=100))
     for number in range(50):
         start = 1000 + 10 * number
-        drafter.ended(request_of([1], range(start, start + 9), request_id=number, extra_key=f"tenant {number % 3}"))
-        assert drafter.num_answered <= 100
-        seen = drafter.propose(request_of([start, start + 1], request_id=100, extra_key=f"tenant {number % 3}"), 2)
+        guesser.ended(request_of([1], range(start, start + 9), request_id=number, extra_key=f"tenant {number % 3}"))
+        assert guesser.num_answered <= 100
+        seen = guesser.propose(request_of([start, start + 1], request_id=100, extra_key=f"tenant {number % 3}"), 2)
         assert seen.token_ids == (start + 2, start + 3)
     old = request_of([1000, 1001], request_id=101, extra_key="tenant 0")
-    assert drafter.propose(old, 2).token_ids == ()
+    assert guesser.propose(old, 2).token_ids == ()
 
 
 def test_an_answer_longer_than_what_is_kept_leaves_its_end() -> None:
-    drafter = NgramDrafter(NgramLimits(capacity=100))
-    drafter.ended(request_of([1], range(1000, 1300)))
-    assert drafter.num_answered <= 50
-    assert drafter.propose(request_of([1290, 1291], request_id=2), 2).token_ids == (1292, 1293)
+    guesser = NgramGuesser(NgramLimits(capacity=100))
+    guesser.ended(request_of([1], range(1000, 1300)))
+    assert guesser.num_answered <= 50
+    assert guesser.propose(request_of([1290, 1291], request_id=2), 2).token_ids == (1292, 1293)
 
 
 def test_without_a_capacity_no_answer_is_kept() -> None:
-    drafter = NgramDrafter(NgramLimits(capacity=0))
-    drafter.ended(request_of([1, 2], [3, 4, 5]))
-    assert drafter.num_answered == 0
-    assert drafter.propose(request_of([3, 4], request_id=2), 2).token_ids == ()
+    guesser = NgramGuesser(NgramLimits(capacity=0))
+    guesser.ended(request_of([1, 2], [3, 4, 5]))
+    assert guesser.num_answered == 0
+    assert guesser.propose(request_of([3, 4], request_id=2), 2).token_ids == ()
 
 
 def test_matches_are_as_short_and_as_long_as_the_limits_say() -> None:
     request = request_of([1, 2, 3, 4, 5, 9, 8, 3, 4, 5])
-    assert NgramDrafter(NgramLimits(shortest=3)).propose(request, 1) == ((9,), 3)
-    assert NgramDrafter(NgramLimits(shortest=4)).propose(request, 1) == ((), 0)
-    assert NgramDrafter(NgramLimits(shortest=1, longest=2)).propose(request, 1) == ((9,), 2)
+    assert NgramGuesser(NgramLimits(shortest=3)).propose(request, 1) == ((9,), 3)
+    assert NgramGuesser(NgramLimits(shortest=4)).propose(request, 1) == ((), 0)
+    assert NgramGuesser(NgramLimits(shortest=1, longest=2)).propose(request, 1) == ((9,), 2)
+
+
+def test_a_request_gives_up_overlap_while_its_prompt_is_indexed_and_where_its_end_occurred() -> None:
+    """A long prompt was indexed no further once a step found nothing in its beginning."""
+    guesser = NgramGuesser()
+    request = request_of([*range(3 * CATCH_UP)])
+    hopes = []
+    while guesser.hopes(request):
+        hopes.append(guesser.propose(request, 1))
+        assert len(hopes) < 10
+    assert len(hopes) == 2
+    guesser.propose(request, 1)
+    request.tokens.extend([5, 6])
+    assert guesser.hopes(request)
+    request.tokens.append(1)
+    assert not guesser.hopes(request)
+    guesser.ended(request_of([0], [6, 1, 2], request_id=2))
+    guesser.propose(request_of([0], request_id=3), 1)
+    assert guesser.hopes(request), "in an answer"

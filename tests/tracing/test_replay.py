@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from option_worlds import Arrival
 from recorded import play, recorded_engine, trace_file
-from scenarios import Scenario, random_offload_scenario, random_reload_scenario, random_scenario, run
+from scenarios import (
+    Scenario,
+    random_guess_scenario,
+    random_offload_scenario,
+    random_reload_scenario,
+    random_scenario,
+    run,
+)
 from sluice.engine.messages import FlushCache, Submit
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import Faults, resolved
@@ -57,10 +64,10 @@ def test_whole_lives_replay(folder: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-@pytest.mark.parametrize("make", [random_offload_scenario, random_reload_scenario])
+@pytest.mark.parametrize("make", [random_offload_scenario, random_reload_scenario, random_guess_scenario])
 def test_lives_with_tiers_replay(folder: Path, make: Callable[[int], Scenario], seed: int) -> None:
     """Slices of offloaded chunks, prefixes that are loaded back, pages that could not be read or stored, and requests
-    that ended with copies under way."""
+    that ended with copies under way; and drafts, whose number follows the time of steps."""
     scenario, path = make(seed), folder / "tiers.jsonl"
     journal = trace_file(path, scenario.world)
     run(scenario, journal)

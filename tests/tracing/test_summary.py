@@ -18,8 +18,9 @@ from sluice.testing import Faults, ManualLink, ShadowRunner, ShadowStep, ShadowT
 from sluice.tracing.file import TraceReader
 from sluice.tracing.perfetto import Converter
 from sluice.tracing.run import Prefill, Run, read_run
-from sluice.tracing.summary import Preempted, Spread, Summary, percentile, report, spread, summarize
-from sluice.types import BatchPlan, BatchResult, PriorityClass, TierLimits
+from sluice.tracing.spread import percentile, spread
+from sluice.tracing.summary import Preempted, Spread, Summary, report, summarize
+from sluice.types import NGRAM, BatchPlan, BatchResult, DraftLimits, PriorityClass, TierLimits
 from worlds import World, limits_of, offload_of
 
 WORLD = World(limits_of(chunk=64, batch=80), num_pages=64, page_size=4)
@@ -304,3 +305,23 @@ def test_first_tokens_by_class(tmp_path: Path) -> None:
     assert "interactive        2 requests: TTFT p50 " in text
     assert "; 1 of 2 within 0.005 s" in text
     assert text.splitlines()[-1].split()[-2:] == ["batch", "yes"]
+
+
+def test_drafts_are_summed_up_by_request_and_in_all(tmp_path: Path) -> None:
+    limits = replace(WORLD.limits, num_draft_tokens=4)
+    world = replace(WORLD, limits=limits, drafting=DraftLimits(NGRAM))
+    path = record(tmp_path / "trace", Arrival(0, Submit(0, (1, 0, 1), resolved(60))), LONG, world=world)
+    summary = summary_of(path)
+    first, second = summary.table
+    assert (first.output_tokens, second.output_tokens) == (60, 2)
+    assert first.drafted > first.accepted > 0
+    assert summary.drafted == first.drafted + second.drafted
+    assert summary.accepted == first.accepted + second.accepted
+    # The row that ends a prompt brings a token, and each decode one with its accepted drafts.
+    assert summary.output_tokens == 2 + summary.decode_tokens + summary.accepted
+    assert summary.prefill_tokens == 63, "drafts are no prefill"
+    assert summary.acceptance_length == pytest.approx(1 + summary.accepted / summary.draft_rows, abs=0.001)
+    text = report(summary, table=True)
+    assert f"drafts    {summary.drafted} in {summary.draft_rows} rows, {summary.accepted} accepted" in text
+    assert "drafted  accepted  a row" in text
+    assert "drafts  " not in report(summary_of(record(tmp_path / "none", STREAM)), table=True)

@@ -159,6 +159,11 @@ def _refuse(config: EngineConfig, architecture: str, block_size: int, reasons: M
             f"{given} has no effect on a model of block diffusion ({architecture}): a pass over a block is planned when"
             " the pass before it is known"
         )
+    if config.speculative.speculative_algorithm is not None:
+        raise ConfigError(
+            f"--speculative-algorithm {config.speculative.speculative_algorithm} is not supported by a model of block"
+            f" diffusion ({architecture}), which fills in {block_size} tokens at a time"
+        )
     if itl_micros(scheduler.itl_target):
         raise ConfigError(
             f"--itl-target {scheduler.itl_target} is not supported by a model of block diffusion ({architecture}),"

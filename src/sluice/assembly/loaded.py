@@ -208,7 +208,13 @@ class LoadedModel:
         config = self.info.config
         return SchedulerSetup(
             limits=with_blocks(
-                replace(config.scheduler.limits(), pipeline_stages=config.parallel.pp_size), config.diffusion, self.spec
+                replace(
+                    config.scheduler.limits(),
+                    pipeline_stages=config.parallel.pp_size,
+                    num_draft_tokens=config.speculative.drafts(),
+                ),
+                config.diffusion,
+                self.spec,
             ),
             num_pages=self.shape.num_pages,
             page_size=self.shape.page_size,
@@ -216,6 +222,7 @@ class LoadedModel:
             tiers=self.tiers.limits,
             offload=None if self.offload is None else self.offload.limits,
             pacing=self.pacing,
+            drafting=config.speculative.limits(),
         )
 
     def scheduler(self) -> Scheduler:

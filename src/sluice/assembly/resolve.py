@@ -13,6 +13,7 @@ from typing import Any
 
 from sluice.assembly.ranks import layout_of, refuse_lookahead, refuse_ranks
 from sluice.assembly.refusals import refuse_contradictions
+from sluice.assembly.speculation import speculation_sizes
 from sluice.config import (
     CHUNKING_OFF,
     ENGINE_GROUPS,
@@ -96,8 +97,9 @@ def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) ->
     scheduler = replace(scheduler, max_partial_prefills=partial)
     if scheduler.reserve == "ratio" and scheduler.schedule_conservativeness is None:
         scheduler = replace(scheduler, schedule_conservativeness=1.0)
+    speculative = replace(config.speculative, **speculation_sizes(config.speculative, why))
     cache = replace(config.cache, page_size=page_size, **_tiers(config.cache, device_type, why))
-    config = replace(config, cache=cache, scheduler=scheduler)
+    config = replace(config, cache=cache, scheduler=scheduler, speculative=speculative)
     offload = replace(config.offload, **_offload(config, device_type, why))
     return Resolution(replace(config, offload=offload), why)
 

@@ -15,7 +15,9 @@ from sluice.config.engine import (
     names_ray_cluster,
     threads_from_environment,
 )
+from sluice.config.json_flag import JsonFlag
 from sluice.config.model import CacheConfig, ModelConfig, OffloadConfig, TraceConfig
 from sluice.config.parallel import ParallelConfig
 from sluice.config.scheduler import CHUNKING_OFF, ITL_DEFAULT, SchedulerConfig, itl_micros
 from sluice.config.server import ServerConfig
+from sluice.config.speculative import NGRAM_DRAFTS, SpeculativeConfig

@@ -10,6 +10,7 @@ from typing import Any
 from sluice.config.base import Option, flag, options_of
 from sluice.config.compat import FOREIGN, Fixed
 from sluice.config.engine import GROUPS
+from sluice.config.json_flag import JsonFlag
 
 SUFFIXES: Mapping[str, int] = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -40,7 +41,7 @@ def add_options(
 def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of other engines that are no options here; they are not listed."""
     for name, foreign in FOREIGN.items():
-        if isinstance(foreign, Fixed) and foreign.takes_value:
+        if isinstance(foreign, JsonFlag) or (isinstance(foreign, Fixed) and foreign.takes_value):
             shorts = (foreign.short,) if foreign.short else ()
             parser.add_argument(flag(name), *shorts, dest=name, help=argparse.SUPPRESS)
         else:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.config.base import ConfigError, flag
+from sluice.config.json_flag import JsonFlag
+from sluice.config.speculative import VLLM_FIELDS
 from sluice.types import MAX_LOGPROBS
 
 
@@ -63,7 +65,8 @@ class Fixed:
 
 NO_EXPERTS = "--tp-size shares every layer evenly between devices"
 TEXT_ONLY = "models of text alone are served"
-NO_SPECULATION = "leave it out; every step generates one token for each request"
+NO_TREES = "guesses are a chain; --speculative-num-steps sets how many there are"
+EXACT = "a guess counts if it is the token that would have come"
 NO_LORA = "merge the adapter into the checkpoint"
 NO_TRANSFER = "leave it out; prefill and decode share one engine"
 NO_CLIENT_CERTIFICATES = "clients send API keys and no certificates; a proxy in front can check these"
@@ -74,7 +77,7 @@ def _on_or_off(accepted: tuple[bool, ...], otherwise: str) -> Fixed:
     return Fixed(accepted, otherwise, takes_value=False)
 
 
-FOREIGN: Mapping[str, Switch | Fixed] = {
+FOREIGN: Mapping[str, Switch | Fixed | JsonFlag] = {
     "enable_mixed_chunk": Switch("schedule", "mixed", "prefill-first"),
     "disable_radix_cache": Switch("enable_prefix_caching", False, True),
     "enable_chunked_prefill": Switch("chunked_prefill_size", None, -1),
@@ -127,8 +130,12 @@ FOREIGN: Mapping[str, Switch | Fixed] = {
     "compilation_config": Fixed((), "--disable-cuda-graph and --cuda-graph-max-bs control CUDA graphs", "-O"),
     "enable_torch_compile": _on_or_off((False,), "leave it out; fused kernels are used where there are any"),
     "max_seq_len_to_capture": Fixed((), "leave it out; CUDA graphs hold contexts of every length"),
-    "speculative_config": Fixed((), NO_SPECULATION),
-    "speculative_algorithm": Fixed((), NO_SPECULATION),
+    "speculative_config": JsonFlag(VLLM_FIELDS, "-sc"),
+    "speculative_eagle_topk": Fixed((1,), NO_TREES),
+    "speculative_ngram_min_bfs_breadth": Fixed((1,), NO_TREES),
+    "speculative_ngram_max_bfs_breadth": Fixed((1,), NO_TREES),
+    "speculative_accept_threshold_single": Fixed((1, "1.0"), EXACT),
+    "speculative_accept_threshold_acc": Fixed((1, "1.0"), EXACT),
     "max_logprobs": Fixed((MAX_LOGPROBS,), f"up to {MAX_LOGPROBS} alternatives of a token are given"),
     # The server
     "allow_credentials": _on_or_off((False,), "leave it out; the server uses no cookies"),

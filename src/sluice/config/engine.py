@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
@@ -11,10 +11,12 @@ from typing import Any
 from sluice.config.base import ConfigError, check_values, flag, options_of
 from sluice.config.compat import FOREIGN, Switch
 from sluice.config.diffusion import DiffusionConfig
+from sluice.config.json_flag import JsonFlag
 from sluice.config.model import CacheConfig, ModelConfig, OffloadConfig, TraceConfig
 from sluice.config.parallel import ParallelConfig
 from sluice.config.scheduler import SchedulerConfig
 from sluice.config.server import ServerConfig
+from sluice.config.speculative import SpeculativeConfig
 
 
 def names_ray_cluster() -> bool:
@@ -32,13 +34,14 @@ GROUPS: Mapping[str, type] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "speculative": SpeculativeConfig,
     "offload": OffloadConfig,
     "diffusion": DiffusionConfig,
     "parallel": ParallelConfig,
     "trace": TraceConfig,
     "server": ServerConfig,
 }
-ENGINE_GROUPS = ("model", "cache", "scheduler", "offload", "diffusion", "parallel", "trace")
+ENGINE_GROUPS = ("model", "cache", "scheduler", "speculative", "offload", "diffusion", "parallel", "trace")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     offload: OffloadConfig = field(default_factory=OffloadConfig)
     diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -83,23 +87,31 @@ def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for given, value in options.items():
-        name = given.replace("-", "_")
-        if (foreign := FOREIGN.get(name)) is not None:
-            if (translated := foreign.translated(name, value)) is None:
+    for given, of_option in options.items():
+        foreign = FOREIGN.get(given.replace("-", "_"))
+        for original, value in _translated(given.replace("-", "_"), of_option):
+            name = aliases.get(original, original)
+            if foreign is None and value is not None and included.get(name) == value:
                 continue
-            name, value = translated
-        name = aliases.get(name, name)
-        if foreign is None and value is not None and included.get(name) == value:
-            continue
-        if name not in known:
-            raise ConfigError(_unknown(given, [*known, *aliases, *FOREIGN]))
-        value = known[name].spelled(value)
-        source = f"{flag(given)} {options[given]}"
-        if found.setdefault(name, value) != value:
-            raise ConfigError(f"{sources[name]} and {source} contradict each other; give one of them")
-        sources[name] = source
+            if name not in known:
+                raise ConfigError(_unknown(given, [*known, *aliases, *FOREIGN]))
+            value = known[name].spelled(value)
+            source = f"{flag(given)} {of_option}"
+            if found.setdefault(name, value) != value:
+                raise ConfigError(f"{sources[name]} and {source} contradict each other; give one of them")
+            sources[name] = source
     return found
+
+
+def _translated(name: str, value: Any) -> Iterable[tuple[str, Any]]:
+    """Return the options that an option or a flag of another engine sets, and their values."""
+    foreign = FOREIGN.get(name)
+    if foreign is None:
+        return [(name, value)]
+    if isinstance(foreign, JsonFlag):
+        return foreign.translated(name, value)
+    translated = foreign.translated(name, value)
+    return [] if translated is None else [translated]
 
 
 def _unknown(given: str, names: Sequence[str]) -> str:

@@ -37,6 +37,10 @@ class PromptTokensDetails(msgspec.Struct):
 class CompletionTokensDetails(msgspec.Struct):
     reasoning_tokens: int
     """Tokens before the answer."""
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    """Tokens that the server had guessed, with `--speculative-algorithm`."""
+    rejected_prediction_tokens: int | UnsetType = UNSET
+    """Guesses that were wrong. They are no tokens of the answer."""
 
 
 class Usage(msgspec.Struct):
@@ -47,7 +51,7 @@ class Usage(msgspec.Struct):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
-    """Only of chats with reasoning."""
+    """Only of chats with reasoning, and of answers with guessed tokens."""
 
 
 class PromptToken(msgspec.Struct):

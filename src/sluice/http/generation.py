@@ -21,7 +21,7 @@ from sluice.http.turns import Turns
 from sluice.limits import NO_TIER, LimitError, TierDisabled
 from sluice.process.client import EngineGone, Inbox
 from sluice.text.text_stream import Piece, TextStream
-from sluice.types import NO_SAMPLING, CachedTokens, FinishReason, Output, SamplingParams, Submit, TokenLogprobs
+from sluice.types import NO_SAMPLING, CachedTokens, Drafted, FinishReason, Output, SamplingParams, Submit, TokenLogprobs
 
 T = TypeVar("T")
 MAX_OPEN = 1 << 16
@@ -34,6 +34,9 @@ AT_ONCE = 64
 """Choices that are prepared, or submitted, in one turn: 2 ms."""
 
 
+NO_DRAFTS = Drafted()
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of a call: each prompt once for any `n`; the outputs of all choices together."""
@@ -43,15 +46,25 @@ class Usage:
     completion_tokens: int
     reasoning_tokens: int = 0
     """Those among them that precede the answer."""
+    drafted: Drafted = NO_DRAFTS
+    """Tokens that were guessed; those that were right are among them."""
 
     def as_json(self) -> dict[str, Any]:
-        details = {"reasoning_tokens": self.reasoning_tokens}
+        details = {"reasoning_tokens": self.reasoning_tokens} | predicted(self.drafted)
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached.total} | by_tier(self.cached),
-        } | ({"completion_tokens_details": details} if self.reasoning_tokens else {})
+        } | ({"completion_tokens_details": details} if any(details.values()) else {})
+
+
+def predicted(drafted: Drafted) -> dict[str, int]:
+    """Return how many guessed tokens were right and how many wrong, under OpenAI's names; nothing without any."""
+    if not drafted.tokens:
+        return {}
+    wrong = drafted.tokens - drafted.accepted
+    return {"accepted_prediction_tokens": drafted.accepted, "rejected_prediction_tokens": wrong}
 
 
 def by_tier(cached: CachedTokens) -> dict[str, Any]:
@@ -266,6 +279,7 @@ class Generation:
             sum(len(choice.prompt) for choice in firsts),
             CachedTokens(*map(sum, zip(*(choice.cached for choice in firsts), strict=True))),
             sum(choice.text.num_tokens for choice in self.choices),
+            drafted=Drafted(*map(sum, zip(*(choice.text.drafted for choice in self.choices), strict=True))),
         )
 
 

@@ -24,6 +24,7 @@ BETWEEN_SECONDS: tuple[float, ...] = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0),
 )
+PER_ROW: tuple[float, ...] = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
 TOKENS: tuple[float, ...] = tuple(mantissa * 10**power for power in range(7) for mantissa in (1, 2, 5))
 
 
@@ -47,6 +48,10 @@ class _Open:
     samples: _Samples
     priority_class: str
     output_tokens: int = 0
+    rows: int = 0
+    """Those that had drafts."""
+    accepted: int = 0
+    """Drafts of these rows that were right."""
     first: float = 0.0
     last: float = 0.0
 
@@ -90,6 +95,8 @@ class Metrics(Observer):
         self.per_token = Histogram(BETWEEN_SECONDS)
         """The mean of each request."""
         self.to_end = Histogram(REQUEST_SECONDS)
+        self.acceptance_length = Histogram(PER_ROW)
+        """Tokens that a row with drafts brought: the mean of each request."""
         self.pauses = PauseLog()
         """Pauses of the event loop."""
 
@@ -149,6 +156,9 @@ class Metrics(Observer):
             self._count_prompt(request, output, now)
         else:
             self.between.add(now - request.last)
+        if output.num_drafted:
+            request.rows += 1
+            request.accepted += output.num_accepted
         count = len(output.token_ids)
         for _ in range(count - 1):
             self.between.add(0.0)
@@ -174,6 +184,8 @@ class Metrics(Observer):
         self.to_end.add(now - request.arrived)
         self.prompt_lengths.add(request.prompt_tokens)
         self.output_lengths.add(request.output_tokens)
+        if request.rows:
+            self.acceptance_length.add(1 + request.accepted / request.rows)
         samples = request.samples
         samples.left -= 1
         samples.most_tokens = max(samples.most_tokens, request.output_tokens)

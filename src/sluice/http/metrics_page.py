@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sluice.engine.messages import Stats
-from sluice.engine.meter import LATE_BY, Histogram, ItlTotals, PaceTotals, Tally
+from sluice.engine.meter import LATE_BY, DraftTotals, Histogram, ItlTotals, PaceTotals, Tally
 from sluice.http.backend import Backend
 from sluice.http.metrics import Metrics
 from sluice.http.routes import Routes
@@ -93,6 +93,8 @@ class Page(Collector):
         )
         self.histogram("vllm:e2e_request_latency_seconds", "From a call to its last token.", metrics.to_end)
         self.add_classes(metrics)
+        help = "Tokens that a row with drafts brought, each request's mean."
+        self.histogram("sluice:request_acceptance_length", help, metrics.acceptance_length)
         pauses = metrics.pauses
         self.counter("sluice:event_loop_pauses", "Times that the event loop was blocked.", pauses.count)
         self.counter("sluice:event_loop_pause_seconds", "Their sum.", pauses.seconds)
@@ -141,6 +143,7 @@ class Page(Collector):
         self.counter("sluice:denoised_blocks", "Blocks filled in by a model of block diffusion.", totals.blocks)
         self.counter("sluice:denoising_passes", "Passes that these took.", totals.passes)
         self.counter("sluice:bound_by", "Steps, by the limit that kept them from holding more.", bound_by, "limit")
+        self.add_drafts(totals.drafts)
         self.add_pace(totals.itl)
         self.histogram("vllm:iteration_tokens_total", "Tokens of a step.", totals.tokens)
         self.histogram("sluice:step_seconds", "In the runner, of a step.", totals.step_seconds)
@@ -148,6 +151,15 @@ class Page(Collector):
         self.histogram("vllm:request_prefill_time_seconds", "From there to the first token.", totals.prefill_seconds)
         self.histogram("vllm:request_decode_time_seconds", "From there to the last.", totals.decode_seconds)
         self.histogram("vllm:request_inference_time_seconds", "The two together.", totals.inference_seconds)
+
+    def add_drafts(self, drafts: DraftTotals) -> None:
+        """Add what became of guessed tokens. Without --speculative-algorithm there are zeros."""
+        self.counter("vllm:spec_decode_num_drafts", "Rows with drafts.", drafts.rows)
+        self.counter("vllm:spec_decode_num_draft_tokens", "Their drafts.", drafts.drafted)
+        self.counter("vllm:spec_decode_num_accepted_tokens", "Drafts that were right.", drafts.accepted)
+        by_position = {str(position): count for position, count in enumerate(drafts.accepted_at or (0,))}
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+        self.counter(name, "The same, by position in the row.", by_position, "position")
 
     def add_pace(self, itl: ItlTotals | None) -> None:
         """Add how steps keep the ITL target. Without one there are zeros."""

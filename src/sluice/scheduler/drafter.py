@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from sluice.scheduler.request import Request
@@ -23,6 +23,11 @@ class Drafter(Protocol):
         that its rows no longer overlap."""
         ...
 
+    def pays(self, rows: int) -> bool:
+        """Return whether drafts may be worth it in a step of so many decodes. If not, none are asked for. Called once
+        for a step with decodes."""
+        ...
+
     def propose(self, request: Request, at_most: int) -> Sequence[int]:
         """Return guesses of the tokens behind those of a request of which nothing is pending, best first to check.
 
@@ -31,11 +36,34 @@ class Drafter(Protocol):
         """
         ...
 
+    def choose(self, rows: int, found: Mapping[int, Sequence[int]]) -> Mapping[int, Sequence[int]]:
+        """Return what is worth to be checked of the guesses for a step: of each the first tokens, at least one, or
+        nothing.
+
+        Args:
+            rows: decodes of the step.
+            found: guesses by request, none of them empty.
+        """
+        ...
+
     def verified(self, request: Request, drafted: int, accepted: int) -> None:
         """Note how many drafts of a row were accepted. The request has the tokens that the row brought, and may have
         ended with them."""
         ...
 
+    def stepped(self, rows: int, drafts: int, micros: int) -> None:
+        """Note how long a step of decodes alone took.
+
+        Args:
+            drafts: of all its rows.
+            micros: microseconds; 0: it was not measured.
+        """
+        ...
+
     def ended(self, request: Request) -> None:
         """Forget a request that is gone."""
+        ...
+
+    def flush(self) -> None:
+        """Forget what was kept of requests that are gone."""
         ...

@@ -42,14 +42,14 @@ def draft(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, a
     """Add drafts to the decodes of the step, when each has its token: as many as neither prompts nor the next tokens of
     running requests lack."""
     drafter = state.drafter
-    if drafter is None or not batch.num_decodes:
+    if drafter is None or not batch.num_decodes or not drafter.pays(batch.num_decodes):
         return
     room = adder.room_for_drafts()
     pages = state.kv.available - sum(1 for _ in state.running())
     found: dict[int, Sequence[int]] = {}
     for chunk in batch.rows:
         request = state.requests[chunk.request_id]
-        if request.pending > 1 or not drafter.wants(request):
+        if request.pending > 1 or (request.lookahead and not drafter.wants(request)):
             continue
         request.is_drafting = True
         state.num_drafting += 1
@@ -60,8 +60,9 @@ def draft(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, a
             found[request.id] = drafts
             room -= len(drafts)
             pages -= lease_of(request).missing(request.scheduled + len(drafts))
-    if found:
-        batch.add_drafts(found, state.requests, in_runner=drafter.in_runner)
+    chosen = drafter.choose(batch.num_decodes, found) if found else found
+    if chosen:
+        batch.add_drafts(chosen, state.requests, in_runner=drafter.in_runner)
 
 
 def tokens_held(request: Request, page_size: int, pages: int) -> int:

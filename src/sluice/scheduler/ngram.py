@@ -1,4 +1,4 @@
-"""NgramDrafter: guesses what follows from what followed the same tokens before.
+"""NgramGuesser: guesses what follows from what followed the same tokens before.
 
 It looks the end of a request's tokens up in the request itself, and in what this server answered lately, and guesses
 that what came there comes again. It reads nothing of other tenants: answers are kept by `extra_key`.
@@ -7,37 +7,16 @@ that what came there comes again. It reads nothing of other tenants: answers are
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple
 
-from sluice.scheduler.ngram_index import NO_MATCH, Match, NgramIndex
+from sluice.scheduler.guesser import NO_DRAFTS, Drafts
+from sluice.scheduler.ngram_index import CATCH_UP, NO_MATCH, Match, NgramIndex
 from sluice.scheduler.request import Request
+from sluice.types import NgramLimits
 
 LEAD = 32
 """Tokens before an answer that are kept with it: what a prompt ends with says how its answer begins."""
 SEPARATOR = -1
 """Between answers; no token."""
-
-
-class Drafts(NamedTuple):
-    """What a drafter guesses."""
-
-    token_ids: tuple[int, ...]
-    match: int = 0
-    """Tokens that the guess goes by: more make it more likely. 0 if it goes by no match."""
-
-
-NO_DRAFTS = Drafts(())
-
-
-class NgramLimits(NamedTuple):
-    """How n-grams are looked up."""
-
-    shortest: int = 2
-    """Least tokens of a match."""
-    longest: int = 12
-    """Tokens from which on matches are as good as each other."""
-    capacity: int = 131_072
-    """Tokens of answers that are kept; 0: none are."""
 
 
 class RecentAnswers:
@@ -75,6 +54,12 @@ class RecentAnswers:
         index.text.append(SEPARATOR)
         self._num_young += len(kept) + 1
 
+    def catch_up(self, extra_key: str) -> None:
+        """Index a part of what is not indexed of a tenant's answers."""
+        for generation in (self._young, self._old):
+            if extra_key in generation:
+                generation[extra_key].catch_up()
+
     def find(self, extra_key: str, tokens: array[int], at_most: int) -> Drafts:
         """Return up to `at_most` tokens that followed what has most in common with the end of some."""
         best, drafts = NO_MATCH, NO_DRAFTS
@@ -82,7 +67,6 @@ class RecentAnswers:
             index = generation.get(extra_key)
             if index is None:
                 continue
-            index.catch_up()
             match = index.find(tokens)
             if match.length > best.length:
                 found = index.after(match.end, at_most).tolist()
@@ -100,8 +84,10 @@ class RecentAnswers:
         return NgramIndex(array("i"), self._limits.shortest, self._limits.longest)
 
 
-class NgramDrafter:
-    """Guesses by n-grams of the request and of recent answers. What it guesses is a function of the calls made."""
+class NgramGuesser:
+    """Guesses by n-grams of the request and of recent answers (`guesser.Guesser`)."""
+
+    in_runner = False
 
     def __init__(self, limits: NgramLimits | None = None) -> None:
         self._limits = limits or NgramLimits()
@@ -127,12 +113,20 @@ class NgramDrafter:
         index.catch_up()
         match = index.find(request.tokens)
         if match.length < self._limits.longest and self._limits.capacity:
+            self._answers.catch_up(request.extra_key)
             found = self._answers.find(request.extra_key, request.tokens, at_most)
             if found.match > match.length:
                 return found
         if match is NO_MATCH:
             return NO_DRAFTS
         return Drafts(tuple(_repeated(index, match, at_most)), match.length)
+
+    def hopes(self, request: Request) -> bool:
+        """Return whether the end of what is known of a request occurred before, or its tokens are still indexed."""
+        index, tokens = self._own.get(request.id), request.tokens
+        if index is None or index.num_left > CATCH_UP or index.find(tokens) is not NO_MATCH:
+            return True
+        return bool(self._answers.find(request.extra_key, tokens, 1).token_ids)
 
     def ended(self, request: Request) -> None:
         """Forget a request, and keep its answer among the recent ones."""

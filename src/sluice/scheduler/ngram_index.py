@@ -53,6 +53,11 @@ class NgramIndex:
         self._key = 0
         """The last n-gram that is indexed."""
 
+    @property
+    def num_left(self) -> int:
+        """Tokens that are not indexed."""
+        return len(self.text) - len(self._previous) + 1
+
     def catch_up(self) -> None:
         """Index the next tokens of the text, at most `CATCH_UP`."""
         heads, previous, text, n = self._heads, self._previous, self.text, self._n

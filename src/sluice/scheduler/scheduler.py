@@ -195,6 +195,8 @@ class Scheduler:
             self.state.pacer.ended(plan.step, micros)
         if self.state.sizer is not None:
             self.state.sizer.ended(plan.step, max(result.stage_micros, default=micros))
+        if self.state.drafter is not None and len(plan.chunks) == plan.num_decodes and not plan.slices:
+            self.state.drafter.stepped(plan.num_decodes, plan.num_drafts, micros)
         self._release_windows(plan)
         outputs = self.copied(result.copies)
         outputs += self._end_failed_slices(plan, result)
@@ -324,7 +326,9 @@ class Scheduler:
         self.state.kv.flush()
 
     def flush_cache(self) -> int:
-        """Forget every cached page that no request holds, on all tiers. Returns how many."""
+        """Forget every cached page that no request holds, on all tiers, and recent answers. Returns how many pages."""
+        if self.state.drafter is not None:
+            self.state.drafter.flush()
         return self.state.kv.flush()
 
     def restore(self, pages: Sequence[StoredPage]) -> int:

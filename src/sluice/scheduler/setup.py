@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sluice.kv.manager import KVManager
+from sluice.scheduler.measured_drafter import drafter_of
 from sluice.scheduler.pacer import Pacing
 from sluice.scheduler.scheduler import Scheduler
-from sluice.types import OffloadLimits, SchedulerLimits, TierLimits
+from sluice.types import DraftLimits, OffloadLimits, SchedulerLimits, TierLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class SchedulerSetup:
     """How contexts longer than the device are held. None: they are refused."""
     pacing: Pacing | None = None
     """What is known of the machine's speed. Used with an ITL target."""
+    drafting: DraftLimits | None = None
+    """What guesses tokens ahead. None: nothing does."""
 
     def build(self) -> Scheduler:
         """Return a scheduler with an empty pool.
@@ -39,4 +42,5 @@ class SchedulerSetup:
             tiers=self.tiers,
             offload=self.offload,
         )
-        return Scheduler(self.limits, kv, pacing=self.pacing)
+        drafter = None if self.drafting is None else drafter_of(self.drafting, self.limits.num_draft_tokens)
+        return Scheduler(self.limits, kv, pacing=self.pacing, drafter=drafter)

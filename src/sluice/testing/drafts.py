@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sluice.scheduler.request import Request
 from sluice.testing.oracle import sampled_and_forced
@@ -42,6 +42,9 @@ class OracleDrafter:
     def wants(self, request: Request) -> bool:
         return _share(request.tokens, 1) < self._wanted
 
+    def pays(self, rows: int) -> bool:
+        return True
+
     def propose(self, request: Request, at_most: int) -> Sequence[int]:
         share = 1.0 if self._is_eager else _share(request.tokens, 2)
         count = min(at_most, int(share * (at_most + 2)))
@@ -61,11 +64,20 @@ class OracleDrafter:
                 guesses[index] = (guesses[index] + 1) % self._vocab_size
         return tuple(guesses)
 
+    def choose(self, rows: int, found: Mapping[int, Sequence[int]]) -> Mapping[int, Sequence[int]]:
+        return found
+
     def verified(self, request: Request, drafted: int, accepted: int) -> None:
         self.drafted += drafted
         self.accepted += accepted
 
+    def stepped(self, rows: int, drafts: int, micros: int) -> None:
+        """Do nothing: it guesses as much as it was told."""
+
     def ended(self, request: Request) -> None:
+        """Do nothing: it keeps nothing."""
+
+    def flush(self) -> None:
         """Do nothing: it keeps nothing."""
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sluice.text.detokenizer import Detokenizer
-from sluice.types import CachedTokens, FinishReason, Output, TokenLogprobs
+from sluice.types import CachedTokens, Drafted, FinishReason, Output, TokenLogprobs
 
 
 class StopFinder:
@@ -138,6 +138,8 @@ class TextStream:
         self.finish_reason: FinishReason | None = None
         self._length = 0
         self.cached = CachedTokens()
+        self.drafted = Drafted()
+        """Of all outputs until the text ended."""
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         """None for the first token of the prompt; the others only if they were requested."""
 
@@ -154,6 +156,8 @@ class TextStream:
         """
         if self.finish_reason is None:
             self.add_prompt_facts(output)
+            if output.num_drafted:
+                self.drafted = Drafted(*map(sum, zip(self.drafted, output.drafted, strict=True)))
         pieces: list[Piece] = []
         last = len(output.token_ids) - 1
         for index, token in enumerate(output.token_ids):

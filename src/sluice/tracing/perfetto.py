@@ -91,7 +91,11 @@ class Converter:
             "pid": PROCESS,
             "name": "tokens a step",
             "ts": _us(start),
-            "args": {"decode": plan.num_decoded, "prefill": plan.num_tokens - plan.num_decoded},
+            "args": {
+                "decode": plan.num_decoded,
+                "drafts": plan.num_drafts,
+                "prefill": plan.num_tokens - plan.num_decoded - plan.num_drafts,
+            },
         }
         yield from self._preempted(plan)
         counts = {(chunk.request_id, chunk.start): count for chunk, count in sampled(record)}
@@ -165,6 +169,8 @@ def _step_args(plan: BatchPlan, record: Step) -> Event:
         "step": plan.step,
         "tokens": plan.num_tokens,
         "decodes": plan.num_decoded,
+        "drafted": plan.num_drafts,
+        "accepted": sum(record.accepted),
         "prefills": len(plan.chunks) - plan.num_decoded,
         "bound by": plan.bound_by.value,
         "host ms": record.host_ms,
@@ -181,7 +187,7 @@ def _chunk_args(plan: BatchPlan, chunk: Chunk, sampled: int) -> Event:
         "slot": chunk.slot,
         "new pages": len(chunk.new_pages),
         "sampled": sampled,
-    }
+    } | ({"drafts": chunk.num_drafts} if chunk.num_drafts else {})
 
 
 def _slice(thread: int, name: str, start: float, end: float, args: Event) -> Event:

@@ -68,6 +68,10 @@ class StepRun(NamedTuple):
     """Rows with drafts, or with an open block."""
     brought: int = 0
     """Those of them that brought tokens."""
+    drafted: int = 0
+    """Drafts of these rows."""
+    accepted: int = 0
+    """Drafts that were right."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -110,6 +114,10 @@ class RequestRun:
     """When each output token was known."""
     arrived_at: float | None = None
     """At the server; None if it is not known."""
+    draft_rows: int = 0
+    """Rows that had drafts, and brought tokens."""
+    drafted: int = 0
+    accepted: int = 0
     priority_class: str = ""
     is_continued: bool = False
     """An engine before gave it tokens."""
@@ -230,6 +238,8 @@ def _add_step(run: Run, record: Step) -> None:
             stage_micros=record.stage_micros,
             with_drafts=sum(chunk.num_drafts > 0 for chunk in plan.chunks),
             brought=sum(count > 0 for chunk, count in sampled(record) if chunk.num_drafts),
+            drafted=plan.num_drafts,
+            accepted=sum(record.accepted),
         )
     )
     run.failed_copies += sum(copy.error is not None for copy in record.copies)
@@ -241,8 +251,19 @@ def _add_step(run: Run, record: Step) -> None:
         request = run.requests.get(chunk.request_id)
         if request is not None and request.end is None:
             request.token_times.extend([record.ended_at] * count)
+    _add_drafts(run, record)
     _add_failures(run, record)
     _end_requests(run, record.ends, record.ended_at)
+
+
+def _add_drafts(run: Run, record: Step) -> None:
+    rows = [chunk for chunk in record.plan.chunks if chunk.samples]
+    for chunk, accepted in zip(rows, record.accepted, strict=False):
+        request = run.requests.get(chunk.request_id)
+        if chunk.num_drafts and request is not None and request.end is None:
+            request.draft_rows += 1
+            request.drafted += chunk.num_drafts
+            request.accepted += accepted
 
 
 def _add_failures(run: Run, record: Step) -> None:

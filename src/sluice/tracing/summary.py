@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from sluice.tracing.blocks import BlockSummary, report_blocks, summarize_blocks
-from sluice.tracing.classes import ClassSummary, is_on_time, report_classes, summarize_classes, ttft_ms
+from sluice.tracing.classes import ClassSummary, report_classes, summarize_classes
 from sluice.tracing.format import Header
 from sluice.tracing.pace import PaceSummary, report_pace, summarize_pace
-from sluice.tracing.run import Cause, Gap, Refusal, RequestRun, RowFailure, Run, StepRun, find_gaps
-from sluice.tracing.spread import Spread, percentile, spread
-from sluice.types import SchedulerLimits
+from sluice.tracing.request_table import RequestRow, acceptance_length, row_of, table_of
+from sluice.tracing.run import Cause, Gap, Refusal, RowFailure, Run, StepRun, find_gaps
+from sluice.tracing.spread import Spread, spread
 
 GAPS_SHOWN = 20
 FAILURES_SHOWN = 10
 NAMES_SHOWN = 8
-HEAD = (
-    *("request", "at s", "prompt", "cached", "output", "chunks", "preempted"),
-    *("queued ms", "TTFT ms", "ITL p50 ms", "ITL max ms", "end"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,31 +29,6 @@ class StepFailure:
 class Preempted:
     request_id: int
     times: int
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRow:
-    """One request. Times are milliseconds; None: it did not happen."""
-
-    request_id: int
-    added_at: float
-    """Seconds since the trace began."""
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    chunks: int
-    preemptions: int
-    queued_ms: float | None
-    """From its arrival to the launch of its first chunk."""
-    ttft_ms: float | None
-    """From its arrival at the server, if that is known, to its first token."""
-    itl_p50_ms: float | None
-    itl_max_ms: float | None
-    outcome: str
-    error: str | None
-    priority_class: str = ""
-    on_time: bool | None = None
-    """Its first token came within the TTFT target of its class; None without the one or the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +63,14 @@ class Summary:
     """Input tokens: one for each decode."""
     prefill_tokens: int
     output_tokens: int
+    draft_rows: int
+    """Rows that had drafts."""
+    drafted: int
+    """Tokens that were guessed."""
+    accepted: int
+    """Those of them that were right."""
+    acceptance_length: float | None
+    """Tokens that a row with drafts brought, on average; None if there were none."""
     bound_by: dict[str, int]
     """Steps by the limit that kept them from holding more, most first."""
     device_ms: Spread
@@ -129,6 +107,8 @@ def summarize(header: Header, run: Run, gap_ms: float, *, truncated: bool = Fals
     requests, steps = list(run.requests.values()), run.steps
     admitted = [request for request in requests if request.admissions]
     mixed = sum(step.is_mixed for step in steps)
+    drafted = [] if header.setup.limits.block_size else [step for step in steps if step.with_drafts]
+    rows, accepted = sum(step.with_drafts for step in drafted), sum(step.accepted for step in drafted)
     with_decodes = sum(step.num_decodes > 0 for step in steps)
     return Summary(
         model=header.model,
@@ -152,6 +132,10 @@ def summarize(header: Header, run: Run, gap_ms: float, *, truncated: bool = Fals
         decode_tokens=sum(step.num_decodes for step in steps),
         prefill_tokens=sum(step.prefill_tokens for step in steps),
         output_tokens=sum(len(request.token_times) for request in requests),
+        draft_rows=rows,
+        drafted=sum(step.drafted for step in drafted),
+        accepted=accepted,
+        acceptance_length=acceptance_length(accepted, rows),
         bound_by=_counted(step.bound_by.value for step in steps),
         device_ms=spread([step.device_ms for step in steps]),
         host_ms=spread([step.host_ms for step in steps]),
@@ -169,29 +153,7 @@ def summarize(header: Header, run: Run, gap_ms: float, *, truncated: bool = Fals
         row_failures=tuple(run.row_failures),
         gap_ms=gap_ms,
         gaps=tuple(find_gaps(run, gap_ms)),
-        table=tuple(_row(request, header.setup.limits) for request in requests),
-    )
-
-
-def _row(request: RequestRun, limits: SchedulerLimits) -> RequestRow:
-    times, end = request.token_times, request.end
-    itl = sorted((b - a) * 1000 for a, b in pairwise(times))
-    return RequestRow(
-        request_id=request.request_id,
-        added_at=request.added_at,
-        prompt_tokens=request.prompt_len,
-        cached_tokens=request.cached,
-        output_tokens=len(times),
-        chunks=request.chunks,
-        preemptions=request.preemptions,
-        queued_ms=None if request.admitted_at is None else _ms(request.admitted_at - request.added_at),
-        ttft_ms=ttft_ms(request),
-        itl_p50_ms=round(percentile(itl, 0.5), 3) if itl else None,
-        itl_max_ms=round(itl[-1], 3) if itl else None,
-        outcome=request.outcome,
-        error=None if end is None else end.error,
-        priority_class=request.priority_class,
-        on_time=is_on_time(request, limits),
+        table=tuple(row_of(request, header.setup.limits) for request in requests),
     )
 
 
@@ -215,10 +177,6 @@ def _counted(values: Iterable[str]) -> dict[str, int]:
     return dict(Counter(values).most_common())
 
 
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3)
-
-
 def report(summary: Summary, *, table: bool) -> str:
     """Return the whole summary as text; with `table`, with a line for each request."""
     blocks = [
@@ -234,7 +192,7 @@ def report(summary: Summary, *, table: bool) -> str:
         )
     ]
     if table:
-        blocks.append(list(_table(summary.table, has_classes=bool(summary.classes))))
+        blocks.append(list(table_of(summary.table, drafts=bool(summary.draft_rows), classes=bool(summary.classes))))
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
@@ -252,6 +210,11 @@ def _run(summary: Summary) -> Iterator[str]:
         f"tokens    {summary.prefill_tokens} prefilled, {summary.decode_tokens} decoded,"
         f" {summary.output_tokens} sampled"
     )
+    if summary.draft_rows:
+        yield (
+            f"drafts    {summary.drafted} in {summary.draft_rows} rows, {summary.accepted} accepted"
+            f" ({_share(summary.accepted, summary.drafted)}); these rows brought {summary.acceptance_length:.2f} tokens"
+        )
     yield f"requests  {summary.requests}: {_counts(summary.outcomes) or 'none'}"
     yield f"cache     {summary.cached_tokens} of {prompt} prompt tokens ({_share(summary.cached_tokens, prompt)})"
     if summary.stored_pages or summary.loaded_pages:
@@ -319,25 +282,6 @@ def _cause(cause: Cause) -> str:
     what.append("1 decode" if cause.num_decodes == 1 else f"{cause.num_decodes} decodes")
     failed = ", failed" if cause.failed else ""
     return f"step {cause.step}{failed}, {cause.ms:.1f} ms: {', '.join(what)}"
-
-
-def _table(rows: Sequence[RequestRow], *, has_classes: bool) -> Iterator[str]:
-    head = (*HEAD, "class", "on time") if has_classes else HEAD
-    lines = [head, *((*_cells(row), *(_class_cells(row) if has_classes else ())) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    for line in lines:
-        yield "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-
-
-def _cells(row: RequestRow) -> tuple[str, ...]:
-    numbers = (row.prompt_tokens, row.cached_tokens, row.output_tokens, row.chunks, row.preemptions)
-    times = (row.queued_ms, row.ttft_ms, row.itl_p50_ms, row.itl_max_ms)
-    shown = ("-" if value is None else f"{value:.1f}" for value in times)
-    return str(row.request_id), f"{row.added_at:.3f}", *map(str, numbers), *shown, row.outcome
-
-
-def _class_cells(row: RequestRow) -> tuple[str, str]:
-    return row.priority_class or "-", "-" if row.on_time is None else "yes" if row.on_time else "no"
 
 
 def _names(ids: Sequence[int]) -> str:

@@ -170,12 +170,12 @@ class BatchPlan:
         return self.num_decodes + sum(part.completes and part.is_decode for part in self.slices)
 
     @property
-    def num_drafts(self) -> int:
-        return sum(chunk.num_drafts for chunk in self.chunks)
-
-    @property
     def num_tokens(self) -> int:
         return sum(chunk.length for chunk in self.chunks)
+
+    @property
+    def num_drafts(self) -> int:
+        return sum(chunk.num_drafts for chunk in self.chunks)
 
 
 class PlanError(ValueError):

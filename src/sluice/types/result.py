@@ -100,6 +100,14 @@ class CachedTokens(NamedTuple):
         return self.total - self.host - self.disk
 
 
+class Drafted(NamedTuple):
+    """Tokens that were guessed for a request."""
+
+    tokens: int = 0
+    accepted: int = 0
+    """Those that were right, and so are among its outputs."""
+
+
 class Output(NamedTuple):
     """Tokens of a request that one commit produced, or its embedding.
 
@@ -131,6 +139,10 @@ class Output(NamedTuple):
     """Drafts among them that were accepted."""
     num_passes: int = 0
     """Passes that filled in the block which these tokens are of, if the model fills in blocks."""
+
+    @property
+    def drafted(self) -> Drafted:
+        return Drafted(self.num_drafted, self.num_accepted)
 
     @property
     def cached(self) -> CachedTokens:

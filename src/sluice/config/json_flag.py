@@ -1,0 +1,45 @@
+"""A flag of another engine whose value is a JSON object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sluice.config.base import ConfigError, flag
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFlag:
+    """A flag for an object whose fields are options of ours."""
+
+    options: Mapping[str, str]
+    """Fields of the object -> our options."""
+    short: str = ""
+    """The flag's short form."""
+
+    def translated(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        """Yield the options that an object sets, and their values.
+
+        Args:
+            value: the object, or its JSON; None sets nothing.
+
+        Raises:
+            ConfigError: it is no object, or has a field that is no option of ours.
+        """
+        fields = _parsed(name, value) if isinstance(value, str) else {} if value is None else value
+        if not isinstance(fields, Mapping):
+            raise ConfigError(f"{flag(name)} must be a JSON object, got {value!r}")
+        for field, given in fields.items():
+            if field not in self.options:
+                known = ", ".join(self.options)
+                raise ConfigError(f"{flag(name)}: {field!r} is not supported; the fields that are: {known}")
+            yield self.options[field], given
+
+
+def _parsed(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag(name)} must be a JSON object, got {text!r}: {error}") from None

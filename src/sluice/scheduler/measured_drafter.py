@@ -1,0 +1,97 @@
+"""MeasuredDrafter: guesses tokens, and as many as have shown to be worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from sluice.scheduler.draft_sizer import DraftSizer, Offer
+from sluice.scheduler.guesser import Guesser, RunnerGuesser
+from sluice.scheduler.ngram import NgramGuesser
+from sluice.scheduler.request import Request
+from sluice.types import NGRAM, DraftLimits
+
+LONGEST_PAUSE = 64
+"""Tokens."""
+
+
+class Misses(NamedTuple):
+    """Rows of a request whose drafts were all wrong."""
+
+    pause: int
+    """Tokens that overlap after the last one."""
+    until: int
+    """Number of known tokens with which it ends."""
+
+
+class MeasuredDrafter:
+    """Guesses tokens with a guesser, and keeps of each guess what a sizer says (`drafter.Drafter`).
+
+    Args:
+        most: drafts of a row, at least 1.
+    """
+
+    def __init__(self, guesser: Guesser, most: int) -> None:
+        self.in_runner = guesser.in_runner
+        self._guesser = guesser
+        self._sizer = DraftSizer(most)
+        self._pays = True
+        """Whether drafts were worth guessing in the latest step with decodes."""
+        self._misses: dict[int, Misses] = {}
+        """By request."""
+        self._matches: dict[int, int] = {}
+        """Of the guesses of this step, by request."""
+
+    def wants(self, request: Request) -> bool:
+        """Return whether there is likely to be a good guess. After each that was wrong twice as many tokens overlap."""
+        misses = self._misses.get(request.id)
+        is_paused = misses is not None and len(request.tokens) < misses.until
+        return self._pays and not is_paused and self._guesser.hopes(request)
+
+    def pays(self, rows: int) -> bool:
+        self._pays = self._sizer.pays(rows)
+        self._matches.clear()
+        return self._pays
+
+    def propose(self, request: Request, at_most: int) -> Sequence[int]:
+        token_ids, self._matches[request.id] = self._guesser.propose(request, at_most)
+        return token_ids
+
+    def choose(self, rows: int, found: Mapping[int, Sequence[int]]) -> dict[int, Sequence[int]]:
+        offers = [Offer(request_id, len(drafts), self._matches[request_id]) for request_id, drafts in found.items()]
+        counts = self._sizer.choose(rows, offers)
+        return {
+            request_id: drafts[:count]
+            for (request_id, drafts), count in zip(found.items(), counts, strict=True)
+            if count
+        }
+
+    def verified(self, request: Request, drafted: int, accepted: int) -> None:
+        self._sizer.verified(request.id, drafted, accepted)
+        if accepted:
+            self._misses.pop(request.id, None)
+        else:
+            before = self._misses.get(request.id)
+            pause = 2 if before is None else min(2 * before.pause, LONGEST_PAUSE)
+            self._misses[request.id] = Misses(pause, len(request.tokens) + pause)
+
+    def stepped(self, rows: int, drafts: int, micros: int) -> None:
+        self._sizer.stepped(rows, drafts, micros)
+
+    def ended(self, request: Request) -> None:
+        self._sizer.forget(request.id)
+        self._misses.pop(request.id, None)
+        self._guesser.ended(request)
+
+    def flush(self) -> None:
+        self._guesser.flush()
+
+
+def drafter_of(limits: DraftLimits, most: int) -> MeasuredDrafter:
+    """Return a new drafter.
+
+    Args:
+        most: drafts of a row, at least 1.
+    """
+    guesser = NgramGuesser(limits.ngram) if limits.algorithm == NGRAM else RunnerGuesser()
+    return MeasuredDrafter(guesser, most)

@@ -1,0 +1,98 @@
+"""Guesses in an engine: which requests have drafts, and which give up overlap for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from recording import RecordingRunner
+from sluice.engine.messages import FlushCache, Submit
+from sluice.scheduler.guesser import RunnerGuesser
+from sluice.scheduler.measured_drafter import MeasuredDrafter, drafter_of
+from sluice.scheduler.request import Request
+from sluice.testing import resolved
+from sluice.types import NGRAM, BatchPlan, DraftLimits
+from worlds import Bench, World, check_ends, limits_of
+
+WORLD = World(
+    replace(limits_of(chunk=16, running=4), num_draft_tokens=4), num_pages=128, page_size=4, drafting=DraftLimits(NGRAM)
+)
+OVERLAP = replace(WORLD, limits=replace(WORLD.limits, lookahead=1), depth=2, late=True)
+AGAIN = Submit(1, (0, 1, 1, 0, 1), resolved(40))
+
+
+VOCAB = 1000
+"""Of an answer that hardly repeats itself."""
+
+
+def play(world: World, *submits: Submit, flush: bool = False) -> list[BatchPlan]:
+    """Run one request after the other. Returns the plans of the last."""
+    bench = Bench.of(world, runner := RecordingRunner(world.shadow(VOCAB)))
+    for submit in submits:
+        runner.plans.clear()
+        bench.link.put(submit)
+        bench.drain(1000)
+        if flush:
+            bench.link.put(FlushCache(1))
+            bench.step()
+    check_ends(bench, {submit.request_id: submit for submit in submits}, vocab_size=VOCAB)
+    return runner.plans
+
+
+def drafts(plans: list[BatchPlan]) -> int:
+    return sum(plan.num_drafts for plan in plans)
+
+
+def test_an_answer_that_was_given_before_takes_few_steps() -> None:
+    plans = play(WORLD, AGAIN, replace(AGAIN, request_id=2))
+    assert drafts(plans) > 20
+    assert len(plans) < 20
+
+
+@pytest.mark.parametrize("extra_key", ["", "other"])
+def test_no_answer_of_another_tenant_or_before_a_flush_is_guessed_from(extra_key: str) -> None:
+    plans = play(WORLD, AGAIN, replace(AGAIN, request_id=2, extra_key=extra_key), flush=not extra_key)
+    assert drafts(plans) == 0
+    assert len(plans) == 40
+
+
+def test_overlap_is_given_up_where_guesses_are_right() -> None:
+    """A request with a lookahead always had a token pending, and so never a draft."""
+    plans = play(OVERLAP, AGAIN, replace(AGAIN, request_id=2))
+    assert drafts(plans) > 20
+    assert len(plans) < 25
+    late = [chunk for plan in play(OVERLAP, AGAIN) for chunk in plan.chunks if len(chunk.token_ids) < chunk.length]
+    assert len(late) > 30, "a request without guesses is planned before its last token is known"
+
+
+def test_overlap_goes_on_where_guesses_are_wrong() -> None:
+    """A request that was always guessed for wrongly waited for each of its tokens."""
+    drafter, request = drafter_of(DraftLimits(NGRAM), 4), Request(Submit(1, (1, 2, 1, 2), resolved(1000)))
+    assert drafter.pays(1)
+    waits = 0
+    for _ in range(200):
+        if drafter.wants(request):
+            waits += 1
+            drafter.choose(1, {1: drafter.propose(request, 2)})
+            drafter.verified(request, 2, 0)
+        request.tokens.append(1 + len(request.tokens) % 2)
+    assert 2 <= waits <= 10
+    drafter.verified(request, 2, 1)
+    assert drafter.wants(request)
+
+
+def test_a_runner_that_guesses_is_asked_for_as_many_as_are_worth_it() -> None:
+    drafter = MeasuredDrafter(RunnerGuesser(), 4)
+    request = Request(Submit(1, (1, 2), resolved(100)))
+    for _ in range(100):
+        if drafter.pays(1):
+            found = drafter.choose(1, {1: drafter.propose(request, 4)})
+            if found:
+                drafter.verified(request, len(found[1]), 0)
+    assert drafter.choose(1, {1: drafter.propose(request, 4)}).get(1, ()) in ((), (0, 0), (0,))
+    for _ in range(100):
+        found = drafter.choose(1, {1: drafter.propose(request, 4)})
+        if found:
+            drafter.verified(request, len(found[1]), len(found[1]))
+    assert drafter.choose(1, {1: drafter.propose(request, 4)}) == {1: (0, 0, 0, 0)}
