@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sluice.config import EngineConfig
 from sluice.engine.messages import Abort, Copied, QueryStats, Shutdown, Stats, Submit, WatchSteps
-from sluice.engine.meter import ItlTotals, PaceTotals, Tally, Totals
+from sluice.engine.meter import DraftTotals, GrammarTotals, ItlTotals, PaceTotals, Tally, Totals
 from sluice.engine.step_watch import ChunkSeen, SliceSeen, StepSeen, StepsSeen
 from sluice.engine.trace import StepRecord
 from sluice.limits import Limits
@@ -80,6 +80,10 @@ OUTPUT = st.builds(
     LOGPROBS,
     IDS,
     IDS,
+    embedding=st.binary(max_size=4),
+    num_drafted=IDS,
+    num_accepted=IDS,
+    num_passes=IDS,
 )
 TIER = st.builds(TierUse, st.sampled_from(Tier), *[IDS] * 7)
 OCCUPANCY = st.builds(Occupancy, *[IDS] * 8, st.lists(TIER, max_size=2).map(tuple))
@@ -108,10 +112,12 @@ ITL = st.builds(
 )
 TOTALS = st.builds(
     Totals,
-    *[IDS] * 5,
+    *[IDS] * 7,
     st.lists(IDS, max_size=3).map(tuple),
     st.none() | ITL,
     *[st.none() | TALLY for _ in range(6)],
+    grammars=st.builds(GrammarTotals, *[IDS] * 4, SECONDS),
+    drafts=st.builds(DraftTotals, *[IDS] * 3, st.lists(IDS, max_size=3).map(tuple)),
 )
 STEP_SEEN = st.builds(
     StepSeen,
