@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tiny_models
+from drafted import Planner, guesser, plain
 from sluice.assembly.load import load
 from sluice.assembly.loaded import LoadedModel
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
@@ -97,6 +98,38 @@ def test_answers_are_those_of_eager_steps(family: str, tmp_path: Path) -> None:
     assert sorted(counted.decodes) == sorted(set(counted.decodes)), "each number of rows is captured once"
     assert len(counted.decodes) >= 6
     assert replayed == answers(eager_runner(model))
+
+
+class Shapes(Counted):
+    """Notes the tokens of each row of the steps that its Python ran."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.shapes: list[tuple[int, ...]] = []
+
+    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
+        self.shapes.append(batch.q_lens)
+        return super().forward(batch, kv, attention)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_steps_with_drafts_are_captured_where_rows_are_equal(family: str, tmp_path: Path) -> None:
+    """Other steps with drafts, and prompts, run as ever; and all bring what they bring without a capture."""
+    tiny_models.FAMILIES[family](**FAMILIES[family]).save_pretrained(tmp_path)
+    model = loaded(tmp_path)
+    asked = [replace(each, sampling=replace(each.sampling, max_tokens=30)) for each in submits()[:3]]
+
+    def answered(runner: TorchRunner, count: int, how: str) -> list[object]:
+        planner = Planner(runner, WORLD.num_pages, WORLD.page_size, chunk=64)
+        return plain(planner.run(asked[:count], guesser(known, how, tiny_models.VOCAB_SIZE)))
+
+    known = Planner(eager_runner(model), WORLD.num_pages, WORLD.page_size, chunk=64).run(asked)
+    for count, how in ((1, "partly"), (3, "wrong"), (3, "partly")):
+        counted = Shapes(model.model)
+        assert answered(replace(model, model=counted).runner(), count, how) == answered(eager_runner(model), count, how)
+        equal = [lens for lens in counted.shapes[1:] if len(set(lens)) == 1]
+        assert sorted(equal) == sorted(set(equal)), "each shape is captured once"
+        assert any(lens[0] > 1 for lens in equal) or (count, how) == (3, "partly")
 
 
 def kernels() -> Kernels:

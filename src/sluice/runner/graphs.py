@@ -9,6 +9,9 @@ inputs, too, since only one runs at a time.
     last tokens, page table rows of these slots                          static, filled by a few kernels
     replay                                                               -> hidden states, one row a row
 
+Where graphs are captured on demand, as on a CPU, steps whose rows all have the same few tokens, drafts among them, have
+graphs too. They are not padded.
+
 The head and the sampling stay outside: they are a few kernels, depend on the sampling parameters, and logits of padded
 rows would be wasted.
 """
@@ -28,6 +31,16 @@ from sluice.device.transport import Arrived, lay_out, views
 from sluice.runner.device_state import DeviceState
 from sluice.runner.forwards import Forwards, Model
 from sluice.runner.inputs import NUM_ARRAYS, PER_ROW, HostBatch
+
+MOST_DRAFTED = 32
+"""Tokens of the largest step with drafts that is captured. With more, Python's share of it is small."""
+
+
+class GraphShape(NamedTuple):
+    """The rows of a graph, and the tokens of each."""
+
+    rows: int
+    length: int = 1
 
 
 class Captured(NamedTuple):
@@ -81,7 +94,8 @@ class _StaticStep:
 
 
 class DecodeGraphs:
-    """Replays steps that only decode and have neither targets nor embeddings; runs the others eagerly.
+    """Replays steps that only decode, with drafts if all rows have as many, and have neither targets nor embeddings;
+    runs the others eagerly.
 
     Graphs are captured by `capture_all`, before which every step is eager, or each when a step first needs it.
 
@@ -94,6 +108,7 @@ class DecodeGraphs:
         sizes: numbers of rows, ascending; steps with more run eagerly.
         busy: called before each replay, whose layers do not tick.
         on_demand: capture a graph when a step first needs it: where a capture runs the work once, and computes it.
+            Only then steps with drafts have graphs.
     """
 
     def __init__(
@@ -118,14 +133,14 @@ class DecodeGraphs:
         self._on_demand = on_demand
         self._sizes = tuple(sizes)
         shape, most = state.shape, self._sizes[-1]
-        padding = {size: self._padding(size) for size in self._sizes}
-        num_bytes = lay_out(padding[most].arrays[:PER_ROW])[-1].end
+        tokens = max(most, MOST_DRAFTED) if on_demand else most
+        num_bytes = lay_out(self._padding(tokens).arrays[:PER_ROW])[-1].end
         self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=shape.device)
         self._table = torch.zeros((most, shape.row_pages), dtype=torch.int32, device=shape.device)
-        self._rows = torch.arange(most + 1, device=shape.device)
+        self._rows = torch.arange(tokens + 1, device=shape.device)
         self._starts = self._rows.to(torch.int32)
-        self._static = {size: self._static_step(host) for size, host in padding.items()}
-        self._graphs: dict[int, Captured] = {}
+        self._static = {GraphShape(size): self._static_step(GraphShape(size)) for size in self._sizes}
+        self._graphs: dict[GraphShape, Captured] = {}
 
     @torch.inference_mode()
     def capture_all(self, report: Callable[[int, int], None] = lambda done, total: None) -> None:
@@ -136,17 +151,17 @@ class DecodeGraphs:
         """
         for done, size in enumerate(reversed(self._sizes)):
             report(done, len(self._sizes))
-            self._graphs[size] = self._captured(size)
+            self._graphs[GraphShape(size)] = self._captured(size)
 
     def _captured(self, size: int) -> Captured:
-        static = self._static[size]
+        static = self._static[GraphShape(size)]
         self._fill_with_padding(size)
         self._attention.plan_static(static.batch)
         return self._capture(lambda: self._forward(static.batch))
 
     def padded(self, host: HostBatch) -> HostBatch:
-        size = self._size_for(host)
-        missing = 0 if size is None else size - len(host.row_slots)
+        shape = self._shape_for(host)
+        missing = 0 if shape is None else shape.rows - len(host.row_slots)
         if not missing:
             return host
         filler = self._padding(missing)
@@ -162,34 +177,48 @@ class DecodeGraphs:
         )
 
     def run(self, laid: HostBatch, arrived: Arrived) -> torch.Tensor:
-        size = self._size_for(laid)
-        if size is None:
+        shape = self._shape_for(laid)
+        if shape is None:
             return self._eager.run(laid, arrived)
         self._busy()
         logit_rows, late_tokens, late_slots = arrived.tensors[NUM_ARRAYS - 3 : NUM_ARRAYS]
-        static = self._static[size]
+        if shape not in self._static:
+            self._static[shape] = self._static_step(shape)
+        static = self._static[shape]
         batch = static.batch
         arrived.copy_to(self._inputs, PER_ROW)
         batch.input_ids.index_copy_(0, late_tokens, self._state.last_tokens.read(late_slots))
         self._fill_table(static)
         self._attention.plan_static(replace(batch, kv_lens_host=tuple(laid.kv_lens.tolist())))
-        if size in self._graphs:
-            graph = self._graphs[size]
+        if shape in self._graphs:
+            graph = self._graphs[shape]
             graph.replay()
         else:  # the capture computes this very step
-            graph = self._graphs[size] = self._capture(lambda: self._forward(batch))
-        # The rows of a step come first, and mostly all of them sample: then no gather is needed.
-        count = len(laid.sample_rows)
-        is_prefix = count == 0 or laid.sample_rows[-1] == count - 1
+            graph = self._graphs[shape] = self._capture(lambda: self._forward(batch))
+        # The rows of a step come first, and mostly all of their tokens are sampled behind: then no gather is needed.
+        count = len(laid.logit_rows)
+        is_prefix = count == 0 or laid.logit_rows[-1] == count - 1
         return graph.output[:count] if is_prefix else graph.output.index_select(0, logit_rows)
 
-    def _size_for(self, host: HostBatch) -> int | None:
+    def _shape_for(self, host: HostBatch) -> GraphShape | None:
         rows = len(host.row_slots)
-        if host.num_decodes < rows or rows > self._sizes[-1] or len(host.target_ids) or len(host.embed_rows):
+        if rows > self._sizes[-1] or len(host.target_ids) or len(host.embed_rows):
             return None
         if not (self._graphs or self._on_demand):
             return None
-        return next(size for size in self._sizes if size >= rows)
+        if host.num_decodes < rows:
+            return self._drafted_shape(host) if host.drafts is not None and self._on_demand else None
+        return GraphShape(next(size for size in self._sizes if size >= rows))
+
+    @staticmethod
+    def _drafted_shape(host: HostBatch) -> GraphShape | None:
+        """Return the shape of a step with drafts, if its rows are equally long and their tokens known."""
+        assert host.drafts is not None, "a step without drafts"
+        tokens, rows = len(host.input_ids), len(host.row_slots)
+        shape = GraphShape(rows, tokens // rows)
+        starts = np.arange(0, tokens + 1, shape.length)
+        fits = tokens <= MOST_DRAFTED and host.drafts.are_known
+        return shape if fits and np.array_equal(starts, host.q_starts) else None
 
     def _padding(self, count: int) -> HostBatch:
         """Return rows that only pad a batch: one token each, at the beginning of the scratch page."""
@@ -215,26 +244,27 @@ class DecodeGraphs:
             num_decodes=count,
         )
 
-    def _static_step(self, host: HostBatch) -> _StaticStep:
-        size, arrays = len(host.row_slots), host.arrays[:PER_ROW]
-        extents = lay_out(arrays)
-        ids, positions, kv_slots, row_slots, kv_lens = views(self._inputs, arrays, extents)
+    def _static_step(self, shape: GraphShape) -> _StaticStep:
+        rows, length = shape
+        of_tokens, of_rows = self._padding(rows * length).arrays[:3], self._padding(rows).arrays[3:PER_ROW]
+        arrays = (*of_tokens, *of_rows)
+        ids, positions, kv_slots, row_slots, kv_lens = views(self._inputs, arrays, lay_out(arrays))
         batch = ForwardBatch(
             input_ids=ids,
             positions=positions,
             kv_slots=kv_slots,
-            page_table=self._table[:size],
-            q_starts=self._starts[: size + 1],
+            page_table=self._table[:rows],
+            q_starts=self._starts[: rows * length + 1 : length].contiguous(),
             kv_lens=kv_lens,
-            logit_rows=self._rows[:size],
-            q_lens=(1,) * size,
-            kv_lens_host=tuple(host.kv_lens.tolist()),
-            num_decodes=size,
+            logit_rows=self._rows[: rows * length],
+            q_lens=(length,) * rows,
+            kv_lens_host=(length,) * rows,
+            num_decodes=rows if length == 1 else 0,
         )
         return _StaticStep(batch, row_slots)
 
     def _fill_with_padding(self, size: int) -> None:
-        static, host = self._static[size], self._padding(size)
+        static, host = self._static[GraphShape(size)], self._padding(size)
         batch = static.batch
         targets = (batch.input_ids, batch.positions, batch.kv_slots, static.row_slots, batch.kv_lens)
         for target, array in zip(targets, host.arrays[:PER_ROW], strict=True):
