@@ -34,7 +34,7 @@ from sluice.runner.runner import TorchRunner
 from sluice.types import SamplingParams, Submit
 
 CPU = torch.device("cpu")
-PAGE, PAGES, SLOTS, MAX_TOKENS = 4, 128, 8, 24
+PAGE, PAGES, SLOTS, MAX_TOKENS = 4, 128, 8, 16
 SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"seed": 3},

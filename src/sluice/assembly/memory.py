@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from sluice.assembly.drafting import DraftSetup
 from sluice.assembly.graphs import graph_rows, kernels_compute
 from sluice.assembly.offloading import ring_bytes, room_beside_ring
 from sluice.assembly.ranks import ranks_per_node
@@ -61,14 +62,14 @@ def plan_memory(
     device: torch.device,
     place: Place,
     reasons: dict[str, str],
-    draft_token_bytes: int = 0,
+    draft: DraftSetup | None = None,
 ) -> Memory:
     """Decide on CUDA graphs and on the size of the KV pool.
 
     Args:
         spec: of this rank's part.
         place: of this rank. On a GPU all ranks call this alike, as the largest step runs on all of them.
-        draft_token_bytes: what a drafter keeps of each position of the pool.
+        draft: the runner's own drafter, if there is one.
 
     Raises:
         ConfigError: an option that cannot be honoured; a `MemoryShortage` if there is too little memory.
@@ -90,17 +91,24 @@ def plan_memory(
     vocabulary = place.vocabulary(spec.vocab_size) if place.layout.tensor_size > 1 else None
     shape = replace(shape, kv_dtype=page_dtype, vocabulary=vocabulary)
     if device.type == "cuda":
-        # A request samples at every position of its open block, as so many decodes do.
-        samples = running if spec.diffusion is None else running * spec.diffusion.block_size
-        trial = StepTrial(
-            model, replace(shape, num_slots=samples), backend, logit_ops, None if place.is_last else elsewhere
-        )
+        samples = _most_samples(config, spec, running)
+        passes_on = None if place.is_last else elsewhere
+        trial = StepTrial(model, replace(shape, num_slots=samples), backend, logit_ops, passes_on, draft)
         room = _cuda_room(config, spec, device, trial, rows, ring_bytes(config.offload, kv_sizes), samples)
     else:
         free = free_memory(device) // ranks_per_node(config.parallel)
         room = cpu_room(room_beside_ring(config.offload, kv_sizes, free))
-    shape = _with_pool(shape, config, spec, kv_sizes.token_bytes + draft_token_bytes, room, reasons)
+    of_draft = 0 if draft is None else draft.sizes.token_bytes
+    shape = _with_pool(shape, config, spec, kv_sizes.token_bytes + of_draft, room, reasons)
     return Memory(shape, kv_sizes, rows)
+
+
+def _most_samples(config: EngineConfig, spec: ModelSpec, running: int) -> int:
+    """Return the positions at which a step samples at most. A request samples behind each of its drafts, and at every
+    position of its open block, as so many decodes do."""
+    if spec.diffusion is not None:
+        return running * spec.diffusion.block_size
+    return max(running, min(running * (1 + config.speculative.drafts()), config.scheduler.limits().max_batch_tokens))
 
 
 def _with_pool(
@@ -161,15 +169,17 @@ class StepTrial:
     Args:
         shape: of the later state; the number of its pages does not matter.
         elsewhere: stands for the ranks that sample; None: this one does.
+        draft: the runner's own drafter, if there is one.
     """
 
     def __init__(
         self,
-        model: Model,
+        model: PagedLM,
         shape: DeviceShape,
         backend: AttentionBackend,
         logit_ops: LogitOps,
         elsewhere: Elsewhere | None = None,
+        draft: DraftSetup | None = None,
     ) -> None:
         self._model = model
         self._shape = replace(shape, num_pages=1, scratch_pages=0)
@@ -177,19 +187,25 @@ class StepTrial:
         self._attention = backend.make(shape.device, None, noop)
         self._logit_ops = logit_ops
         self._elsewhere = elsewhere
+        self._draft = draft
 
     def run(self, limits: StepLimits, sampling: SamplingParams = EVERYTHING) -> None:
         """Run the largest step within some limits. All its requests sample by `sampling`."""
         device, attention = self._shape.device, self._attention
-        state = DeviceState(self._shape, self._new_kv)
+        state, target, drafter = DeviceState(self._shape, self._new_kv), self._model, None
+        drafted: Model = target
+        if self._draft is not None:
+            drafter = self._draft.open(state, None, noop, self._logit_ops)
+            drafted = self._draft.over(target, drafter)
         runner = TorchRunner(
-            self._model,
+            target,
             state,
             attention,
             transport=transport_for(device, num_buffers=1),
-            forwards=EagerForwards(self._model, state, attention),
+            forwards=EagerForwards(drafted, state, attention),
             logit_ops=self._logit_ops,
             elsewhere=self._elsewhere,
+            drafter=drafter,
         )
         runner.launch(largest_plan(limits, self._shape.page_size, sampling)).wait()
 

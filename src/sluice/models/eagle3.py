@@ -53,6 +53,8 @@ class Eagle3Attention(nn.Module):
         projected = self.qkv_proj(x) * (batch.positions > 0)[:, None]
         q, k, v = projected.unflatten(-1, (-1, self.spec.head_dim)).split(self.head_counts, dim=1)
         q = ops.rotate_and_store(q, k, v, angles, None, kv, batch.kv_slots)
+        if not len(batch.logit_rows):  # only the keys and values are wanted
+            return x.new_empty((0, x.shape[1] // 2))
         out, lse = attention.attend(q, kv, batch, self.spec, need_lse=True)
         assert lse is not None, "asked for"
         rows = batch.logit_rows
