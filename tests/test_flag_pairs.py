@@ -45,7 +45,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "enable_overlap": (True,),
     "depth": (2, 3),
     "lookahead": (1,),
-    "speculative_algorithm": ("ngram",),
+    "speculative_algorithm": ("ngram", "draft-model"),
+    "speculative_draft_model": ("folder",),
     "speculative_num_steps": (4,),
     "speculative_num_draft_tokens": (3,),
     "speculative_ngram_min_match_window_size": (1,),
@@ -63,6 +64,7 @@ OFFLOADED = {**ON_DISK, "kv_disk_bytes": 90_000, "offload_above": 15, "ring_bloc
 """And for those of contexts longer than the device."""
 PACED = {**SMALL, "itl_target": "3ms"}
 NGRAM = {"speculative_algorithm": "ngram"}
+DRAFT_MODEL = {"speculative_algorithm": "draft-model", "speculative_draft_model": "folder"}
 SHRINKING = {**SMALL, "dynamic_chunking": 5}
 OFFLOAD_OPTIONS = tuple(name for name, _ in options_of(GROUPS["offload"]))
 PAIRS = [
@@ -115,7 +117,9 @@ def test_refused_by_name_or_lawful(name: str) -> None:
 def bases(pair: dict[str, Any]) -> list[dict[str, Any]]:
     if any(name.startswith("speculative") for name in pair):
         is_offloaded = any(name in OFFLOAD_OPTIONS for name in pair)
-        return [OFFLOADED | NGRAM] if is_offloaded else [SMALL | NGRAM]
+        has_model = "speculative_draft_model" in pair or pair.get("speculative_algorithm") == "draft-model"
+        drafting = DRAFT_MODEL if has_model else NGRAM
+        return [OFFLOADED | drafting] if is_offloaded else [SMALL | drafting]
     if any(name in OFFLOAD_OPTIONS for name in pair):
         return [SMALL, OFFLOADED]
     if "itl_quantile" in pair:

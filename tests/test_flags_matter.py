@@ -140,6 +140,7 @@ ELSEWHERE = {
     "dist_init_addr": "assembly/test_ranks.py::test_addresses",
     "dist_token_file": "cli/test_migration.py::test_sglang",
     "distributed_executor_backend": "process/test_ray_ranks.py::test_ranks_of_other_machines_have_a_token",
+    "speculative_draft_model": "parity/test_draft_models.py::test_no_drafter_changes_an_answer",
     "trace": "test_llm_trace.py::test_a_trace_holds_every_step_and_replays",
     "trace_token_ids": "test_llm_trace.py::test_without_token_ids_there_are_none",
     "cost_model": "assembly/test_pacing.py::test_a_later_engine_knows_the_machine",
@@ -194,8 +195,17 @@ def test_it_changes_what_happens(name: str) -> None:
 def test_every_option_has_a_case() -> None:
     """An option that `config` gained and this file did not."""
     of = {group: [name for name, _ in options_of(kind)] for group, kind in GROUPS.items()}
+    of["speculative"].remove("speculative_draft_model")
     assert list(CASES) == [*of["cache"], *of["scheduler"], *of["speculative"], *of["offload"]]
-    assert list(ELSEWHERE) == [*of["model"], *of["diffusion"], *of["parallel"], *of["trace"], *of["server"]]
+    elsewhere = [
+        *of["model"],
+        *of["diffusion"],
+        *of["parallel"],
+        "speculative_draft_model",
+        *of["trace"],
+        *of["server"],
+    ]
+    assert list(ELSEWHERE) == elsewhere
 
 
 @pytest.mark.parametrize("place", ELSEWHERE.values())
@@ -211,6 +221,7 @@ ALIASES = [
 EXAMPLES: dict[str, Any] = {
     "model": "some/model",
     "tokenizer": "some/tokenizer",
+    "speculative_draft_model": "some/draft",
     "generation_config": "none",
     "kv_write_policy": "selective",
     "schedule_policy": "lpm",

@@ -14,8 +14,9 @@ from torch import nn
 from sluice.assembly.small_operations import fuse_small_operations
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.select import REFERENCE
-from sluice.config import ConfigError
+from sluice.config import ConfigError, EngineConfig
 from sluice.models.base import PagedLM
+from sluice.models.eagle3 import Eagle3
 from sluice.models.eagle3_loader import load_eagle3
 from sluice.models.hub import resolve_checkpoint
 from sluice.models.llama import Llama
@@ -30,9 +31,10 @@ from sluice.runner.drafting.pages import DraftPages, DraftSizes
 from sluice.runner.drafting.target import DraftedModel, StatesModel
 from sluice.runner.forwards import Model
 from sluice.runner.logit_ops import LogitOps
+from sluice.text.same_tokens import first_difference
 
 LOGGER = logging.getLogger("sluice.engine")
-DRAFT_MODEL, EAGLE3 = "draft-model", "eagle3"
+EAGLE3 = "eagle3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,47 +68,49 @@ class DraftSetup:
 
 
 def load_drafter(
-    algorithm: str,
-    path: str,
+    config: EngineConfig,
     target: PagedLM,
     spec: ModelSpec,
     backend: AttentionBackend,
     device: torch.device,
     kernels: Kernels | None,
-    page_size: int,
+    tokenizer: Path,
     *,
-    cache: Path | None = None,
     progress: bool,
-) -> DraftSetup:
-    """Load a drafter for a target.
+) -> DraftSetup | None:
+    """Load the draft model or head that the options name; None if they name none.
 
     Args:
-        algorithm: `DRAFT_MODEL` or `EAGLE3`.
-        path: folder or hub id of its checkpoint.
+        config: resolved.
         spec: the target's, with the context that requests may have.
         backend: the target's attention; the drafter's too, if it supports it.
-        cache: folder for downloads.
+        tokenizer: folder of the target's.
         progress: draw a progress bar on standard error.
 
     Raises:
         ConfigError: it does not fit the target; the message names both values.
-        CheckpointError: it cannot be found or loaded.
+        CheckpointError: it cannot be found or loaded, or is no head for the target.
     """
-    folder = resolve_checkpoint(path, cache=cache)
+    path, downloads = config.speculative.speculative_draft_model, config.model.download_dir
+    if path is None:
+        return None
+    folder = resolve_checkpoint(path, cache=None if downloads is None else Path(downloads))
     packer = packer_for(device, kernels)
     net: DraftNet
-    module: PagedLM | nn.Module
-    if algorithm == EAGLE3:
-        head = load_eagle3(folder, target, device, packer)
-        net, module, own = Eagle3Net(head), head, head.config.layer.spec
-        fuse_small_operations(head, device, kernels)
+    module: PagedLM | Eagle3
+    if config.speculative.speculative_algorithm == EAGLE3:
+        module = load_eagle3(folder, target, device, packer)
+        net, own = Eagle3Net(module), module.config.layer.spec
     else:
         dtype = str(spec.dtype).removeprefix("torch.")
-        model, own = load_model(folder, dtype=dtype, device=device, progress=progress, packer=packer)
-        _check_draft_model(path, model, own, spec)
-        net, module = DraftModel(model), model
-        fuse_small_operations(model, device, kernels)
+        module, own = load_model(folder, dtype=dtype, device=device, progress=progress, packer=packer)
+        _check_draft_model(path, module, own, spec)
+        _check_tokens(path, folder, tokenizer)
+        net = DraftModel(module)
+    fuse_small_operations(module, device, kernels)
     sizes = DraftSizes(own.num_layers, own.num_kv_heads, own.head_dim, net.state_size, own.dtype)
+    page_size = config.cache.page_size
+    assert page_size is not None, f"not resolved: {config}"
     return DraftSetup(net, module, sizes, _supporting(backend, own, page_size, device))
 
 
@@ -118,12 +122,24 @@ def _check_draft_model(path: str, model: PagedLM, own: ModelSpec, target: ModelS
             f"{shown} has a vocabulary of {own.vocab_size} tokens, but the model has {target.vocab_size}: it must be of"
             f" the same tokenizer"
         )
+    if own.diffusion is not None:
+        raise ConfigError(f"{shown} is a {own.architecture}, which fills in blocks of tokens, and guesses no next one")
     if not model.has_head:
         raise ConfigError(f"{shown} has no lm_head.weight, so it cannot guess tokens")
     if own.max_model_len < target.max_model_len:
         raise ConfigError(
             f"{shown} has a context of {own.max_model_len} tokens, but requests may have {target.max_model_len}: give"
             f" --context-length {own.max_model_len}, or another draft model"
+        )
+
+
+def _check_tokens(path: str, folder: Path, of_target: Path) -> None:
+    """Check that a draft model means the same tokens by its ids, where both have a tokenizer."""
+    different = first_difference(folder, of_target)
+    if different is not None:
+        raise ConfigError(
+            f"--speculative-draft-model {path} has another vocabulary: token {different.token_id} is"
+            f" {different.one!r}, and {different.other!r} for the model"
         )
 
 

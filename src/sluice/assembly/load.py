@@ -13,6 +13,7 @@ import torch
 
 from sluice.assembly.devices import TORCH, resolve_here
 from sluice.assembly.diffusion import check_architecture, with_diffusion
+from sluice.assembly.drafting import load_drafter
 from sluice.assembly.generation_config import sampling_defaults
 from sluice.assembly.graphs import kernels_compute
 from sluice.assembly.info import EngineInfo
@@ -107,7 +108,8 @@ def load(
         # What is left to torch is small, and its waiting threads would take the kernels' cores.
         torch.set_num_threads(1)
     resolved = with_diffusion(_resolve_for_model(resolved, checkpoint, model, spec, backend, reasons), spec, reasons)
-    memory = plan_memory(resolved, model, spec, backend, logit_ops, device, member.place, reasons)
+    draft = load_drafter(resolved, model, spec, backend, device, kernels, checkpoint.tokenizer, progress=progress)
+    memory = plan_memory(resolved, model, spec, backend, logit_ops, device, member.place, reasons, draft)
     tiers = tier_setup(resolved, spec, memory.shape, checkpoint.folder, layout=backend.layout, disabled=disabled)
     if agree is not None:
         memory, tiers = _with_pages_of_all(memory, tiers, agree, reasons)
@@ -117,12 +119,13 @@ def load(
     if offload is not None and resolved.offload.offload_above != offload.limits.above:
         reasons["offload_above"] = "what the KV pool holds"
     defaults = _sampling_defaults(resolved.model, checkpoint.folder, reasons)
-    info = _info(
-        resolved, checkpoint, spec, memory, tiers, offload, weights_bytes, model.has_head, defaults, reasons, disabled
-    )
+    held = weights_bytes if draft is None else module_bytes(model, draft.module)
+    info = _info(resolved, checkpoint, spec, memory, tiers, offload, held, model.has_head, defaults, reasons, disabled)
     pacing = pacing_of(resolved, spec, memory.kv_sizes, weights_bytes, memory.graph_rows)
     shape, rows = memory.shape, memory.graph_rows
-    return LoadedModel(model, spec, shape, info, kernels, backend, rows, tiers, offload, logit_ops, pacing, member)
+    return LoadedModel(
+        model, spec, shape, info, kernels, backend, rows, tiers, offload, logit_ops, pacing, member, draft
+    )
 
 
 def _over_shards(logit_ops: LogitOps, member: Member, vocab_size: int) -> LogitOps:

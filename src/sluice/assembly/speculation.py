@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from sluice.config import NGRAM_DRAFTS, ConfigError, SpeculativeConfig, flag
+from sluice.config import (
+    MODEL_DRAFTS,
+    NGRAM_DRAFTS,
+    RUNNER_ALGORITHMS,
+    ConfigError,
+    EngineConfig,
+    SpeculativeConfig,
+    flag,
+)
 from sluice.types import NgramLimits
 
 MOST_DRAFTS = 128
@@ -21,9 +29,24 @@ def refuse_speculation(config: SpeculativeConfig) -> None:
     if config.speculative_algorithm is None:
         for item in fields(config):
             if (value := getattr(config, item.name)) is not None:
-                raise ConfigError(f"{flag(item.name)} {value} needs --speculative-algorithm ngram")
+                raise ConfigError(f"{flag(item.name)} {value} needs --speculative-algorithm")
     _refuse_numbers(config)
     _refuse_ngrams(config)
+    _refuse_draft_model(config)
+
+
+def refuse_drafting_ranks(config: EngineConfig) -> None:
+    """Refuse a draft model or head beside several ranks, each of which has a part of the model.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    algorithm, parallel = config.speculative.speculative_algorithm, config.parallel
+    if algorithm in RUNNER_ALGORITHMS and parallel.tp_size * parallel.pp_size > 1:
+        raise ConfigError(
+            f"--speculative-algorithm {algorithm} needs one rank, got --tp-size {parallel.tp_size} and --pp-size"
+            f" {parallel.pp_size}: leave these out, or take ngram"
+        )
 
 
 def _refuse_numbers(config: SpeculativeConfig) -> None:
@@ -64,6 +87,21 @@ def _refuse_ngrams(config: SpeculativeConfig) -> None:
         )
 
 
+def _refuse_draft_model(config: SpeculativeConfig) -> None:
+    algorithm, path = config.speculative_algorithm, config.speculative_draft_model
+    if algorithm in RUNNER_ALGORITHMS:
+        if path is None:
+            raise ConfigError(f"--speculative-algorithm {algorithm} needs --speculative-draft-model PATH")
+        for item in fields(config):
+            if item.name.startswith("speculative_ngram") and (value := getattr(config, item.name)) is not None:
+                raise ConfigError(f"{flag(item.name)} {value} needs --speculative-algorithm ngram, got {algorithm!r}")
+    elif path is not None and algorithm is not None:
+        raise ConfigError(
+            f"--speculative-draft-model {path} needs --speculative-algorithm {' or '.join(RUNNER_ALGORITHMS)},"
+            f" got {algorithm!r}"
+        )
+
+
 def speculation_sizes(config: SpeculativeConfig, why: dict[str, str]) -> dict[str, int]:
     """Return the sizes that were left open, with the reasons in `why`; none without an algorithm."""
     if config.speculative_algorithm is None:
@@ -79,10 +117,12 @@ def speculation_sizes(config: SpeculativeConfig, why: dict[str, str]) -> dict[st
 
     tokens = config.speculative_num_draft_tokens
     if tokens is None:
-        steps = fill("num_steps", NGRAM_DRAFTS)
+        steps = fill("num_steps", MODEL_DRAFTS if config.speculative_algorithm in RUNNER_ALGORITHMS else NGRAM_DRAFTS)
     else:
         steps = fill("num_steps", tokens - 1, "--speculative-num-draft-tokens - 1")
     fill("num_draft_tokens", steps + 1, "--speculative-num-steps + 1")
+    if config.speculative_algorithm in RUNNER_ALGORITHMS:
+        return filled
     ngram = NgramLimits()
     longest = config.speculative_ngram_max_match_window_size or ngram.longest
     shortest = fill("ngram_min_match_window_size", min(ngram.shortest, longest))

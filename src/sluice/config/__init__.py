@@ -20,4 +20,4 @@ from sluice.config.model import CacheConfig, ModelConfig, OffloadConfig, TraceCo
 from sluice.config.parallel import ParallelConfig
 from sluice.config.scheduler import CHUNKING_OFF, ITL_DEFAULT, SchedulerConfig, itl_micros
 from sluice.config.server import ServerConfig
-from sluice.config.speculative import NGRAM_DRAFTS, SpeculativeConfig
+from sluice.config.speculative import MODEL_DRAFTS, NGRAM_DRAFTS, RUNNER_ALGORITHMS, SpeculativeConfig

@@ -9,6 +9,10 @@ from sluice.config.base import option
 from sluice.types import DraftLimits, NgramLimits
 
 SEE = "See [speculation.md](speculation.md)."
+RUNNER_ALGORITHMS = ("draft-model", "eagle3")
+"""Those whose guesses a model makes, in the runner."""
+MODEL_DRAFTS = 5
+"""Most guesses of a row by a draft model or head, each of which takes a forward of its own."""
 NGRAM_DRAFTS = 15
 """Most guesses of a row by n-grams: how many there are follows what they bring."""
 
@@ -23,16 +27,35 @@ class SpeculativeConfig:
         unset="none: a token a step",
         more="Guesses are checked in one step, and those that are right are tokens for which no further step is needed."
         " The answers are the same as without. ngram: what followed the same tokens before, in the request itself or in"
-        f" what its tenant was answered lately. {SEE}",
-        choices=("ngram",),
-        spellings={"NGRAM": "ngram", "suffix": "ngram"},
+        " what its tenant was answered lately. draft-model: a smaller model of the same tokenizer. eagle3: a head on"
+        f" the model's hidden states. {SEE}",
+        choices=("ngram", "draft-model", "eagle3"),
+        spellings={
+            "NGRAM": "ngram",
+            "suffix": "ngram",
+            "STANDALONE": "draft-model",
+            "draft_model": "draft-model",
+            "EAGLE3": "eagle3",
+        },
         sglang="--speculative-algorithm",
         metavar="WHAT",
+    )
+    speculative_draft_model: str | None = option(
+        None,
+        "checkpoint of the draft model or EAGLE-3 head",
+        unset="none",
+        more="A folder or a hub id. A draft model has the vocabulary of the model and at least its context; a head was"
+        " trained for the model. Its KV is counted in the size of the pool. Needs --speculative-algorithm"
+        " draft-model or eagle3.",
+        aliases=("speculative_draft_model_path",),
+        sglang="--speculative-draft-model-path",
+        vllm="--speculative-config.model",
+        metavar="PATH",
     )
     speculative_num_steps: int | None = option(
         None,
         "maximum guesses of one request in a step",
-        unset="15",
+        unset="15 for ngram, 5 for a draft model or head",
         more="How many there are follows how often they are right and what they cost, down to none."
         " Needs --speculative-algorithm.",
         sglang="--speculative-num-steps",
@@ -94,6 +117,7 @@ class SpeculativeConfig:
 
 VLLM_FIELDS: Mapping[str, str] = {
     "method": "speculative_algorithm",
+    "model": "speculative_draft_model",
     "num_speculative_tokens": "speculative_num_steps",
     "prompt_lookup_min": "speculative_ngram_min_match_window_size",
     "prompt_lookup_max": "speculative_ngram_max_match_window_size",
