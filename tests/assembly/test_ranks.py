@@ -87,7 +87,7 @@ def test_more_ranks_than_a_machine_can_start() -> None:
 def test_ray_places_several_ranks_if_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     given = EngineConfig.from_options({"pp_size": MAX_HERE + 1, "distributed_executor_backend": "ray"})
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"backend ray needs the package ray: pip install 'sluice\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"backend ray needs the package ray: pip install 'sluice-llm\[ray\]'"):
         refuse_ranks(given)
 
 

@@ -200,5 +200,7 @@ def test_an_endpoint_that_is_no_url_is_refused(endpoint: str) -> None:
 
 def test_without_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(ConfigError, match=r"needs OpenTelemetry, which is not installed: pip install 'sluice\[otel\]'"):
+    with pytest.raises(
+        ConfigError, match=r"needs OpenTelemetry, which is not installed: pip install 'sluice-llm\[otel\]'"
+    ):
         open_traces("http://localhost:4318")

@@ -140,7 +140,7 @@ def test_longrope_ends_where_its_frequencies_change(folder: Folder) -> None:
 @pytest.mark.parametrize("implementation", ["auto", "transformers"])
 def test_without_transformers(implementation: str, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(CheckpointError, match=r"not installed: pip install 'sluice\[transformers\]'"):
+    with pytest.raises(CheckpointError, match=r"not installed: pip install 'sluice-llm\[transformers\]'"):
         load(folder("olmo2"), "float32", implementation)
 
 

@@ -47,7 +47,7 @@ def test_a_library_of_other_sources_is_noticed(copy: Path, name: str) -> None:
     assert why is not None
     assert why.endswith(f"-m pip install -e {copy.parents[2]}")
     (copy.parents[2] / "setup.py").unlink()
-    assert str(Library(copy).why_outdated()).endswith("-m pip install --force-reinstall --no-deps sluice")
+    assert str(Library(copy).why_outdated()).endswith("-m pip install --force-reinstall --no-deps sluice-llm")
     source.unlink()
     assert Library(copy).why_outdated() is not None
 

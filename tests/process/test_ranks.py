@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -27,6 +26,7 @@ from sluice.process.rank_process import connect
 from sluice.process.rank_wire import Hello, RankFailed, RankFrame, decode_frame, encode_frame
 from sluice.process.secret_file import TOKEN, read_or_make_secret
 from sluice.process.wire import Start
+from sluice.version import VERSION
 
 PROMPTS = [
     "The key of the blue box is 4711.",
@@ -171,7 +171,7 @@ def test_ranks_that_are_missing_or_others_are_refused(tmp_path: Path) -> None:
             refusal(ports[0], 0.1), refusal(ports[1], 60.0), asyncio.to_thread(meet, f"127.0.0.1:{ports[1]}")
         )
         assert f"ranks 1 have not connected to 127.0.0.1:{ports[0]} within 0.1 s: start their machines" in missing
-        assert other.startswith(f"rank 1 has sluice 0.0.1, and rank 0 has {version('sluice')}: start every machine")
+        assert other.startswith(f"rank 1 has sluice 0.0.1, and rank 0 has {VERSION}: start every machine")
         assert answer == RankFailed(other)
 
     run(test)

@@ -166,7 +166,7 @@ def test_without_the_extra(llama: Path, package: str, monkeypatch: pytest.Monkey
     """The message names the file that is there, and what would read it."""
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
-        TokenizerError, match=rf"tokenizer.model needs {package} .*pip install 'sluice\[transformers\]'"
+        TokenizerError, match=rf"tokenizer.model needs {package} .*pip install 'sluice-llm\[transformers\]'"
     ):
         Tokenizer.from_folder(llama)
 

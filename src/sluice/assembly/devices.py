@@ -218,7 +218,7 @@ def why_no_triton(device: CudaDevice) -> str | None:
             f" {device.name} has {_dotted(device.capability)}"
         )
     if not device.has_triton:
-        return "the package triton is not installed (pip install 'sluice[gpu]')"
+        return "the package triton is not installed (pip install 'sluice-llm[gpu]')"
     return None
 
 

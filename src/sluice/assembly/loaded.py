@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 from sluice.assembly.cost_file import Key
@@ -55,6 +54,7 @@ from sluice.text.tokenizer import Tokenizer
 from sluice.tracing.file import TraceFile
 from sluice.tracing.format import VERSION, Header, Platform
 from sluice.tracing.recorder import Recorder
+from sluice.version import VERSION as SLUICE_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,7 @@ class LoadedModel:
     def _trace_file(self, path: Path) -> TraceFile:
         header = Header(
             version=VERSION,
-            sluice=version("sluice"),
+            sluice=SLUICE_VERSION,
             model=self.info.model.encode(errors="replace").decode(),
             token_ids=self.info.config.trace.trace_token_ids,
             setup=self.setup(),

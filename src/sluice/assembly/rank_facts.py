@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import fields
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 from sluice.config import ENGINE_GROUPS, GROUPS, EngineConfig, flag
 from sluice.models.weights import weight_files
+from sluice.version import VERSION
 
 FRAMES = 2
 """Number of the frames that ranks exchange. It grows when they change."""
@@ -33,7 +33,7 @@ def facts_of(config: EngineConfig, folder: Path) -> dict[str, str]:
     Raises:
         OSError, CheckpointError: the checkpoint cannot be read.
     """
-    facts = {"sluice": version("sluice"), "frames": str(FRAMES), "torch": str(torch.__version__)}
+    facts = {"sluice": VERSION, "frames": str(FRAMES), "torch": str(torch.__version__)}
     facts["the checkpoint"] = f"with the fingerprint {sampled_fingerprint(folder)[:16]}"
     for group in ENGINE_GROUPS:
         for item in fields(GROUPS[group]):

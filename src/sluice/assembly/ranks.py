@@ -96,7 +96,7 @@ def _refuse_ray(parallel: ParallelConfig, size: int) -> None:
             f"--nnodes {parallel.nnodes} needs --distributed-executor-backend mp: Ray knows the machines of its cluster"
         )
     if find_spec("ray") is None:
-        raise ConfigError("--distributed-executor-backend ray needs the package ray: pip install 'sluice[ray]'")
+        raise ConfigError("--distributed-executor-backend ray needs the package ray: pip install 'sluice-llm[ray]'")
 
 
 def _refuse_nodes(parallel: ParallelConfig, size: int) -> None:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +28,7 @@ from sluice.tiers.host_tier import HostTier
 from sluice.tiers.opening import check_path, open_page_file
 from sluice.tiers.page_file import PageFile
 from sluice.types import CopyDone, StoredPage, Tier, TierLimits
+from sluice.version import VERSION
 
 LOGGER = logging.getLogger("sluice.disk")
 
@@ -240,7 +240,7 @@ def page_geometry(spec: ModelSpec, shape: DeviceShape, model: str, *, layout: st
 
 def _code(spec: ModelSpec) -> str:
     """Return what computes a model's KV. Quantised weights compute other values."""
-    code = f"sluice {version('sluice')} {spec.implementation} in {str(spec.dtype).removeprefix('torch.')}"
+    code = f"sluice {VERSION} {spec.implementation} in {str(spec.dtype).removeprefix('torch.')}"
     return code if spec.quantization == "none" else f"{code}, {spec.quantization} weights"
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from sluice.bench import BenchError
 from sluice.bench.records import Run
+from sluice.version import VERSION
 
 FORMAT = "sluice-bench-1"
 IN_PROCESS_PACKAGES = ("torch", "numpy")
@@ -83,7 +84,7 @@ def read_result(path: Path) -> Result:
 
 def versions(packages: Iterable[str] = ()) -> dict[str, str]:
     """Return the versions of Python, Sluice and these packages, where they are installed."""
-    return {"python": platform.python_version(), **installed_versions(("sluice", *packages))}
+    return {"python": platform.python_version(), "sluice": VERSION, **installed_versions(packages)}
 
 
 def installed_versions(packages: Iterable[str], path: Sequence[str] | None = None) -> dict[str, str]:

@@ -21,6 +21,7 @@ BUNDLED = "This is the small model that comes with Sluice. Name a large one: {} 
 
 def serve(given: dict[str, Any]) -> int:
     """`sluice serve`."""
+    _warn_of_namesakes()
     try:
         server, engine, names = configs(given)
     except ConfigError as error:
@@ -68,6 +69,7 @@ def configs(given: dict[str, Any]) -> tuple[ServerConfig, EngineConfig, frozense
 
 def generate(given: dict[str, Any]) -> int:
     """`sluice generate`."""
+    _warn_of_namesakes()
     prompt = given.pop("prompt")
     names = {item.name for item in fields(SamplingParams)}
     asked = {"max_tokens": GENERATE_MAX_TOKENS} | {name: given.pop(name) for name in names & given.keys()}
@@ -101,6 +103,7 @@ def generate(given: dict[str, Any]) -> int:
 
 def chat(given: dict[str, Any]) -> int:
     """`sluice chat`."""
+    _warn_of_namesakes()
     from sluice.terminal.command import run_chat
 
     key = os.environ.get("SLUICE_API_KEY") or os.environ.get("OPENAI_API_KEY")
@@ -171,6 +174,14 @@ def cache_inspect(given: dict[str, Any]) -> int:
     from sluice.tiers.inspect import run_inspect
 
     return _run("cache inspect", run_inspect, given)
+
+
+def _warn_of_namesakes() -> None:
+    """Say so if another distribution has installed a package `sluice` over this one, or under it."""
+    from sluice_llm import warning
+
+    if (line := warning()) is not None:
+        print(line, file=sys.stderr)
 
 
 def _run(command: str, work: Callable[[dict[str, Any]], int], given: dict[str, Any]) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from sluice.config import GROUPS, flag, options_of
 from sluice.config.arguments import help_of
+from sluice.version import DISTRIBUTION, VERSION
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 HELP_WIDTH = 110
@@ -64,9 +66,11 @@ class ShowVersion(argparse.Action):
     """Looks up the version when it is shown: that takes longer than the rest of a `--help`."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib.metadata import version
+        from sluice_llm import warning
 
-        print(f"sluice {version('sluice')}")
+        print(f"sluice {VERSION} ({DISTRIBUTION})")
+        if (line := warning()) is not None:
+            print(line, file=sys.stderr)
         parser.exit()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from importlib.metadata import version
 from typing import Any
 
 from starlette.requests import Request
@@ -20,6 +19,7 @@ from sluice.http.routes import Routes, json_answer
 from sluice.process.client import EngineGone
 from sluice.process.engine_state import EngineState
 from sluice.types import Occupancy, PriorityClass
+from sluice.version import VERSION
 
 FORMER_NAMES: Mapping[str, str] = {
     "poison_unread": "debug_uninitialized_reads",
@@ -121,7 +121,7 @@ def add_info(routes: Routes, backend: Backend, started: int) -> None:
 
     @routes.add("GET", "/version", summary="The version of the server", answer=Version)
     async def show_version(request: Request) -> Response:
-        return json_answer(Version(version("sluice")))
+        return json_answer(Version(VERSION))
 
 
 def add_description(routes: Routes) -> None:
@@ -129,7 +129,7 @@ def add_description(routes: Routes) -> None:
 
     @routes.add("GET", "/openapi.json", summary="This document (OpenAPI)", answer=dict)
     async def schema(request: Request) -> Response:
-        return json_answer(openapi(routes.operations, version("sluice")))
+        return json_answer(openapi(routes.operations, VERSION))
 
 
 def _model(service: Service, name: str, created: int) -> Model:

@@ -11,18 +11,18 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sluice.config import ConfigError
 from sluice.http.calls import Call
 from sluice.http.errors import CLIENT_LEFT
+from sluice.version import VERSION
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-INSTALL = "pip install 'sluice[otel]'"
+INSTALL = "pip install 'sluice-llm[otel]'"
 TRACES_PATH = "/v1/traces"
 OPERATIONS: Mapping[str, str] = {
     "/v1/chat/completions": "chat",
@@ -75,7 +75,7 @@ class OtlpTraces:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        own = {"service.name": "sluice", "service.version": version("sluice")}
+        own = {"service.name": "sluice", "service.version": VERSION}
         self._provider = TracerProvider(resource=Resource.create(own), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("sluice.server", own["service.version"])

@@ -28,8 +28,11 @@ from sluice.native.abi import (
     SiluMulCall,
 )
 from sluice.native.sources import digest_of
+from sluice.version import DISTRIBUTION
 
 FOLDER = Path(__file__).parent
+SUFFIXES = tuple(reversed(EXTENSION_SUFFIXES))
+"""Of the library. `.so` comes first: a file that names a version of Python is from before any of them could load it."""
 MAX_HEAD_DIM = 512
 
 
@@ -72,7 +75,7 @@ class Library:
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self._folder = folder
-        found = [path for suffix in EXTENSION_SUFFIXES if (path := folder / f"_kernels{suffix}").exists()]
+        found = [path for suffix in SUFFIXES if (path := folder / f"_kernels{suffix}").exists()]
         if not found:
             raise KernelsUnavailable("they were not compiled when Sluice was installed: there was no C++ compiler")
         try:
@@ -100,7 +103,7 @@ class Library:
             return None
         project = self._folder.parents[2]
         is_checkout = (project / "setup.py").is_file()
-        what = ["-e", str(project)] if is_checkout else ["--force-reinstall", "--no-deps", "sluice"]
+        what = ["-e", str(project)] if is_checkout else ["--force-reinstall", "--no-deps", DISTRIBUTION]
         command = shlex.join([sys.executable, "-m", "pip", "install", *what])
         return f"the compiled kernels were built from other sources than those beside them; build them again: {command}"
 

@@ -37,8 +37,8 @@ COPIED = (
     "special_tokens_map.json",
     "tokenizer_config.json",
 )
-INSTALL = "pip install 'sluice[transformers]'"
-INSTALL_FOR_GGUF = "pip install 'sluice[quantized]'"
+INSTALL = "pip install 'sluice-llm[transformers]'"
+INSTALL_FOR_GGUF = "pip install 'sluice-llm[quantized]'"
 SECONDS = 300.0
 """After which a conversion is given up."""
 PROBES = ("Hello, world", "two  spaces\nand lines\n", "numbers 12345 (and) signs!?", "été 日本語 🙂", "\tdef f(x):")

@@ -185,4 +185,4 @@ def test_without_the_package(plain: Path, tmp_path: Path, monkeypatch: pytest.Mo
     """The message must say what to install."""
     ours, _ = made.quantized(plain, tmp_path, config_of(*SCHEMES["int8"]), storing(*SCHEMES["int8"]))
     monkeypatch.setitem(sys.modules, "compressed_tensors.quantization", None)
-    assert "needs the package compressed-tensors: pip install 'sluice[quantized]'" in refusal(ours)
+    assert "needs the package compressed-tensors: pip install 'sluice-llm[quantized]'" in refusal(ours)

@@ -30,7 +30,7 @@ class FlashInferBackend(AttentionBackend):
             return f"it needs --device cuda, got {device.type}; use --attention-backend reference"
         if find_spec(PACKAGE) is None:
             return (
-                f"the package {PACKAGE} is not installed (pip install 'sluice[flashinfer]');"
+                f"the package {PACKAGE} is not installed (pip install 'sluice-llm[flashinfer]');"
                 f" use --attention-backend triton"
             )
         capability = torch.cuda.get_device_capability(device)

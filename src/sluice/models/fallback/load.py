@@ -15,7 +15,7 @@ from sluice.models.base import PagedLM
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError
 from sluice.models.weights import weight_files
 
-INSTALL = "pip install 'sluice[transformers]'"
+INSTALL = "pip install 'sluice-llm[transformers]'"
 
 
 def need(module: str, why: str) -> ModuleType:

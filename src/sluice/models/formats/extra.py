@@ -7,7 +7,7 @@ from types import ModuleType
 
 from sluice.models.checkpoint import CheckpointError
 
-INSTALL = "pip install 'sluice[quantized]'"
+INSTALL = "pip install 'sluice-llm[quantized]'"
 
 
 def need(module: str, why: str) -> ModuleType:

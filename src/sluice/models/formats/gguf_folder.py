@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import shutil
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -18,6 +17,7 @@ from huggingface_hub import cached_assets_path
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.formats.gguf_config import model_config, tokenizer_config
 from sluice.models.formats.gguf_file import GGUFFile
+from sluice.version import VERSION
 
 SUFFIX = ".gguf"
 BESIDE = (
@@ -74,7 +74,7 @@ METHOD_FOLDER = "gguf"
 
 def _key(path: Path) -> str:
     """Return a name for what a folder is made of: the file, what lies beside it, and this version."""
-    parts = [version("sluice")]
+    parts = [VERSION]
     for file in (path, *(path.parent / name for name in BESIDE)):
         if file.is_file():
             state = file.stat()
