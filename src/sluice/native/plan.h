@@ -17,7 +17,6 @@
 constexpr int SPLIT = 512;         // keys
 constexpr int BLOCK = 256;         // keys whose scores are in memory at once; a divisor of SPLIT
 constexpr int TILE_ROWS = 48;      // query heads of a tile; more would not fit into the second-level cache beside a block
-constexpr int SHARED_ROWS = 16;    // rows of a tile whose splits may go to several threads
 constexpr int ITEMS_EACH = 8;      // a tile with more than 1 / ITEMS_EACH of a thread's work is shared
 
 struct Span {
@@ -70,7 +69,7 @@ public:
         floats = tiles = 0;
         for (const Item& tile : whole) {
             const bool is_large = static_cast<int64_t>(tile.splits) * threads * ITEMS_EACH > splits;
-            if (threads > 1 && is_large && tile.splits > 1 && tile.tokens * group <= SHARED_ROWS) share(tile, call.head_dim);
+            if (threads > 1 && is_large && tile.splits > 1) share(tile, call.head_dim);
             else items.push_back(tile);
         }
         if (static_cast<int64_t>(sums.size()) < floats) sums.resize(floats);
