@@ -68,6 +68,15 @@ def test_a_slot_filled_again_starts_empty() -> None:
         runner.launch(plan_of(Chunk(2, 0, 0, 1, (1,), (), True), step=3))
 
 
+@pytest.mark.parametrize(("start", "pages"), [(12, (5,)), (5, (5, 6, 7))])
+def test_pages_that_leave_a_gap_are_refused(start: int, pages: tuple[int, ...]) -> None:
+    """New pages are the last of a row: with a page missing before them, or one too many, a row would read another's."""
+    runner = shadow_runner(SHAPE)
+    runner.launch(plan_of(GOOD)).wait()
+    with pytest.raises(PlanError, match=f"{len(pages)} pages up to token {start + 1} behind a row of 2 pages"):
+        runner.launch(plan_of(Chunk(1, 0, start, 1, (6,), pages, True), new=(), step=3))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_large_pool_costs_what_is_touched() -> None:
     """Keeps out zeroing the pool: a server with half the machine's memory as pool must start small."""

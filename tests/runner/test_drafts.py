@@ -162,6 +162,7 @@ class GatedGrammar(FakeGrammar):
     """Its copies, which follow drafts, wait for a gate."""
 
     opened = threading.Event()
+    copies = 0
 
     def matcher(self, *, may_force: bool = True) -> FakeMatcher:
         return GatedMatcher(self.vocab_size)
@@ -173,6 +174,7 @@ class GatedMatcher(FakeMatcher):
     def copy(self) -> FakeMatcher:
         copy = GatedMatcher(self._vocab_size, self._total)
         copy.is_copy = True
+        GatedGrammar.copies += 1
         return copy
 
     def fill(self, bits: Bits) -> None:
@@ -189,6 +191,7 @@ def test_late_masks_behind_drafts_keep_no_row(model: PagedLM) -> None:
     GatedGrammar.opened.set()
     assert plain(found) == plain(expected)
     assert planner.accepted == 0 < planner.drafted
+    assert GatedGrammar.copies == 1, "every step waits for masks that are not in time"
 
 
 class ShadowSlices:

@@ -1,7 +1,7 @@
 """Masks of the samples behind the drafts of a row with a grammar.
 
 A copy of the row's matcher follows the drafts on another thread while the step is computed, and is dropped after it.
-Drafts end where the grammar forbids one, or the output would: no sample behind counts, and none has a mask. Where the
+Drafts end where the grammar forbids one, or the output ends: no sample behind counts, and none has a mask. Where the
 grammar forces tokens behind a draft, only they are allowed in their places, since without drafts they would not be
 sampled at all.
 """
@@ -69,6 +69,8 @@ class DraftMasks:
                 matcher.consume((draft,))
                 run.extend(row.forced_by(matcher))
                 matcher.consume(tuple(run))
+                if matcher.is_complete:
+                    return
             if run:
                 bits = only(run[0], len(bits))
             else:
