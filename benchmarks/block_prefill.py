@@ -5,7 +5,8 @@
 The checkpoint is a Qwen3. The other model is an SDAR of the same files: only its attention differs. A turn is the time
 to the first tokens of a new prompt, which are a token of the one and a block of the other. Blocks are filled in one
 pass (threshold 0), which is part of the prompt's last chunk. It prints medians and the median of the ratios of
-neighbouring turns, with the smallest and the largest. With `--by-block` it ends with the time of a prompt of so many
+neighbouring turns, with the smallest and the largest, of the time that passed and of the time on all processors, which
+other work on the machine changes less. With `--by-block` it ends with the time of a prompt of so many
 tokens that advances a block a step (`--dllm-prefill block`), as SGLang's do, beside that of ordinary chunks.
 """
 
@@ -20,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -41,14 +42,22 @@ def as_sdar(checkpoint: Path, folder: Path, block_size: int) -> Path:
     return folder
 
 
-def timer(llm: LLM, draw: random.Random, vocab_size: int) -> Callable[[int], float]:
-    """Return what prefills a new prompt of so many tokens, and gives the seconds that took."""
+class Took(NamedTuple):
+    """Seconds."""
 
-    def seconds(length: int) -> float:
+    passed: float
+    computed: float
+    """On all processors."""
+
+
+def timer(llm: LLM, draw: random.Random, vocab_size: int) -> Callable[[int], Took]:
+    """Return what prefills a new prompt of so many tokens, and gives the time that took."""
+
+    def seconds(length: int) -> Took:
         prompt = [draw.randrange(1000, vocab_size - 1000) for _ in range(length)]
-        begun = time.perf_counter()
+        begun, computed = time.perf_counter(), time.process_time()
         llm.generate([prompt], ONE)
-        return time.perf_counter() - begun
+        return Took(time.perf_counter() - begun, time.process_time() - computed)
 
     return seconds
 
@@ -73,25 +82,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sdar = as_sdar(args.checkpoint, Path(made), args.block_size)
         causal, blocks = LLM(args.checkpoint, **options), LLM(sdar, **options, **in_one_pass)
         times = [timer(llm, random.Random(number), vocab_size) for number, llm in enumerate((causal, blocks))]
-        found: list[list[float]] = [[], []]
+        found: tuple[list[Took], list[Took]] = ([], [])
         for turn in range(args.turns + 1):
-            for measure, seconds in zip(times, found, strict=True):
+            for measure, turns in zip(times, found, strict=True):
                 took = measure(args.prompt)
                 if turn:  # the first one warms up
-                    seconds.append(took)
-        ratios = [b / a for a, b in zip(*found, strict=True)]
-        medians = [statistics.median(values) for values in (*found, ratios)]
-        print(
-            f"{args.prompt} tokens, blocks of {args.block_size}: causal {medians[0]:.2f} s, blocks {medians[1]:.2f} s"
-        )
-        print(f"blocks / causal: {medians[2]:.3f} ({min(ratios):.3f} to {max(ratios):.3f}), {args.turns} turns each")
+                    turns.append(took)
+            if turn:
+                print(
+                    f"turn {turn}: {found[0][-1].passed:.2f} s causal, {found[1][-1].passed:.2f} s blocks", flush=True
+                )
+        for name in Took._fields:
+            causal_seconds, seconds = ([getattr(each, name) for each in turns] for turns in found)
+            ratios = [b / a for a, b in zip(causal_seconds, seconds, strict=True)]
+            medians = [statistics.median(values) for values in (causal_seconds, seconds, ratios)]
+            print(
+                f"{name:>8}: causal {medians[0]:.2f} s, blocks {medians[1]:.2f} s,"
+                f" ratio {medians[2]:.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+            )
         if args.by_block:
             ordinary = times[1](args.by_block)
             causal.close()
             blocks.close()
             with LLM(sdar, **options, **in_one_pass, dllm_prefill="block") as slow:
                 by_block = timer(slow, random.Random(9), vocab_size)(args.by_block)
-            print(f"prompt of {args.by_block}: in chunks {ordinary:.2f} s, a block a step {by_block:.2f} s")
+            print(
+                f"prompt of {args.by_block}: in chunks {ordinary.passed:.2f} s, a block a step {by_block.passed:.2f} s"
+            )
 
 
 if __name__ == "__main__":
