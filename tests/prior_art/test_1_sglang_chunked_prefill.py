@@ -164,6 +164,16 @@ def test_1_11_a_finished_chunk_is_shared_at_once_and_survives_an_abort() -> None
     assert slot in range(4)
 
 
+def test_1_13_the_chunk_of_a_diffusion_model_is_its_block() -> None:
+    """`--dllm-prefill block`; what is left of the prompt joins the open block. Without it, chunks are ordinary."""
+    bench = bench_of(chunk=16, running=4, batch=64, block_size=4, prefills_by_block=True)
+    queue(bench, 0, 10)
+    assert shapes_of(bench, 3) == [[(0, 0, 4)], [(0, 4, 4)], [(0, 8, 4)]]
+    ours = bench_of(chunk=16, running=4, batch=64, block_size=4)
+    queue(ours, 0, 10)
+    assert shapes_of(ours) == [[(0, 0, 12)]]
+
+
 def test_1_14_equal_tokens_under_different_extra_keys_share_nothing() -> None:
     bench = bench_of(chunk=32, running=4)
     queue(bench, 0, 12, token=3, extra_key="a")

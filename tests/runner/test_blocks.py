@@ -126,11 +126,10 @@ def check(rig: Rig, request: Request) -> None:
 
 
 RULES = [
-    *(Rule(size, threshold=0.05) for size in (1, 2, 4, 8, 16)),
-    *(Rule(8, threshold=threshold) for threshold in (0.0, 0.02, 1.0)),
-    Rule(8, threshold=0.05, steps=3),
+    Rule(1, threshold=0.05),
+    Rule(4, threshold=0.05),
+    Rule(8, threshold=0.02, steps=3),
     Rule(8, "low_confidence_static", steps=3),
-    Rule(8, "sequential", steps=4),
     Rule(4, "sequential"),
 ]
 

@@ -153,6 +153,11 @@ def _refuse(config: EngineConfig, architecture: str, block_size: int, reasons: M
             f"{shown_sizes(config.parallel)} is not supported by a model of block diffusion ({architecture}): one rank"
             " denoises its blocks"
         )
+    if (algorithm := config.speculative.speculative_algorithm) is not None:
+        raise ConfigError(
+            f"--speculative-algorithm {algorithm} is not supported by a model of block diffusion ({architecture}):"
+            " a pass draws several tokens anyway; leave it out"
+        )
     if scheduler.lookahead:
         given = "--enable-overlap" if scheduler.enable_overlap else f"--lookahead {scheduler.lookahead}"
         raise ConfigError(

@@ -37,7 +37,8 @@ class Chunk(NamedTuple):
     num_drafts: int = 0
     """The last so many of its tokens are drafts: guesses of what follows the known ones. The chunk then samples at
     `num_drafts + 1` positions, from `known_end` on. Their ids are the last of `token_ids`, or, if the runner drafts,
-    in none."""
+    in none. Of a model that fills in blocks they are the masked positions of an open block: the runner knows their
+    inputs, and samples at each of them."""
 
     @property
     def end(self) -> int:

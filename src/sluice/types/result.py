@@ -61,8 +61,9 @@ class BatchResult:
     """The result of a step: per *sampling* chunk, in plan order, the tokens that it brought.
 
     These are the one that was sampled, and those that a grammar forces behind it. A row may bring none: if it is named
-    in `errors`, its request ends; if in `complete`, too; else its last token is computed once more. A row named in
-    `errors` still has its entry (empty) wherever it would have one.
+    in `errors`, its request ends; if in `complete`, too; else its last token is computed once more, or its open block.
+    A row with an open block brings the tokens of all its masked positions at once. A row named in `errors` still has
+    its entry (empty) wherever it would have one.
     """
 
     step: int
