@@ -103,6 +103,16 @@ def test_another_revision_is_named(qwen3: Path, tmp_path: Path) -> None:
     assert found.arguments == ["Qwen/Tiny", "--revision", COMMIT]
 
 
+def test_the_main_branch_is_looked_at(qwen3: Path, tmp_path: Path) -> None:
+    """The command serves that branch, and a newer revision may be another model."""
+    snapshot = cached(tmp_path, "Qwen/Tiny", qwen3)
+    other = snapshot.with_name("f" * 40)
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    (found,) = cached_models(tmp_path)
+    assert (found.folder.name, found.revision, found.verdict.problem) == (COMMIT, None, None)
+
+
 def test_gguf_files_are_listed_one_by_one(tmp_path: Path) -> None:
     source = tmp_path / "source"
     tiny_models.llama().save_pretrained(source)

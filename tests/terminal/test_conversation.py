@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -119,6 +120,21 @@ def test_two_interrupts_in_a_row_leave() -> None:
     assert len(source.asked) == 1
     with pytest.raises(KeyboardInterrupt):
         chat(talk, KeyboardInterrupt, KeyboardInterrupt, "not sent")
+
+
+def test_the_second_interrupt_of_an_answer_ends_the_program() -> None:
+    """An answer that does not stop held the program for ever."""
+    stopper, woken = Stopper(), []
+    before = signal.getsignal(signal.SIGINT)
+    with stopper.watching(), stopper.waking(lambda: woken.append(True)):
+        signal.raise_signal(signal.SIGINT)
+        assert (stopper.is_asked, woken) == (True, [True])
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert woken == [True]
+    assert signal.getsignal(signal.SIGINT) is before
+    with stopper.watching():
+        assert not stopper.is_asked, "the next answer would end at once"
 
 
 def test_one_message_from_a_pipe() -> None:

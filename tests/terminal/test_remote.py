@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import pty
@@ -9,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -206,6 +208,25 @@ def test_a_conversation_in_a_terminal(server: ScriptedServer, tmp_path: Path) ->
     said = [message["content"] for message in server.calls[2].body["messages"]]
     assert said == ["Hello", "You said <Hello>.", "please go on", "You said <please go on>", "two\nlines"]
     assert (tmp_path / "state/sluice/chat_history").read_text().splitlines()[-2:] == ['"two\\nlines"', '"/exit"']
+
+
+def test_a_wait_is_shown_and_removed() -> None:
+    """A server that reads a long prompt looked like one that hangs."""
+    shown = threading.Event()
+
+    async def late(call: Call) -> None:
+        await call.head()
+        await asyncio.to_thread(shown.wait, PATIENCE)
+        await say(call, "At last", finish="stop")
+        await call.end(completion_tokens=2)
+
+    with scripted_in_a_thread(late) as server, terminal("--url", server.url, "--no-history") as screen:
+        screen.until(">>> ")
+        screen.type("Hello\n")
+        screen.until("waiting for the answer: ")
+        shown.set()
+        assert screen.until("At last").endswith("\r\x1b[K"), "the line stays before the answer"
+        screen.until(">>> ")
 
 
 def test_a_second_interrupt_leaves(server: ScriptedServer, tmp_path: Path) -> None:
