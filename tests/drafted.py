@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sluice.engine.protocols import Runner
-from sluice.scheduler.request import Request
+from sluice.scheduler.request import Request, Status
+from sluice.testing import OracleDrafter
 from sluice.types import BatchPlan, BatchResult, Chunk, ChunkSlice, NewSlot, Submit, TokenLogprobs
 from tiny_models import VOCAB_SIZE
 from worlds import World
@@ -206,38 +207,31 @@ def plain(answers: Sequence[Answer]) -> list[object]:
     ]
 
 
-@dataclass
-class KnownDrafter:
-    """Guesses the answers of requests (`scheduler.drafter.Drafter`): none at times, some of them wrongly.
+class KnownDrafter(OracleDrafter):
+    """Guesses the answers of requests: none at times, some of them wrongly, and nothing for one request in four.
 
     Args:
         answers: the outputs of requests, by id.
         right: share of the guesses that are right.
     """
 
-    answers: Mapping[int, Sequence[int]]
-    right: float = 0.8
-    vocab_size: int = VOCAB_SIZE
-    in_runner: bool = False
-    draws: random.Random = field(default_factory=lambda: random.Random(0))
-    drafted: int = 0
-    accepted: int = 0
+    def __init__(self, answers: Mapping[int, Sequence[int]], right: float = 0.8) -> None:
+        super().__init__(vocab_size=VOCAB_SIZE)
+        self.answers = answers
+        self._share_right = right
+        self._draws = random.Random(0)
+        self.offloaded = 0
+        """Rows of offloaded requests that were guessed for."""
 
     def wants(self, request: Request) -> bool:
         return request.id % 4 != 3
 
     def propose(self, request: Request, at_most: int) -> Sequence[int]:
-        start, count = request.num_outputs, self.draws.randint(0, at_most)
+        start, count = request.num_outputs, self._draws.randint(0, at_most)
         known = self.answers[request.id][start : start + count]
         guesses = [*known, *range(count - len(known))]
-        return [token if self.draws.random() < self.right else (token + 1) % self.vocab_size for token in guesses]
-
-    def verified(self, request: Request, drafted: int, accepted: int) -> None:
-        self.drafted += drafted
-        self.accepted += accepted
-
-    def ended(self, request: Request) -> None:
-        """Do nothing: it keeps nothing."""
+        self.offloaded += request.status is Status.OFFLOADED and count > 0
+        return [token if self._draws.random() < self._share_right else (token + 1) % VOCAB_SIZE for token in guesses]
 
 
 @dataclass(frozen=True)

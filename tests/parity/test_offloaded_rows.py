@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import tiny_models
+from drafted import KnownDrafter
 from sluice import LLM, SamplingParams
 from sluice.outputs import Result, Sample
 from sluice.types import TokenLogprobs
@@ -67,6 +68,22 @@ def test_offloaded_rows_are_sampled_and_scored_as_resident_ones(
         for one, other in zip(result.samples, expected.samples, strict=True):
             assert_same_logprobs(logprobs_of(one), logprobs_of(other))
         assert_same_logprobs(prompt_logprobs_of(result), prompt_logprobs_of(expected))
+
+
+def test_drafts_of_offloaded_rows_change_no_answer(folder: Path, resident: Sequence[Result], tmp_path: Path) -> None:
+    """Their samples lie behind those of the resident rows, and what was rejected is stored nowhere."""
+    known = [sample.token_ids for result in resident for sample in result.samples]
+    drafts = {"speculative_algorithm": "ngram", "speculative_num_steps": 4, "depth": 2, "lookahead": 1}
+    with offloading(folder, tmp_path / "pages", ring_blocks=4, **drafts) as llm:
+        drafter = KnownDrafter(dict(enumerate(known)))
+        llm._open_engine().scheduler.state.drafter = drafter
+        found = llm.generate(PROMPTS, PARAMS)
+    assert [sample.token_ids for result in found for sample in result.samples] == known
+    for result, expected in zip(found, resident, strict=True):
+        for one, other in zip(result.samples, expected.samples, strict=True):
+            assert_same_logprobs(logprobs_of(one), logprobs_of(other))
+    assert drafter.offloaded > 2
+    assert 5 < drafter.accepted < drafter.drafted
 
 
 def logprobs_of(sample: Sample) -> Sequence[TokenLogprobs]:
