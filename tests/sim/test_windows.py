@@ -16,9 +16,9 @@ from sluice.sim.fleet import LocalFleet
 from sluice.sim.machine import Machine
 from sluice.sim.routers import in_turn
 from sluice.sim.simulate import replicas_of, run
+from sluice.sim.traces.streaming import StreamedRows
 from sluice.sim.windows import (
     Histogram,
-    StreamedArrivals,
     WindowOptions,
     estimates,
     simulate_windows,
@@ -124,16 +124,21 @@ def test_a_latency_that_no_request_has_is_none() -> None:
     assert ["ITL", "p99", "none"] in rows
 
 
+def stream_of(workload: list[Arrival]) -> StreamedRows[Arrival]:
+    return StreamedRows([(each.time, each) for each in workload], lambda row, time: row)
+
+
 def test_a_file_is_read_and_not_kept() -> None:
     """Windows of a stream are those of a list, margins that overlap included. A day of traffic fits in no memory."""
     workload = arrivals(80, 5)
     options = WindowOptions(windows=4, seconds=8, warm_up=9)
-    stream = StreamedArrivals(iter(workload))
+    stream = stream_of(workload)
     one, other = (simulate_windows(source, 80, MACHINE, options) for source in (slices_of(workload), stream))
     assert estimates(one, 8) == estimates(other, 8)
-    stream = StreamedArrivals(iter(workload))
+    stream = stream_of(workload)
     assert [each.time for each in stream(10, 12)] == [each.time for each in workload if 10 <= each.time < 12]
-    assert stream(11, 11) == []
+    assert [each.time for each in stream(11, 14)] == [each.time for each in workload if 11 <= each.time < 14]
+    assert stream(13, 13) == []
     assert [*stream(79, 1000)] == [each for each in workload if each.time >= 79]
 
 

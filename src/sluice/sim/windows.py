@@ -166,26 +166,6 @@ def between(arrivals: Sequence[Arrival], start: float, end: float) -> Sequence[A
     return arrivals[first:last]
 
 
-class StreamedArrivals:
-    """A workload that is read once, of which no more is kept than what a window needs (see `Between`)."""
-
-    def __init__(self, arrivals: Iterable[Arrival]) -> None:
-        self._left = iter(arrivals)
-        self._kept: list[Arrival] = []
-        """Those that were read and may lie in a later window."""
-
-    def __call__(self, start: float, end: float) -> list[Arrival]:
-        found = [each for each in self._kept if each.time >= start]
-        if not found or found[-1].time < end:
-            for arrival in self._left:
-                if arrival.time >= start:
-                    found.append(arrival)
-                if arrival.time >= end:
-                    break
-        self._kept = found
-        return [each for each in found if each.time < end]
-
-
 def simulate_windows(
     source: Between,
     span: float,

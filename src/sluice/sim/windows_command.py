@@ -99,14 +99,13 @@ def streamed(trace: str, given: dict[str, Any], most: Longest | None) -> tuple[B
     """
     from tqdm import tqdm
 
-    from sluice.sim.traces.reading import iter_trace, survey
-    from sluice.sim.windows import StreamedArrivals
+    from sluice.sim.traces.reading import streamed_trace, survey
 
     options = read_options(given, most)
     with tqdm(desc="reading", unit="request", mininterval=0.2, leave=False, disable=None) as bar:
         found = survey(Path(trace), options, bar.update)
     note_skipped(trace, found.skipped)
-    return StreamedArrivals(iter_trace(Path(trace), options)), found.span
+    return streamed_trace(Path(trace), options), found.span
 
 
 def run_windows(

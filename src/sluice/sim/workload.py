@@ -73,7 +73,8 @@ class Prompt:
 
     @property
     def length(self) -> int:
-        return sum(length for _, length in self.segments)
+        segments = self.segments
+        return segments[0].length if len(segments) == 1 else sum([length for _, length in segments])
 
     def tokens(self) -> tuple[int, ...]:
         return tuple(chain.from_iterable(segment.tokens() for segment in self.segments))

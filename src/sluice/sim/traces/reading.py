@@ -13,6 +13,7 @@ import msgspec
 
 from sluice.sim.traces import azure, bailian, burstgpt, mooncake, recorded, vidur
 from sluice.sim.traces.rows import Columns, TraceRow, open_text
+from sluice.sim.traces.streaming import StreamedRows
 from sluice.sim.workload import Arrival, Longest
 from sluice.tracing.format import TraceError
 
@@ -89,6 +90,12 @@ def iter_trace(path: Path, options: ReadOptions, skipped: Counter[str] | None = 
     """
     for row, time in _rows(path, options, Counter() if skipped is None else skipped):
         yield _arrival(row, time, options)
+
+
+def streamed_trace(path: Path, options: ReadOptions) -> StreamedRows[TraceRow]:
+    """Return the requests of a file from one time on and before another, as they are asked for (see `read_trace`)."""
+    rows = ((time, row) for row, time in _rows(path, options, Counter()))
+    return StreamedRows(rows, lambda row, time: _arrival(row, time, options))
 
 
 class Survey(NamedTuple):
