@@ -8,6 +8,7 @@ import pytest
 
 from recording import RecordingRunner
 from sluice.engine.messages import FlushCache, Submit
+from sluice.scheduler.drafting import STEP_DRAFTS
 from sluice.scheduler.guesser import RunnerGuesser
 from sluice.scheduler.measured_drafter import MeasuredDrafter, drafter_of
 from sluice.scheduler.request import Request
@@ -74,7 +75,7 @@ def test_overlap_goes_on_where_guesses_are_wrong() -> None:
     for _ in range(200):
         if drafter.wants(request):
             waits += 1
-            drafter.choose(1, {1: drafter.propose(request, 2)})
+            drafter.choose(1, {1: drafter.propose(request, 2)}, 9)
             drafter.verified(request, 2, 0)
         request.tokens.append(1 + len(request.tokens) % 2)
     assert 2 <= waits <= 10
@@ -87,12 +88,25 @@ def test_a_runner_that_guesses_is_asked_for_as_many_as_are_worth_it() -> None:
     request = Request(Submit(1, (1, 2), resolved(100)))
     for _ in range(100):
         if drafter.pays(1):
-            found = drafter.choose(1, {1: drafter.propose(request, 4)})
+            found = drafter.choose(1, {1: drafter.propose(request, 4)}, 9)
             if found:
                 drafter.verified(request, len(found[1]), 0)
-    assert drafter.choose(1, {1: drafter.propose(request, 4)}).get(1, ()) in ((), (0, 0), (0,))
+    assert drafter.choose(1, {1: drafter.propose(request, 4)}, 9).get(1, ()) in ((), (0, 0), (0,))
     for _ in range(100):
-        found = drafter.choose(1, {1: drafter.propose(request, 4)})
+        found = drafter.choose(1, {1: drafter.propose(request, 4)}, 9)
         if found:
             drafter.verified(request, len(found[1]), len(found[1]))
-    assert drafter.choose(1, {1: drafter.propose(request, 4)}) == {1: (0, 0, 0, 0)}
+    assert drafter.choose(1, {1: drafter.propose(request, 4)}, 9) == {1: (0, 0, 0, 0)}
+
+
+def test_a_step_has_no_more_drafts_than_there_is_memory_for() -> None:
+    """The samples of all drafts of a large batch had logits that did not fit beside the pool."""
+    limits = replace(limits_of(chunk=64, running=24, batch=400), num_draft_tokens=8)
+    world = World(limits, num_pages=400, page_size=4, drafts_eager=True, drafts_right=1.0)
+    bench = Bench.of(world, runner := RecordingRunner(world.shadow()))
+    submits = {number: Submit(number, (number % 2, 1), resolved(60)) for number in range(24)}
+    for submit in submits.values():
+        bench.link.put(submit)
+    bench.drain(1000)
+    check_ends(bench, submits)
+    assert max(plan.num_drafts for plan in runner.plans) == STEP_DRAFTS

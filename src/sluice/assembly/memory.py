@@ -32,6 +32,7 @@ from sluice.runner.launched import Elsewhere
 from sluice.runner.logit_ops import LogitOps
 from sluice.runner.parallel.follower import elsewhere
 from sluice.runner.runner import TorchRunner
+from sluice.scheduler.drafting import most_drafts
 from sluice.types import MAX_LOGPROBS, BatchPlan, Chunk, NewSlot, SamplingParams, Submit
 
 LOGGER = logging.getLogger("sluice.engine")
@@ -108,7 +109,8 @@ def _most_samples(config: EngineConfig, spec: ModelSpec, running: int) -> int:
     position of its open block, as so many decodes do."""
     if spec.diffusion is not None:
         return running * spec.diffusion.block_size
-    return max(running, min(running * (1 + config.speculative.drafts()), config.scheduler.limits().max_batch_tokens))
+    drafts = config.speculative.drafts()
+    return running + min(running * drafts, most_drafts(drafts))
 
 
 def _with_pool(

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from sluice.scheduler.budget import UNLIMITED
 from sluice.scheduler.draft_price import Price, StepPrices
 
 EDGE = 1.02
@@ -141,12 +142,13 @@ class DraftSizer:
         self._without += 1
         return self._without >= wait_for_probe(price)
 
-    def choose(self, rows: int, offers: Sequence[Offer]) -> list[int]:
+    def choose(self, rows: int, offers: Sequence[Offer], at_most: int = UNLIMITED) -> list[int]:
         """Return how many drafts each of some requests has, from none to as many as it is offered.
 
         Args:
             rows: requests that decode in the step.
             offers: of different requests.
+            at_most: drafts of the step, 1 or more.
         """
         if not offers:
             return []
@@ -156,12 +158,12 @@ class DraftSizer:
         # One that is less likely makes the rate worse, if the step brings no less than without drafts.
         least = price.draft * rows / price.plain
         chances = [self._chances(offer, least) for offer in offers]
-        counts = self._worthwhile(rows, price, chances)
+        counts = self._worthwhile(rows, price, chances, at_most)
         self._without = 0 if any(counts) else self._without + 1
         if self._without > wait_for_probe(price):
             self._without = 0
             likeliest = max(range(len(offers)), key=lambda index: chances[index][0])
-            counts[likeliest] = min(PROBE_DRAFTS, offers[likeliest].drafts)
+            counts[likeliest] = min(PROBE_DRAFTS, offers[likeliest].drafts, at_most)
         for offer, of_row, count in zip(offers, chances, counts, strict=True):
             if count:
                 record = self._records.setdefault(offer.request_id, Record())
@@ -198,7 +200,7 @@ class DraftSizer:
         kind = self._kinds[kind_of(offer.match)]
         return kind.chances(min(offer.drafts, self._most), 1.0 if record is None else record.trust, least)
 
-    def _worthwhile(self, rows: int, price: Price, chances: Sequence[Sequence[float]]) -> list[int]:
+    def _worthwhile(self, rows: int, price: Price, chances: Sequence[Sequence[float]], at_most: int) -> list[int]:
         """Return how many drafts of each row bring most tokens in the time of the step; none if they bring no more than
         it does without."""
         # No draft is likelier than the one before it, so the likeliest of all are the first ones of each row.
@@ -206,7 +208,7 @@ class DraftSizer:
             ((-chance, position, row) for row, of_row in enumerate(chances) for position, chance in enumerate(of_row)),
         )
         tokens, best, taken = float(rows), EDGE * rows / price.plain, 0
-        for count, (chance, _, _) in enumerate(ranked[: price.most], start=1):
+        for count, (chance, _, _) in enumerate(ranked[: min(price.most, at_most)], start=1):
             tokens -= chance
             rate = tokens / price.of(count)
             if rate > best:

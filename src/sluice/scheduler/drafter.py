@@ -36,13 +36,14 @@ class Drafter(Protocol):
         """
         ...
 
-    def choose(self, rows: int, found: Mapping[int, Sequence[int]]) -> Mapping[int, Sequence[int]]:
+    def choose(self, rows: int, found: Mapping[int, Sequence[int]], at_most: int) -> Mapping[int, Sequence[int]]:
         """Return what is worth to be checked of the guesses for a step: of each the first tokens, at least one, or
         nothing.
 
         Args:
             rows: decodes of the step.
             found: guesses by request, none of them empty.
+            at_most: drafts of the step, 1 or more.
         """
         ...
 

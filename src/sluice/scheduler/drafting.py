@@ -20,6 +20,14 @@ from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
 from sluice.types import SchedulerLimits
 
+STEP_DRAFTS = 64
+"""Most drafts of a step, if a row has not more: for as many samples beside those of all requests there is memory."""
+
+
+def most_drafts(of_row: int) -> int:
+    """Return the most drafts of a step of which a row has so many at most; 0 if it has none."""
+    return max(of_row, STEP_DRAFTS) if of_row else 0
+
 
 def ready_to_decode(state: SchedulerState, limits: SchedulerLimits) -> list[Request]:
     """Return the requests that decode and may have their next chunk, in the order of their turns."""
@@ -44,7 +52,7 @@ def draft(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, a
     drafter = state.drafter
     if drafter is None or not batch.num_decodes or not drafter.pays(batch.num_decodes):
         return
-    room = adder.room_for_drafts()
+    room = min(adder.room_for_drafts(), most_drafts(limits.num_draft_tokens))
     pages = state.kv.available - sum(1 for _ in state.running())
     found: dict[int, Sequence[int]] = {}
     for chunk in batch.rows:
@@ -58,9 +66,8 @@ def draft(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, a
         drafts = drafter.propose(request, at_most) if at_most > 0 else ()
         if drafts:
             found[request.id] = drafts
-            room -= len(drafts)
             pages -= lease_of(request).missing(request.scheduled + len(drafts))
-    chosen = drafter.choose(batch.num_decodes, found) if found else found
+    chosen = drafter.choose(batch.num_decodes, found, room) if found else found
     if chosen:
         batch.add_drafts(chosen, state.requests, in_runner=drafter.in_runner)
 

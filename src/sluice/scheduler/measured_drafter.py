@@ -57,9 +57,9 @@ class MeasuredDrafter:
         token_ids, self._matches[request.id] = self._guesser.propose(request, at_most)
         return token_ids
 
-    def choose(self, rows: int, found: Mapping[int, Sequence[int]]) -> dict[int, Sequence[int]]:
+    def choose(self, rows: int, found: Mapping[int, Sequence[int]], at_most: int) -> dict[int, Sequence[int]]:
         offers = [Offer(request_id, len(drafts), self._matches[request_id]) for request_id, drafts in found.items()]
-        counts = self._sizer.choose(rows, offers)
+        counts = self._sizer.choose(rows, offers, at_most)
         return {
             request_id: drafts[:count]
             for (request_id, drafts), count in zip(found.items(), counts, strict=True)

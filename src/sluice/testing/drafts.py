@@ -64,8 +64,13 @@ class OracleDrafter:
                 guesses[index] = (guesses[index] + 1) % self._vocab_size
         return tuple(guesses)
 
-    def choose(self, rows: int, found: Mapping[int, Sequence[int]]) -> Mapping[int, Sequence[int]]:
-        return found
+    def choose(self, rows: int, found: Mapping[int, Sequence[int]], at_most: int) -> Mapping[int, Sequence[int]]:
+        chosen: dict[int, Sequence[int]] = {}
+        for request_id, drafts in found.items():
+            if at_most > 0:
+                chosen[request_id] = drafts[:at_most]
+            at_most -= len(drafts)
+        return chosen
 
     def verified(self, request: Request, drafted: int, accepted: int) -> None:
         self.drafted += drafted
