@@ -28,7 +28,7 @@ WIDTH = 8
 """The padded sizes are so many times the bundled ones; the size of a head and the vocabulary are not padded."""
 LAYERS = 12
 """Of the padded model: the bundled model's, and layers that add nothing."""
-TOKENS = 96
+TOKENS = 64
 PROMPTS = [
     "A short story about a cat. Once upon a time",
     "The brass key is behind the mill. Ranbert lives in Drilford. Where does Ranbert live?",
@@ -56,6 +56,7 @@ CASES = [
     Case("wide", "half"),
     Case("nano", None),
     Case("nano", "nano"),
+    Case("nano", "half"),
 ]
 
 
@@ -135,19 +136,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where the checkpoints are kept")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=1, help="requests at once")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     args = parser.parse_args()
     make(args.folder)
     llms = {case: opened(case, args.folder) for case in CASES}
-    for batch, temperature in ((1, 0.0), (1, 1.0), (len(PROMPTS), 0.0)):
+    for temperature in args.temperatures:
         rates: dict[Case, list[float]] = {case: [] for case in CASES}
         before = {case: llm._engine.meter.totals().drafts for case, llm in llms.items() if llm._engine is not None}
         for number in range(-1, args.rounds):
             for case, llm in llms.items():
-                prompts = PROMPTS if batch > 1 else [PROMPTS[number % len(PROMPTS)]]
+                prompts = [PROMPTS[(number + index) % len(PROMPTS)] for index in range(args.batch)]
                 rate = measured(llm, prompts, temperature)
                 if number >= 0:
                     rates[case].append(rate)
-        print(f"\n{batch} at once, temperature {temperature}: tokens/s (median of {args.rounds})")
+        print(f"\n{args.batch} at once, temperature {temperature}: tokens/s (median of {args.rounds})")
         for case, llm in llms.items():
             assert llm._engine is not None
             after, rate = llm._engine.meter.totals().drafts, statistics.median(rates[case])

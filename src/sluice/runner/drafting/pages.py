@@ -9,6 +9,7 @@ import torch
 
 from sluice.attention.base import PagedKV
 from sluice.attention.spec import KVShape
+from sluice.device.zeros import zeros
 from sluice.runner.device_state import KVMaker
 
 
@@ -45,11 +46,10 @@ class DraftPages:
     def __init__(self, sizes: DraftSizes, shape: KVShape, new_kv: KVMaker) -> None:
         own = KVShape(shape.num_pages, shape.page_size, sizes.num_kv_heads, sizes.head_dim, sizes.dtype, shape.device)
         self.kv: Sequence[PagedKV] = tuple(new_kv(own) for _ in range(sizes.num_layers))
-        for layer in self.kv:
-            layer.k.zero_()
-            layer.v.zero_()
+        for tensor in (each for layer in self.kv for each in (layer.k, layer.v)):
+            tensor.set_(zeros(tensor.shape, tensor.dtype, shape.device))
         slots, device = shape.num_pages * shape.page_size, shape.device
-        self.tokens = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.tokens = zeros((slots,), torch.int64, device)
         """[KV slots]"""
-        self.states = torch.zeros((slots, sizes.state_size), dtype=sizes.dtype, device=device)
+        self.states = zeros((slots, sizes.state_size), sizes.dtype, device)
         """[KV slots, state_size]"""
