@@ -105,6 +105,11 @@ def test_a_conversation(browser: Browser, url: str) -> None:
         expect(page.get_by_role("article")).to_have_count(0)
         here.button("hello there").click()
         expect(page.get_by_role("article")).to_have_count(2)
+        here.say_on("the last words")
+        here.button("Delete the conversation hello there").click()
+        expect(page.get_by_role("article")).to_have_count(0)
+        page.reload()
+        expect(here.button("hello there")).to_have_count(0)
         assert here.complaints == []
 
 
@@ -377,7 +382,7 @@ def test_an_answer_goes_on_when_the_engine_dies(browser: Browser, url: str) -> N
         expect(answer).to_contain_text("tokens/s", timeout=MS)
         for pid in children_of(ENGINES[url]):
             os.kill(pid, signal.SIGKILL)
-        expect(page.locator("#trace-state")).to_have_text("the engine is started again", timeout=MS)
+        expect(page.locator("#trace-state")).to_have_text("there is no engine at the moment", timeout=MS)
         expect(page.locator("#trace-state")).to_have_text("live", timeout=MS)
         before = answer.locator(".text").inner_text()
         expect(page.locator("#gaps")).to_contain_text("the engine ended, and another one was started", timeout=MS)

@@ -13,6 +13,7 @@ import pytest
 from serving import Event, Server, run, serving
 from shadow_engine import PAGE_SIZE
 from sluice.engine.messages import WatchSteps
+from sluice.engine.step_watch import StepsSeen
 from sluice.http.app import make_routes
 from sluice.http.backend import Backend
 from sluice.http.body import BodyLimits, BodyReader
@@ -30,8 +31,11 @@ from sluice.http.trace_events import (
     TracedEnd,
     TraceEvent,
 )
-from sluice.http.trace_feed import MOST_SUBSCRIBERS, MOST_WAITING, TraceFeed
+from sluice.http.trace_feed import MOST_GATHERED, MOST_SUBSCRIBERS, MOST_WAITING, TraceFeed
 from sluice.process.client import EngineClient
+from sluice.types import FinishReason, Occupancy, Output
+
+EMPTY = Occupancy(0, 0, 0, 0, 1)
 
 
 class Subscriber:
@@ -235,6 +239,28 @@ def test_one_who_reads_too_slowly_is_dropped() -> None:
     run(test)
 
 
+def test_the_last_one_is_dropped_in_the_middle_of_a_report() -> None:
+    """What comes behind it in a message from the engine is dropped without an error, which would end an engine."""
+    ends = [Output(number, 0, (1,), 0, FinishReason.LENGTH) for number in range(MOST_GATHERED + 9)]
+
+    async def test() -> None:
+        for bring in (lambda feed: feed.serving(True), lambda feed: feed.stepped(StepsSeen((), EMPTY))):
+            feed, client = TraceFeed(lambda: 0.0), EngineClient()
+            feed.subscribe(client, "m", 1)
+            for _ in range(MOST_WAITING - 1):
+                feed.serving(True)
+            feed.received(ends[:1])
+            bring(feed)
+            assert feed.num_subscribers == 0
+            feed.subscribe(client, "m", 1)
+            for _ in range(MOST_WAITING - 1):
+                feed.serving(True)
+            feed.received(ends)
+            assert feed.num_subscribers == 0
+
+    run(test)
+
+
 def test_there_are_not_more_subscribers_than_may_be() -> None:
     async def test() -> None:
         async with serving(page=True) as server:
@@ -305,7 +331,7 @@ def test_a_silent_stream_shows_that_it_lives() -> None:
     from sluice.http.trace_routes import COMMENT, _events
 
     async def test() -> None:
-        feed, client = TraceFeed(0.0), EngineClient()
+        feed, client = TraceFeed(lambda: 0.0), EngineClient()
         rest = _events(feed, feed.subscribe(client, "m", 1), 0.001)
         assert (await anext(rest)).startswith(b"data: ")
         assert await anext(rest) == COMMENT
@@ -318,7 +344,7 @@ def test_a_silent_stream_shows_that_it_lives() -> None:
 def test_its_events_are_described() -> None:
     reader = BodyReader(BodyLimits())
     routes = make_routes(
-        Backend(), reader, CacheIsolation(), Metrics(), lambda: 0.0, ResponseStore(0, 0), feed=TraceFeed(0.0)
+        Backend(), reader, CacheIsolation(), Metrics(), lambda: 0.0, ResponseStore(0, 0), feed=TraceFeed(lambda: 0.0)
     )
     document = openapi(routes.operations, "0")
     described = document["paths"]["/v1/trace"]["get"]["responses"]["200"]["content"]
@@ -328,7 +354,7 @@ def test_its_events_are_described() -> None:
 
 def test_too_many_are_refused_before_anything_is_asked() -> None:
     sent: list[object] = []
-    feed, client = TraceFeed(0.0), EngineClient(sent.append)
+    feed, client = TraceFeed(lambda: 0.0), EngineClient(sent.append)
 
     async def test() -> None:
         for _ in range(MOST_SUBSCRIBERS):

@@ -13,10 +13,12 @@ from sluice.engine.clock import micros_at
 from sluice.engine.trace import StepTimes
 from sluice.types import BatchPlan, BatchResult, Bound, ChunkSlice, Occupancy, Tier
 
-REPORT_SECONDS = 0.1
+REPORT_SECONDS = 0.25
 """Between two reports while steps run: each costs the server a message."""
 MOST_STEPS = 64
 """Of one report."""
+ONE_EACH = frozenset({1})
+"""Numbers of tokens of ordinary rows."""
 
 
 class ChunkSeen(NamedTuple):
@@ -163,6 +165,8 @@ def _slice_seen(part: ChunkSlice) -> SliceSeen:
 
 
 def _other_counts(plan: BatchPlan, result: BatchResult) -> tuple[tuple[int, int], ...]:
+    if set(map(len, result.token_ids)) <= ONE_EACH:
+        return ()
     rows = (chunk for chunk in plan.chunks if chunk.samples)
     return tuple(
         (chunk.request_id, len(tokens))

@@ -147,7 +147,7 @@ async def serve(
     address, port, *_ = listener.getsockname()
     if (warning := exposure_warning(address, has_key=bool(keys))) is not None:
         LOGGER.warning("%s", warning)
-    state, metrics, feed = EngineState(), Metrics(), TraceFeed(WallClock().now()) if server.page else None
+    state, metrics, feed = EngineState(), Metrics(), TraceFeed(WallClock().now) if server.page else None
     backend = Backend(state)
     client = _new_client(state, metrics, feed)
     start, sleep = start_of(server, engine, factory), Sleep(client, state, server.idle_unload)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from sluice.engine.clock import micros_at
 from sluice.engine.step_watch import StepSeen, StepsSeen
 from sluice.http.errors import RETRY_SECONDS, ApiError
 from sluice.http.trace_events import (
@@ -29,9 +30,9 @@ from sluice.types import FinishReason, Occupancy, Output, Submit
 
 MOST_SUBSCRIBERS = 16
 MOST_WAITING = 64
-"""Events that wait for a subscriber: some six seconds of steps."""
+"""Events that wait for a subscriber: some fifteen seconds of steps."""
 MOST_WAITING_BYTES = 1 << 20
-GATHER_SECONDS = 0.1
+GATHER_SECONDS = 0.25
 """After which requests that came or ended are sent, if no steps come before."""
 MOST_GATHERED = 256
 """Requests that came or ended, after which they are sent at once."""
@@ -84,11 +85,12 @@ class TraceFeed(Observer):
     Without any it looks at nothing, and the engine reports no steps. It lives in the event loop.
 
     Args:
-        start: when the server began, in seconds of the engine's clock.
+        now: the engine's clock. Times of events count from this moment.
     """
 
-    def __init__(self, start: float) -> None:
-        self._start = round(start * 1e6)
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._clock = now
+        self._start = micros_at(now())
         self._subscriptions: set[Subscription] = set()
         self._client: EngineClient | None = None
         """Whose engine reports its steps; None without subscribers."""
@@ -129,7 +131,7 @@ class TraceFeed(Observer):
             for each in client.open_requests()
         ]
         self._flush()
-        hello = HelloEvent(self._now(client), model, client.has_engine, page_size, requests)
+        hello = HelloEvent(self._now(), model, client.has_engine, page_size, requests)
         subscription = Subscription(framed(hello))
         if self._client is None:
             self._client = client
@@ -157,7 +159,7 @@ class TraceFeed(Observer):
 
     def submitted(self, request: Submit) -> None:
         if self._client is not None:
-            arrived = self._since(request.arrived) if request.arrived else self._now(self._client)
+            arrived = self._since(request.arrived) if request.arrived else self._now()
             self._arrived.append(TracedRequest(request.request_id, arrived, len(request.prompt)))
             self._gather()
 
@@ -171,29 +173,27 @@ class TraceFeed(Observer):
                 self._ended_here.remove(output.request_id)
             else:
                 tokens = output.start + len(output.token_ids)
-                self._end(TracedEnd(output.request_id, 0, output.finish_reason, tokens, *output.cached))
+                self._end(TracedEnd(output.request_id, self._now(), output.finish_reason, tokens, *output.cached))
 
     def ended(self, request_id: int, reason: FinishReason) -> None:
         if self._client is not None:
             self._ended_here.add(request_id)
-            self._end(TracedEnd(request_id, 0, reason, None))
+            self._end(TracedEnd(request_id, self._now(), reason, None))
 
     def serving(self, is_serving: bool) -> None:
         if self._client is not None:
             self._ended_here.clear()  # an engine that ended confirms nothing
             self._flush()
-            self._send(framed(EngineEvent(self._now(self._client), is_serving)))
+            self._send(framed(EngineEvent(self._now(), is_serving)))
 
     def stepped(self, seen: StepsSeen) -> None:
         if self._client is None:
             return
         self._flush()
         steps = [self._step(step) for step in seen.steps]
-        self._send(framed(StepsEvent(self._now(self._client), steps, pool_of(seen.occupancy))))
+        self._send(framed(StepsEvent(self._now(), steps, pool_of(seen.occupancy))))
 
     def _end(self, end: TracedEnd) -> None:
-        assert self._client is not None, "there are subscribers"
-        end.at = self._now(self._client)
         self._ended.append(end)
         self._gather()
 
@@ -206,8 +206,8 @@ class TraceFeed(Observer):
     def _flush(self) -> None:
         """Send the requests that came or ended."""
         self._cancel_timer()
-        if self._client is not None and (self._arrived or self._ended):
-            event = framed(RequestsEvent(self._now(self._client), self._arrived, self._ended))
+        if self._arrived or self._ended:
+            event = framed(RequestsEvent(self._now(), self._arrived, self._ended))
             self._arrived, self._ended = [], []
             self._send(event)
 
@@ -219,15 +219,14 @@ class TraceFeed(Observer):
     def _send(self, event: bytes) -> None:
         """Give an event to all subscribers. Those that read too slowly are dropped."""
         for subscription in [each for each in self._subscriptions if not each.put(event)]:
-            assert self._client is not None, "there are subscribers"
-            subscription.end(framed(DroppedEvent(self._now(self._client))))
+            subscription.end(framed(DroppedEvent(self._now())))
             self.leave(subscription)
 
     def _since(self, micros: int) -> int:
         return micros - self._start
 
-    def _now(self, client: EngineClient) -> int:
-        return round(client.now() * 1e6) - self._start
+    def _now(self) -> int:
+        return self._since(micros_at(self._clock()))
 
     def _step(self, seen: StepSeen) -> TracedStep:
         return TracedStep(

@@ -53,9 +53,11 @@ async def _events(feed: TraceFeed, subscription: Subscription, alive_seconds: fl
     try:
         while not subscription.is_over:
             try:
-                yield await asyncio.wait_for(subscription.next(), alive_seconds)
+                async with asyncio.timeout(alive_seconds):  # `wait_for` would make a task of it
+                    events = await subscription.next()
             except TimeoutError:
-                yield COMMENT
+                events = COMMENT
+            yield events
     finally:
         feed.leave(subscription)
 

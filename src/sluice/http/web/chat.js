@@ -76,7 +76,7 @@ export class Chat {
     const { system } = this.conversations.current;
     const first = system === "" ? [] : [{ role: "system", content: system }];
     const said = messages.filter(({ content }) => content !== "").map(({ role, content }) => ({ role, content }));
-    return { model: this.model(), messages: [...first, ...said], ...sampling() };
+    return { model: this.model() || undefined, messages: [...first, ...said], ...sampling() };
   }
 
   async send(text) {

@@ -13,6 +13,7 @@ export class Conversations {
     this.onOpen = onOpen;
     this.all = read("conversations", []).filter((each) => Array.isArray(each?.messages));
     this.current = this.all[0] ?? fresh();
+    this.removed = new Set();
     byId("new-conversation").addEventListener("click", () => this.open(fresh()));
     const opener = byId("open-conversations");
     opener.addEventListener("click", () => {
@@ -31,6 +32,7 @@ export class Conversations {
 
   /** Keep a conversation, as the newest one. */
   save(conversation) {
+    if (this.removed.has(conversation.id)) return; // while its answer was written
     const others = this.all.filter((each) => each.id !== conversation.id);
     this.all = [conversation, ...others].slice(0, MOST);
     if (!keep("conversations", this.all)) {
@@ -40,6 +42,7 @@ export class Conversations {
   }
 
   remove(conversation) {
+    this.removed.add(conversation.id);
     this.all = this.all.filter((each) => each.id !== conversation.id);
     keep("conversations", this.all);
     if (this.current.id === conversation.id) this.open(this.all[0] ?? fresh());

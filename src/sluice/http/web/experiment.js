@@ -52,7 +52,7 @@ export class Experiment {
     // No two of these prompts begin alike, or the second one would be found in the cache.
     const prompt = Array.from({ length: tokens }, () => ids[Math.floor(Math.random() * ids.length)]);
     const { run } = this.live;
-    const isStreaming = [...run.requests.values()].some((each) => each.lastToken > this.live.now() - STREAMING);
+    const isStreaming = run.open.some((each) => each.lastToken > this.live.now() - STREAMING);
     if (!isStreaming) {
       this.say(`Starting ${COMPANIONS} streams beside it`);
       await Promise.all(Array.from({ length: COMPANIONS }, () => this.companion(name, longest, signal)));

@@ -5,7 +5,7 @@ import { count } from "./gaps.js";
 import { ms } from "./pace.js";
 import { RequestTable } from "./requests.js";
 import { Run } from "./run.js";
-import { Timeline } from "./timeline.js";
+import { colourOf, Timeline } from "./timeline.js";
 import { Trace } from "./trace.js";
 
 const WORDS_MS = 500;
@@ -60,7 +60,7 @@ export class Live {
 
   setState(state) {
     this.state = state;
-    const words = state === "live" && !this.run.isServing ? "the engine is started again" : STATES[state];
+    const words = state === "live" && !this.run.isServing ? "there is no engine at the moment" : STATES[state];
     byId("trace-state").textContent = words;
     byId("trace-state").dataset.state = state;
   }
@@ -103,8 +103,13 @@ export class Live {
     const counts = new Map();
     for (const step of steps) counts.set(step.bound_by, (counts.get(step.bound_by) ?? 0) + 1);
     const sorted = [...counts].sort(([, one], [, other]) => other - one);
-    const words = sorted.map(([name, number]) => `${name} ${Math.round((100 * number) / steps.length)}%`);
-    byId("bounds").textContent = words.join(", ") || "no step in the last 5 seconds";
+    const words = sorted.map(([name, number]) => [name, `${name} ${Math.round((100 * number) / steps.length)}%`]);
+    const text = words.map(([, each]) => each).join();
+    const shown = byId("bounds");
+    if (shown.dataset.text === text) return;
+    shown.dataset.text = text;
+    const items = words.map(([name, each]) => el("li", { class: colourOf(name) }, each));
+    shown.replaceChildren(...(items.length > 0 ? items : [el("li", { class: "line" }, "no step in 5 seconds")]));
   }
 
   drawGaps() {

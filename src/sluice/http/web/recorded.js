@@ -4,10 +4,7 @@ import { byId } from "./dom.js";
 import { count } from "./gaps.js";
 import { ms } from "./pace.js";
 import { Run } from "./run.js";
-import { Timeline } from "./timeline.js";
-
-/** The live timeline lags behind; this one is drawn when everything has come. */
-const BEHIND = 300_000;
+import { DELAY, Timeline } from "./timeline.js";
 
 export class Recorded {
   constructor() {
@@ -23,7 +20,7 @@ export class Recorded {
     this.from = events[0].now;
     this.to = events.at(-1).now;
     const seconds = (this.to - this.from) / 1e6;
-    this.timeline = new Timeline(byId("recorded"), byId("recorded-tip"), () => this.at + BEHIND, { seconds });
+    this.timeline = new Timeline(byId("recorded"), byId("recorded-tip"), () => this.at + DELAY, { seconds });
     this.run = new Run((mark) => this.timeline.mark(mark));
     this.timeline.run = this.run;
     this.timeline.origin = this.from;

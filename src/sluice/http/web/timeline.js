@@ -11,13 +11,13 @@ const GRID = 14;
 const MOST_LANES = 64;
 const LEAST_LANES = 6;
 const MOST_MARKS = 20_000;
-/** The picture lags behind, so that what is drawn at its edge is complete. */
-const DELAY = 300_000;
-const FRAME_MS = 30;
+/** The picture lags behind, as reports come four times a second: what is drawn at its edge is complete. */
+export const DELAY = 450_000;
+const FRAME_MS = matchMedia("(prefers-reduced-motion: reduce)").matches ? 1000 : 30;
 const TILES = 4;
 /** Width of a token, in pixels; tokens that come faster join. */
 const TICK = 3;
-/** The limits of a step by the colour that they are drawn in. */
+/** Limits of steps and the colours that they are drawn in; the others bound the reading of prompts. */
 const BOUNDS = {
   nothing: "line",
   kv_pages: "gap",
@@ -25,7 +25,7 @@ const BOUNDS = {
   max_running_requests: "offloaded",
   itl_target: "decode",
 };
-const COLOURS = ["text", "quiet", "line", "panel", "accent", "prefill", "decode", "cached", "offloaded", "gap"];
+const COLOURS = ["text", "quiet", "line", "panel", "accent", "prefill", "decode", "cached", "offloaded", "gap", "stall"];
 
 /** Draws a run. Give `mark` to the run, and call `tick` in every frame. */
 export class Timeline {
@@ -44,7 +44,6 @@ export class Timeline {
     this.pausedAt = null;
     this.drawnAt = 0;
     this.hasNews = true;
-    this.frames = [];
     new ResizeObserver(() => this.resize()).observe(canvas);
     canvas.addEventListener("pointermove", (event) => this.point(event));
     canvas.addEventListener("pointerleave", () => {
@@ -121,8 +120,6 @@ export class Timeline {
     this.forget(left);
     const isEmpty = this.marks.length === 0 && this.run.numOpen === 0;
     if (!this.hasNews && (isEmpty || this.pausedAt !== null)) return;
-    this.frames.push(now - this.drawnAt);
-    if (this.frames.length > 600) this.frames.shift();
     this.drawnAt = now;
     this.hasNews = false;
     this.fit();
@@ -270,9 +267,14 @@ export class Timeline {
   }
 }
 
+/** Return the name of the colour in which steps are drawn that a limit bound. */
+export function colourOf(bound) {
+  return BOUNDS[bound] ?? "prefill";
+}
+
 const DRAWERS = {
   step(view, paint, mark, x, width) {
-    paint.fillStyle = view.colours[BOUNDS[mark.step.bound_by] ?? "prefill"];
+    paint.fillStyle = view.colours[colourOf(mark.step.bound_by)];
     paint.fillRect(x, 2, Math.max(1, width - 0.5), HEAD - 5);
     paint.fillStyle = view.colours.decode;
     const inset = Math.min(3, view.lane / 4);
@@ -296,10 +298,9 @@ const DRAWERS = {
   gap(view, paint, mark, x, width) {
     const y = view.top(mark.request);
     if (y === null) return;
-    paint.fillStyle = view.colours.gap;
-    paint.globalAlpha = 0.3;
+    paint.fillStyle = view.colours.stall;
     paint.fillRect(x, y + 1, width, view.lane - 2);
-    paint.globalAlpha = 1;
+    paint.fillStyle = view.colours.gap;
     paint.fillRect(x, y + 1, width, 2);
   },
   end(view, paint, mark, x, width) {
