@@ -80,7 +80,9 @@ class BatchBuilder:
         self._opened.discard(request.slot)
         new_pages = lease.extend(end) if end > lease.capacity else ()
         masked = max(0, end - known) if request.block_size else 0
-        is_last = masked > 0 if request.block_size else end == known + request.pending
+        is_last = end == known + request.pending
+        if request.block_size:
+            is_last = masked > 0
         samples = is_last and not request.embeds
         self._chunks.append(
             Chunk(

@@ -256,7 +256,8 @@ class SchedulerState:
         request.slot = -1
         if request.finish_reason is None:
             request.status = Status.WAITING
-            request.cached = request.computed = request.scheduled = request.num_passes = 0
+            request.cached = request.computed = request.scheduled = 0
+            request.num_passes = 0
             self.waiting.push(request, self.step)
         else:
             self._forget(request)
