@@ -87,8 +87,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/batch.py",
-        "token_ids=tuple(request.tokens[start : min(end, known)])",
-        "token_ids=tuple(request.tokens[start : min(end, request.prompt_len)])",
+        "token_ids = tuple(request.tokens[start : min(end, known)])",
+        "token_ids = tuple(request.tokens[start : min(end, request.prompt_len)])",
         "outputs are not given again after a preemption",
     ),
     (

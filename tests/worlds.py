@@ -301,6 +301,8 @@ def check_ends(bench: Bench, submits: Mapping[int, Submit], *, faults: bool = Fa
         check_logprobs(bench.link, submit, vocab_size)
     bench.drain(1000)  # what the disk has not done yet
     quiet_means_empty(bench.scheduler.state)
+    drafter = bench.scheduler.state.drafter
+    assert not isinstance(drafter, OracleDrafter) or not drafter.open, f"requests {drafter.open} were never forgotten"
 
 
 def check_embedding(link: ManualLink, submit: Submit, *, faults: bool) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from recording import RecordingRunner
 from sluice.engine.messages import Submit
 from sluice.scheduler.batch import BatchBuilder
-from sluice.scheduler.cost import Load
+from sluice.scheduler.cost import CostPrior, Load
+from sluice.scheduler.pacer import Pacer, Pacing
+from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.request import Request
 from sluice.testing import resolved
-from sluice.types import BatchPlan
+from sluice.types import BatchPlan, Regime, TierLimits
 from support import queue, steps_of
-from worlds import Bench, World, limits_of
+from worlds import Bench, World, limits_of, offload_of
 
 
 def bench_of(
@@ -123,6 +126,18 @@ def test_what_waits_for_memory_may_use_the_tokens_of_a_mixed_step(schedule: str,
     assert drafts_of(plan) == {0: drafts}
 
 
+@pytest.mark.parametrize("status", ["forced", "loading", "offloaded"])
+def test_others_than_new_prompts_may_use_the_tokens(status: str) -> None:
+    """Tokens that a grammar forced, prompts whose prefix comes from a tier, and contexts longer than the device."""
+    bench = bench_of(chunk=8, batch=12, running=2)
+    queue(bench, 0, 1, max_tokens=30)
+    steps_of(bench)
+    state, limits = bench.scheduler.state, bench.scheduler.scheduler.limits
+    assert PrefillAdder(state, limits, BatchBuilder()).room_for_drafts() == 12
+    getattr(state, status)[1] = Request(Submit(1, (1,), resolved(9)))
+    assert PrefillAdder(state, limits, BatchBuilder()).room_for_drafts() == 4
+
+
 def test_a_full_house_has_drafts() -> None:
     """Prompts that wait for a slot want nothing of the step."""
     bench = bench_of(chunk=8, batch=9, running=1)
@@ -142,9 +157,21 @@ def test_drafts_are_part_of_the_load_of_their_step() -> None:
     request.pending, request.prefill_end = 0, 3
     batch = BatchBuilder()
     batch.promise(request, 1)
+    pacer = Pacer(limits_of(itl_target=5000), 4, Pacing(graph_rows=8))
     assert batch.load == batch.decodes == Load(1, 1, 4)
+    assert pacer.regime(batch, has_prefill=False) is Regime.GRAPH
     batch.add_drafts({0: (5, 6)}, {0: request}, in_runner=False)
     assert batch.load == batch.decodes == Load(3, 1, 6)
+    assert pacer.regime(batch, has_prefill=False) is Regime.DECODE  # no graph has their shape
+
+
+def test_drafts_leave_prompts_half_of_the_time_to_the_target() -> None:
+    limits = limits_of(chunk=64, itl_target=40_000)
+    pacer = Pacer(limits, 4, Pacing(prior=CostPrior(step=1000, token=1000, pair=1e-9)))
+    budget = pacer.budget(BatchBuilder(), limits, [Request(Submit(0, (1,), resolved(9)))])
+    alone, beside = (budget.room_for_drafts(beside_prompts=each) for each in (False, True))
+    assert 20 < alone < 40
+    assert alone // 2 == beside
 
 
 def test_nothing_follows_a_row_with_drafts_even_if_none_are_wanted_any_more() -> None:
@@ -160,7 +187,8 @@ def test_in_a_pipeline_rows_with_drafts_are_in_several_steps() -> None:
     """Requests are divided among the steps anyway, and a stage that waits for all of them would stand still."""
     bench = bench_of(depth=3, running=2, pipeline_stages=2)
     bench.link.put(Submit(0, (1, 2, 3), resolved(40)), Submit(1, (2, 3), resolved(40)))
-    assert [drafts_of(plan) for plan in played(bench, 9)][-4:] == [{0: 4}, {1: 4}, {0: 4}, {1: 4}]
+    assert [drafts_of(plan) for plan in played(bench, 8)][-4:] == [{0: 4}, {1: 4}, {0: 4}, {1: 4}]
+    assert len(bench.engine.in_flight) == 2
 
 
 def test_drafts_keep_to_the_target() -> None:
@@ -226,3 +254,17 @@ def test_what_was_rejected_is_never_found_in_the_cache() -> None:
             node = node.parent
         assert tuple(tokens) in paths
     assert drafted
+
+
+@pytest.mark.parametrize(("costs", "drafts"), [({"load_cost": 5.0}, 4), ({"pair_cost": 1.0}, 1)])
+def test_an_offloaded_row_has_drafts_that_at_most_double_its_cost(costs: dict[str, float], drafts: int) -> None:
+    """Where its context takes long to read, guesses cost little beside."""
+    limits = limits_of(chunk=8, batch=64, num_draft_tokens=4)
+    world = World(limits, 8, 4, tiers=TierLimits(disk_pages=40), offload=offload_of(**costs), drafts_eager=True)
+    bench = Bench.of(replace(world, drafts_right=1.0))
+    queue(bench, 0, 60, max_tokens=10)
+    bench.engine.runner = runner = RecordingRunner(bench.engine.runner)
+    bench.drain(500)
+    decodes = [chunk for plan in runner.plans for chunk in plan.chunks if chunk.start >= 60]
+    assert decodes[0].num_drafts == drafts
+    assert [chunk.known_end for chunk in decodes[:2]] == [61, 61 + drafts + 1]

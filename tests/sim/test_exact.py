@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recorded import trace_file
-from scenarios import Scenario, random_offload_scenario, random_reload_scenario, random_scenario, run
+from scenarios import (
+    Scenario,
+    random_guess_scenario,
+    random_offload_scenario,
+    random_reload_scenario,
+    random_scenario,
+    run,
+)
 from sluice.cli import main
 from sluice.llm import LLM
 from sluice.sim.exact import Followed, follow
@@ -45,9 +52,10 @@ def test_whole_lives_are_planned_alike(folder: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-@pytest.mark.parametrize("make", [random_offload_scenario, random_reload_scenario])
+@pytest.mark.parametrize("make", [random_offload_scenario, random_reload_scenario, random_guess_scenario])
 def test_lives_with_tiers_are_planned_alike(folder: Path, make: Callable[[int], Scenario], seed: int) -> None:
-    """Copies end, and blocks are reported, when they were; the loop wakes for them."""
+    """Copies end, and blocks are reported, when they were; the loop wakes for them. Drafts are guessed again, and those
+    accepted that were."""
     found = followed(folder / "tiers.jsonl", make(seed))
     assert found is None or (found.divergence, found.equal) == (None, found.steps), str(found)
 

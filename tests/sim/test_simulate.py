@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sluice.config import ConfigError
@@ -11,7 +13,7 @@ from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.simulate import replicas_of, simulate
 from sluice.sim.workload import Arrival, KnownTokens, Leaves, Prompt, Segment
 from sluice.sim.world import Residual, World
-from sluice.types import Regime, SchedulerLimits
+from sluice.types import NGRAM, DraftLimits, Regime, SchedulerLimits
 
 LIMITS = SchedulerLimits(schedule="mixed", chunked_prefill_size=64, max_batch_tokens=128, max_running_requests=8)
 SETUP = SchedulerSetup(LIMITS, num_pages=256, page_size=8)
@@ -82,6 +84,43 @@ def test_conversations_share_what_their_turns_have_in_common() -> None:
     # The last token of the answer was sampled and never computed: 64 of 75 tokens are full pages in the cache.
     assert [record.cached_tokens for record in records] == [0, 64, 32]
     assert [(record.session, record.turn) for record in records] == [(0, 0), (0, 1), (2, 0)]
+
+
+REPEATED = KnownTokens((5, 6, 7, 8) * 20)
+"""An answer that n-grams guess from its second line on."""
+
+
+def with_drafts(algorithm: str = NGRAM) -> SchedulerSetup:
+    return replace(SETUP, limits=replace(LIMITS, num_draft_tokens=4), drafting=DraftLimits(algorithm))
+
+
+@pytest.mark.parametrize("max_tokens", [80, 90])
+def test_drafts_are_accepted_as_far_as_they_are_the_answer(max_tokens: int) -> None:
+    """As many tokens in fewer steps, and not one of them before it could be there."""
+    requests = [arrival(0, 10, 80, max_tokens=max_tokens, answer=REPEATED)]
+    [plain] = simulate(requests, replicas_of(SETUP, WORLD))
+    [drafted] = simulate(requests, replicas_of(with_drafts(), WORLD))
+    assert (drafted.num_tokens, drafted.finish_reason) == (plain.num_tokens, plain.finish_reason)
+    assert len(drafted.arrivals) < len(plain.arrivals) / 2
+    assert max(each.tokens for each in drafted.arrivals) == 5
+    assert drafted.ended < 0.7 * plain.ended
+
+
+def test_a_client_leaves_in_the_middle_of_what_a_row_brings() -> None:
+    """The step in which it reads its last token brings more."""
+    requests = [arrival(0, 10, 80, answer=REPEATED, leaves=Leaves(after_tokens=count)) for count in range(1, 20)]
+    for count, each in enumerate(requests, start=1):
+        [record] = simulate([each], replicas_of(with_drafts(), WORLD))
+        assert count <= record.num_tokens < count + 5
+        assert record.failure is not None
+
+
+def test_drafts_that_cannot_be_simulated_are_refused() -> None:
+    """Answers without tokens would show drafts that are never accepted, and a draft model is not there."""
+    with pytest.raises(ConfigError, match="drafts needs the tokens of the answers"):
+        simulate([arrival(0, 10, 8)], replicas_of(with_drafts(), WORLD))
+    with pytest.raises(ConfigError, match="no draft model"):
+        replicas_of(with_drafts("draft-model"), WORLD)
 
 
 def test_clients_leave_after_tokens_or_after_seconds() -> None:

@@ -79,34 +79,36 @@ class BatchBuilder:
         row = tuple(lease.pages) if request.slot in self._opened else ()
         self._opened.discard(request.slot)
         new_pages = lease.extend(end) if end > lease.capacity else ()
-        masked = max(0, end - known) if request.block_size else 0
+        masked = 0
         is_last = end == known + request.pending
         if request.block_size:
+            masked = request.drafts = max(0, end - known)
             is_last = masked > 0
+            self.num_drafts += masked
         samples = is_last and not request.embeds
+        token_ids = tuple(request.tokens[start : min(end, known)])
+        targets = request.targets(start, end) if request.prompt_logprobs_sent < request.num_targets else ()
         self._chunks.append(
-            Chunk(
-                request_id=request.id,
-                slot=request.slot,
-                start=start,
-                length=length,
-                token_ids=tuple(request.tokens[start : min(end, known)]),
-                new_pages=row + new_pages,
-                samples=samples,
-                targets=request.targets(start, end) if request.prompt_logprobs_sent < request.num_targets else (),
-                embeds=is_last and request.embeds,
-                num_drafts=masked,
+            Chunk(  # without names, which take time in the loop that runs most often
+                request.id,
+                request.slot,
+                start,
+                length,
+                token_ids,
+                row + new_pages,
+                samples,
+                targets,
+                is_last and request.embeds,
+                masked,
             )
         )
         self.num_tokens += length
-        self.num_drafts += masked
         if start >= request.prefill_end:
             self.num_decodes += 1
             self._context += end
         else:
             self._pairs += length * start + length * (length + 1) // 2
         request.scheduled = end - masked
-        request.drafts = masked
         request.pending += samples
         request.in_flight += 1
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from sluice.kv.manager import ResidentLease
 from sluice.scheduler.admission import admit as admit_request
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.drafting import draft, ready_to_decode
@@ -36,7 +35,11 @@ def decode(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, 
         ready = [r for r in ready if token_is_there(state, limits, r)][: decodes_in_turn(state, limits)]
     if ready:
         state.reservation.decoded()
-    needy = [r for r in ready if needs_page(r)]
+    is_by_block = limits.block_size > 0
+    if is_by_block:
+        needy = [r for r in ready if needs_page(r)]
+    else:
+        needy = [r for r in ready if r.lease is not None and r.scheduled == r.lease.capacity]
     if len(needy) > state.kv.available:
         adder.note(Bound.KV_PAGES)
         make_room(state, needy)
@@ -44,22 +47,19 @@ def decode(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, 
         ready = [r for r in ready if r.id in state.decoding]
         for request in sorted(ready, key=lambda r: r.id):
             if request not in needy or state.kv.available:
-                batch.promise(request, request.extend_len)
+                batch.promise(request, request.extend_len if is_by_block else 1)
                 state.decoded(request)
         if limits.pipeline_stages > 1 and ready_before > len(ready) and not batch.num_decodes:
             decode(state, limits, batch, adder)  # those whose turn it was have left
         return
     for request in ready:
-        batch.promise(request, request.extend_len)
+        batch.promise(request, request.extend_len if is_by_block else 1)
         state.decoded(request)
 
 
 def needs_page(request: Request) -> bool:
-    """Return whether a request that decodes has no page for what it computes next."""
-    lease = request.lease
-    if request.block_size:
-        return lease is not None and lease.missing(request.horizon) > 0
-    return isinstance(lease, ResidentLease) and request.scheduled == lease.capacity
+    """Return whether a request that fills in blocks has no page for what it computes next."""
+    return request.lease is not None and request.lease.missing(request.horizon) > 0
 
 
 def microbatches(state: SchedulerState, limits: SchedulerLimits) -> int:

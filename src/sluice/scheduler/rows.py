@@ -47,33 +47,35 @@ def advance(state: SchedulerState, request: Request, chunk: Chunk, brought: Brou
     reason = FinishReason.STOP if chunk.embeds else reason
     outputs: list[Output] = []
     if tokens or of_targets or chunk.embeds:
-        outputs.append(
-            Output(
-                request.id,
-                start,
-                tokens,
-                request.num_cached_tokens,
-                reason,
-                None,
-                brought.logprobs[: len(tokens)],
-                of_targets,
-                request.num_host_tokens,
-                request.num_disk_tokens,
-                brought.embedding,
-                0 if request.block_size else chunk.num_drafts,
-                brought.accepted,
-                request.num_passes,
-            )
+        output = Output(
+            request.id,
+            start,
+            tokens,
+            request.num_cached_tokens,
+            reason,
+            None,
+            brought.logprobs[: len(tokens)],
+            of_targets,
+            request.num_host_tokens,
+            request.num_disk_tokens,
+            brought.embedding,
         )
+        outputs.append(with_drafts(output, request, chunk, brought) if chunk.num_drafts else output)
     if reason is not None:
         state.end(request, reason)
     elif brought.is_complete:
         outputs.append(end_request(state, request, FinishReason.STOP))
-    elif request.block_size:
-        request.num_passes = 0 if tokens else request.num_passes
-    elif is_forced(request, tokens, brought):
+    elif len(tokens) > 1 and is_forced(request, tokens, brought):
         state.force(request)
     return outputs
+
+
+def with_drafts(output: Output, request: Request, chunk: Chunk, brought: Brought) -> Output:
+    """Return the output of a row with drafts, or with masked positions, with what it says of them."""
+    if request.block_size:
+        passes, request.num_passes = request.num_passes, 0
+        return output._replace(num_passes=passes)
+    return output._replace(num_drafted=chunk.num_drafts, num_accepted=brought.accepted)
 
 
 def computed_by(state: SchedulerState, request: Request, chunk: Chunk, brought: Brought) -> int:
@@ -82,7 +84,7 @@ def computed_by(state: SchedulerState, request: Request, chunk: Chunk, brought: 
     If it was to sample and brought no token, its last one is to be computed once more, as a decode, since only what
     computes a token has its logits.
     """
-    if request.block_size:
+    if chunk.num_drafts and request.block_size:
         return denoised(request, chunk)
     if chunk.num_drafts:
         assert state.drafter is not None, f"{chunk} has drafts that were not guessed"
@@ -98,19 +100,21 @@ def computed_by(state: SchedulerState, request: Request, chunk: Chunk, brought: 
 
 def is_forced(request: Request, tokens: Sequence[int], brought: Brought) -> bool:
     """Return whether a grammar forced some of the tokens that a row brought, which are prefill then."""
+    if request.block_size:
+        return False
     is_streaming = request.status in (Status.DECODING, Status.OFFLOADED)
     return is_streaming and len(tokens) > 1 + brought.accepted
 
 
 def denoised(request: Request, chunk: Chunk) -> int:
-    """Return how many tokens are computed after a chunk of whole blocks. What it computed of an open block is computed
-    again: in the next pass, or, if the block is whole now, for good in the first pass over the next one."""
-    end = chunk.end if not chunk.samples else chunk.end - request.block_size
-    if chunk.samples:
-        request.drafts = 0
-        request.num_passes += 1
-        request.scheduled = end
-        request.prefill_end = min(request.prefill_end, end)
+    """Return how many tokens are computed after a chunk of whole blocks, the last of them open. What it computed of the
+    open block is computed again: in the next pass, or, if the block is whole now, for good in the first pass over the
+    next one."""
+    end = chunk.end - request.block_size
+    request.drafts = 0
+    request.num_passes += 1
+    request.scheduled = end
+    request.prefill_end = min(request.prefill_end, end)
     return end
 
 

@@ -213,8 +213,9 @@ class Scheduler:
                 next(prompt_logprobs) if chunk.targets else (),
                 next(embeddings) if chunk.embeds else b"",
                 row in result.complete,
-                next(accepted, 0) if chunk.samples else 0,
             )
+            if result.accepted and chunk.samples:
+                brought = brought._replace(accepted=next(accepted))
             if request.finish_reason is None:
                 if row in errors:
                     outputs.append(end_request(self.state, request, FinishReason.ERROR, errors[row]))

@@ -36,6 +36,8 @@ class OracleDrafter:
         self._vocab_size = vocab_size
         self._right = right
         self._wanted = wanted
+        self.open: set[int] = set()
+        """Requests that it has guessed for, and that are not gone."""
         self.drafted = 0
         self.accepted = 0
 
@@ -46,6 +48,7 @@ class OracleDrafter:
         return True
 
     def propose(self, request: Request, at_most: int) -> Sequence[int]:
+        self.open.add(request.id)
         share = 1.0 if self._is_eager else _share(request.tokens, 2)
         count = min(at_most, int(share * (at_most + 2)))
         return (0,) * count if self.in_runner else self.guesses(request.tokens, request.submit, count)
@@ -80,10 +83,10 @@ class OracleDrafter:
         """Do nothing: it guesses as much as it was told."""
 
     def ended(self, request: Request) -> None:
-        """Do nothing: it keeps nothing."""
+        self.open.discard(request.id)
 
     def flush(self) -> None:
-        """Do nothing: it keeps nothing."""
+        """Do nothing: it keeps nothing of requests that are gone."""
 
 
 def _share(tokens: array[int], salt: int) -> float:
