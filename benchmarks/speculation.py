@@ -9,7 +9,7 @@ ngram` and one without. They are given the same requests in turns (A B B A ...),
     story    stories that the model tells, in which phrases come again, at temperature 1
     noise    the same at temperature 2, in which hardly a pair of tokens comes again
 
-Each is measured with 1, 4 and 32 requests at a time: tokens a second, between the first token of each and its last.
+Each is measured with 1, 4 and 32 requests at a time: tokens a second, from the first token of all to the last.
 `beside` measures the gaps of 4 streams beside prompts of 2,000 tokens, which arrive one after the other.
 """
 
@@ -40,7 +40,7 @@ from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
 from sluice.process.engine_process import freeze_gc
 from sluice.text.tokenizer import Tokenizer
-from sluice.types import SamplingParams, Submit
+from sluice.types import Output, SamplingParams, Submit
 from training.facts import FactSource
 from training.words import Namer
 
@@ -77,6 +77,17 @@ def chat(text: str) -> str:
 KINDS = {"quotes": Kind(quotes, 0.0), "story": Kind(story, 1.0), "noise": Kind(story, 2.0)}
 
 
+class CpuLink(TimedLink):
+    """Times tokens by the processor time of this process, which other processes change little."""
+
+    def send(self, outputs: Sequence[Output]) -> None:
+        super().send(outputs)
+        now = time.process_time()
+        for output in outputs:
+            times, count = self.times[output.request_id], len(output.token_ids)
+            times[len(times) - count :] = [now] * count
+
+
 @dataclass(slots=True)
 class Rig:
     """An engine, and the requests given to it."""
@@ -88,9 +99,8 @@ class Rig:
     ids: count[int] = field(default_factory=count)
 
     @classmethod
-    def of(cls, model: str | None, options: dict[str, Any]) -> Rig:
+    def of(cls, model: str | None, options: dict[str, Any], link: TimedLink) -> Rig:
         config = EngineConfig.from_options(options if model is None else {"model": model} | options)
-        link = TimedLink()
         engine, info = build_engine(config, link, progress=False)
         return cls(engine, link, info.tokenizer_folder)
 
@@ -105,10 +115,10 @@ class Rig:
             self.engine.step()
 
     def rate(self, ids: Sequence[int]) -> float:
-        """Return tokens a second between the last first token and the first last one of some requests."""
+        """Return the tokens a second of some requests, from the first of all tokens to the last."""
         times = [self.link.times[each] for each in ids]
-        began, ended = max(each[0] for each in times), min(each[-1] for each in times)
-        return sum(began < at <= ended for each in times for at in each) / (ended - began)
+        began, ended = min(each[0] for each in times), max(each[-1] for each in times)
+        return sum(at > began for each in times for at in each) / (ended - began)
 
     def gaps(self, ids: Sequence[int]) -> list[float]:
         """Return the seconds between arrivals of tokens of each request."""
@@ -213,10 +223,13 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="*", default=[*KINDS], choices=[*KINDS])
     parser.add_argument("--beside", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--threads", type=int, help="of the kernels")
+    parser.add_argument("--cpu-time", action="store_true", help="measure processor time, on a machine that is busy")
     arguments = parser.parse_args()
     options = {} if arguments.threads is None else {"threads": arguments.threads}
     began, load = time.perf_counter(), os.getloadavg()[0]
-    plain, ngram = Rig.of(arguments.model, options), Rig.of(arguments.model, options | NGRAM)
+    new_link = CpuLink if arguments.cpu_time else TimedLink
+    plain = Rig.of(arguments.model, options, new_link())
+    ngram = Rig.of(arguments.model, options | NGRAM, new_link())
     freeze_gc()
     with closing(plain.engine), closing(ngram.engine):
         found = measure(Pair(plain, ngram, Tokenizer.from_folder(plain.folder)), arguments)
@@ -224,6 +237,8 @@ def main() -> None:
         "model": arguments.model or "sluice-nano",
         "tokens": arguments.tokens,
         "rounds": arguments.rounds,
+        "threads": arguments.threads,
+        "cpu_time": arguments.cpu_time,
         "machine": machine(),
         "versions": versions(IN_PROCESS_PACKAGES),
         "load_before": round(load, 2),

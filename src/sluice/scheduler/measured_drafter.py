@@ -24,6 +24,14 @@ class Misses(NamedTuple):
     """Number of known tokens with which it ends."""
 
 
+class Rest(NamedTuple):
+    """Steps in which a request of a batch is not asked for."""
+
+    length: int
+    until: int
+    """Number of the last one."""
+
+
 class MeasuredDrafter:
     """Guesses tokens with a guesser, and keeps of each guess what a sizer says (`drafter.Drafter`).
 
@@ -41,6 +49,14 @@ class MeasuredDrafter:
         """By request."""
         self._matches: dict[int, int] = {}
         """Of the guesses of this step, by request."""
+        self.num_asked = 0
+        """Guesses that were asked for."""
+        self._step = 0
+        """Steps with decodes."""
+        self._rows = 0
+        """Decodes of this step."""
+        self._rests: dict[int, Rest] = {}
+        """Of requests in a batch that were asked for and had no draft."""
 
     def wants(self, request: Request) -> bool:
         """Return whether there is likely to be a good guess. After each that was wrong twice as many tokens overlap."""
@@ -49,17 +65,33 @@ class MeasuredDrafter:
         return self._pays and not is_paused and self._guesser.hopes(request)
 
     def pays(self, rows: int) -> bool:
+        """Return whether drafts may be worth it. Asking costs the host time, so in a batch a request that had no draft
+        is asked for again after 1, 2, 4 and more steps, up to half as many as there are requests."""
+        for request_id in self._matches:
+            before = self._rests.get(request_id)
+            length = min(1 if before is None else 2 * before.length, self._rows // 2)
+            if length:
+                self._rests[request_id] = Rest(length, self._step + length)
+        self._step, self._rows = self._step + 1, rows
         self._pays = self._sizer.pays(rows)
         self._matches.clear()
         return self._pays
 
     def propose(self, request: Request, at_most: int) -> Sequence[int]:
+        rest = self._rests.get(request.id)
+        if rest is not None and self._step <= rest.until:
+            return ()
+        self.num_asked += 1
         token_ids, self._matches[request.id] = self._guesser.propose(request, at_most)
         return token_ids
 
     def choose(self, rows: int, found: Mapping[int, Sequence[int]], at_most: int) -> dict[int, Sequence[int]]:
         offers = [Offer(request_id, len(drafts), self._matches[request_id]) for request_id, drafts in found.items()]
         counts = self._sizer.choose(rows, offers, at_most)
+        for request_id, count in zip(found, counts, strict=True):
+            if count:
+                del self._matches[request_id]
+                self._rests.pop(request_id, None)
         return {
             request_id: drafts[:count]
             for (request_id, drafts), count in zip(found.items(), counts, strict=True)
@@ -81,6 +113,8 @@ class MeasuredDrafter:
     def ended(self, request: Request) -> None:
         self._sizer.forget(request.id)
         self._misses.pop(request.id, None)
+        self._rests.pop(request.id, None)
+        self._matches.pop(request.id, None)
         self._guesser.ended(request)
 
     def flush(self) -> None:
