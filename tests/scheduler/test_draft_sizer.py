@@ -237,3 +237,16 @@ def test_drafts_make_no_step_shorter() -> None:
         prices.add(1, 0, 2000.0)
         prices.add(1, 7 + number % 2, 2300.0 - 200 * (number % 2))
     assert prices.price(1).of(4) == pytest.approx(2200, rel=0.1)
+
+
+def test_the_first_step_of_a_shape_teaches_nothing() -> None:
+    """The capture of a step of so many drafts was taken for its time, and there were no drafts for long."""
+    prices = StepPrices()
+    for _ in range(5):
+        prices.add(1, 0, 1000.0)
+    before = prices.price(1)
+    for drafts in range(1, 9):
+        prices.add(1, drafts, 6000.0)
+    assert prices.price(1) == before
+    prices.add(1, 4, 1400.0)
+    assert prices.price(1).of(4) == pytest.approx(1350, rel=0.1)

@@ -103,6 +103,8 @@ class StepPrices:
 
     def __init__(self) -> None:
         self._ranges: dict[int, Range] = {}
+        self._shapes: set[tuple[int, int]] = set()
+        """Numbers of requests and drafts of the steps that were seen."""
         self._prices: dict[int, Price] = {}
         """Of ranges that were asked for, until something is learnt that changes them."""
 
@@ -116,6 +118,9 @@ class StepPrices:
         Args:
             micros: above 0.
         """
+        if drafts and (rows, drafts) not in self._shapes:
+            self._shapes.add((rows, drafts))  # such a step may be captured when it runs first, which takes long
+            return
         key = rows.bit_length()
         known = self._ranges.get(key)
         if known is None:
