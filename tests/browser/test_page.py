@@ -123,6 +123,23 @@ def test_an_answer_is_stopped_and_what_was_written_stays(browser: Browser, url: 
         expect(here.button("Send")).to_be_visible()
 
 
+def test_a_key_that_was_given_is_not_asked_for_again(browser: Browser, url: str) -> None:
+    """A refusal of a request that was sent before the key was given opened the dialog again."""
+    with opened(browser, url, key=None) as here:
+        page, late = here.page, list[Route]()
+        dialog = page.get_by_role("dialog", name="API key")
+        expect(dialog).to_be_visible(timeout=MS)
+        page.route("**/v1/models", lambda route: route.continue_() if late else late.append(route))
+        page.reload()
+        expect(dialog).to_be_visible(timeout=MS)
+        page.get_by_label("Key of this server").fill(KEY)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("status").first).to_contain_text("live", timeout=MS)
+        late[0].continue_()
+        expect(page.locator("#model")).to_have_text("shadow", timeout=MS)
+        assert not dialog.is_visible()
+
+
 def test_a_key_is_asked_for_and_never_in_an_address(browser: Browser, url: str) -> None:
     """Addresses are in logs, histories and the Referer of other sites."""
     with opened(browser, url, key=None) as here:

@@ -16,9 +16,10 @@ export class Refused extends Error {
 /** Return the answer to a request. Asks for a key if one is needed, as often as the one given is wrong. */
 export async function call(path, { body = null, signal = undefined, asks = true } = {}) {
   for (;;) {
+    const key = read("key", "");
     const response = await fetch(path, {
       method: body === null ? "GET" : "POST",
-      headers: { ...keyHeader(), ...(body === null ? {} : { "Content-Type": "application/json" }) },
+      headers: { ...keyHeader(key), ...(body === null ? {} : { "Content-Type": "application/json" }) },
       body: body === null ? undefined : JSON.stringify(body),
       cache: "no-store",
       credentials: "omit",
@@ -26,12 +27,13 @@ export async function call(path, { body = null, signal = undefined, asks = true 
     });
     if (response.ok) return response;
     const refused = await refusal(response);
-    if (response.status !== 401 || !asks || !(await askForKey(refused.message, signal))) throw refused;
+    if (response.status !== 401 || !asks) throw refused;
+    if (read("key", "") !== key) continue; // another call has asked meanwhile
+    if (!(await askForKey(refused.message))) throw refused;
   }
 }
 
-function keyHeader() {
-  const key = read("key", "");
+function keyHeader(key) {
   return key === "" ? {} : { Authorization: `Bearer ${key}` };
 }
 
