@@ -81,8 +81,14 @@ class EveryDraft:
     def propose(self, request: Request, at_most: int) -> Sequence[int]:
         return (0,) * at_most
 
-    def choose(self, rows: int, found: Mapping[int, Sequence[int]]) -> Mapping[int, Sequence[int]]:
-        return found
+    def choose(self, rows: int, found: Mapping[int, Sequence[int]], at_most: int) -> Mapping[int, Sequence[int]]:
+        chosen = dict[int, Sequence[int]]()
+        for request_id, drafts in found.items():
+            count = min(len(drafts), at_most)
+            at_most -= count
+            if count:
+                chosen[request_id] = drafts[:count]
+        return chosen
 
     def verified(self, request: Request, drafted: int, accepted: int) -> None:
         self.drafted += drafted

@@ -139,6 +139,10 @@ def test_a_server_in_trouble(
     assert said in capsys.readouterr().err
 
 
+INTERRUPTS = 8
+"""Most that are sent for one to be noticed."""
+
+
 class Terminal:
     """A program in a pseudo-terminal."""
 
@@ -149,6 +153,14 @@ class Terminal:
 
     def type(self, text: str) -> None:
         os.write(self._end, text.encode())
+
+    def interrupt(self) -> None:
+        """Send SIGINT until something comes of it: one that comes just before readline waits for a key is noticed with
+        the next alone."""
+        for _ in range(INTERRUPTS):
+            self.process.send_signal(signal.SIGINT)
+            if select.select([self._end], [], [], PATIENCE / INTERRUPTS)[0]:
+                return
 
     def until(self, text: str) -> str:
         """Return what came up to a text."""
@@ -233,8 +245,9 @@ def test_a_second_interrupt_leaves(server: ScriptedServer, tmp_path: Path) -> No
     """Ctrl-C, twice, at the prompt and while an answer streams."""
     with terminal("--url", server.url, "--no-history") as screen:
         screen.until(">>> ")
-        screen.process.send_signal(signal.SIGINT)
+        screen.interrupt()
         screen.until("Ctrl-C again leaves")
-        screen.process.send_signal(signal.SIGINT)
+        screen.until(">>> ")
+        screen.interrupt()
         assert screen.ended() == 130
     assert not (tmp_path / "state").exists()
