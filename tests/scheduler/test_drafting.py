@@ -15,7 +15,7 @@ from sluice.scheduler.pacer import Pacer, Pacing
 from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.request import Request
 from sluice.testing import resolved
-from sluice.types import BatchPlan, Regime, TierLimits
+from sluice.types import BatchPlan, BatchResult, Regime, TierLimits
 from support import queue, steps_of
 from worlds import Bench, World, limits_of, offload_of
 
@@ -268,3 +268,30 @@ def test_an_offloaded_row_has_drafts_that_at_most_double_its_cost(costs: dict[st
     decodes = [chunk for plan in runner.plans for chunk in plan.chunks if chunk.start >= 60]
     assert decodes[0].num_drafts == drafts
     assert [chunk.known_end for chunk in decodes[:2]] == [61, 61 + drafts + 1]
+
+
+def test_nothing_waits_for_requests_that_want_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that wants drafts waited as long as two that want none were planned in turns."""
+    bench = bench_of(depth=2, lookahead=1, running=3, pages=400)
+    monkeypatch.setattr(bench.scheduler.state.drafter, "wants", lambda request: request.id == 2)
+    arrivals = {
+        0: Submit(0, (1, 2, 3), resolved(200), lookahead=0),
+        1: Submit(1, (3, 2), resolved(200), lookahead=0),
+        6: Submit(2, (5, 5), resolved(50)),
+    }
+    rows = [chunk.request_id for plan in played(bench, 60, arrivals) for chunk in plan.chunks]
+    assert rows.count(2) > 10
+
+
+def test_drafts_behind_a_stop_token_do_not_count() -> None:
+    """Usage said that more guesses were tokens of the answer than it has tokens."""
+    bench = bench_of(pages=400)
+    bench.scheduler.add(Submit(0, (0, 1, 0), replace(resolved(50), stop_token_ids=(1,))))
+    plan = bench.scheduler.schedule()
+    assert plan is not None
+    bench.scheduler.commit(plan, BatchResult(plan.step, ((0,),)))
+    plan = bench.scheduler.schedule()
+    assert plan is not None
+    assert plan.chunks[0].num_drafts == 4
+    (output,) = bench.scheduler.commit(plan, BatchResult(plan.step, ((0, 1, 0, 0, 0),), accepted=(4,)))
+    assert (output.token_ids, output.num_accepted) == ((0, 1), 2)

@@ -25,7 +25,7 @@ class Drafter(Protocol):
 
     def pays(self, rows: int) -> bool:
         """Return whether drafts may be worth it in a step of so many decodes. If not, none are asked for. Called once
-        for a step with decodes."""
+        for a step; one without decodes may have drafts of contexts longer than the device."""
         ...
 
     def propose(self, request: Request, at_most: int) -> Sequence[int]:

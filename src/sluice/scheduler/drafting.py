@@ -50,17 +50,19 @@ def draft(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, a
     """Add drafts to the decodes of the step, when each has its token: as many as neither prompts nor the next tokens of
     running requests lack."""
     drafter = state.drafter
-    if drafter is None or not batch.num_decodes or not drafter.pays(batch.num_decodes):
+    if drafter is None or not drafter.pays(batch.num_decodes) or not batch.num_decodes:
         return
     room = min(adder.room_for_drafts(), most_drafts(limits.num_draft_tokens))
     pages = state.kv.available - sum(1 for _ in state.running())
     found: dict[int, Sequence[int]] = {}
     for chunk in batch.rows:
         request = state.requests[chunk.request_id]
-        if request.pending > 1 or (request.lookahead and not drafter.wants(request)):
+        is_wanted = drafter.wants(request)
+        if request.pending > 1 or (request.lookahead and not is_wanted):
             continue
-        request.is_drafting = True
-        state.num_drafting += 1
+        if is_wanted:  # others wait for such rows alone, so one that is planned in any step keeps none waiting
+            request.is_drafting = True
+            state.num_drafting += 1
         at_most = min(limits.num_draft_tokens, room, request.max_tokens - request.num_outputs - 1)
         at_most = min(at_most, tokens_held(request, state.kv.page_size, pages))
         drafts = drafter.propose(request, at_most) if at_most > 0 else ()

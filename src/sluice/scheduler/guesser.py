@@ -24,6 +24,10 @@ class Guesser(Protocol):
     in_runner: bool
     """Whether it is the runner that guesses, and the tokens are only counted here."""
 
+    def begin_step(self) -> None:
+        """Note that the next calls are of another step."""
+        ...
+
     def propose(self, request: Request, at_most: int) -> Drafts:
         """Return guesses of the tokens behind those of a request of which nothing is pending.
 
@@ -49,6 +53,9 @@ class RunnerGuesser:
     """Stands for what the runner guesses: as many tokens as are wanted, which mean nothing (`Guesser`)."""
 
     in_runner = True
+
+    def begin_step(self) -> None:
+        """Do nothing: it guesses nothing itself."""
 
     def propose(self, request: Request, at_most: int) -> Drafts:
         return Drafts((0,) * at_most)

@@ -67,6 +67,9 @@ class MeasuredDrafter:
     def pays(self, rows: int) -> bool:
         """Return whether drafts may be worth it. Asking costs the host time, so in a batch a request that had no draft
         is asked for again after 1, 2, 4 and more steps, up to half as many as there are requests."""
+        self._guesser.begin_step()
+        if not rows:
+            return False
         for request_id in self._matches:
             before = self._rests.get(request_id)
             length = min(1 if before is None else 2 * before.length, self._rows // 2)

@@ -54,11 +54,13 @@ class RecentAnswers:
         index.text.append(SEPARATOR)
         self._num_young += len(kept) + 1
 
-    def catch_up(self, extra_key: str) -> None:
-        """Index a part of what is not indexed of a tenant's answers."""
+    def catch_up(self, extra_key: str, at_most: int) -> int:
+        """Index what is not indexed of a tenant's answers, at most so many tokens. Return how many."""
+        room = at_most
         for generation in (self._young, self._old):
             if extra_key in generation:
-                generation[extra_key].catch_up()
+                room -= generation[extra_key].catch_up(room)
+        return at_most - room
 
     def find(self, extra_key: str, tokens: array[int], at_most: int) -> Drafts:
         """Return up to `at_most` tokens that followed what has most in common with the end of some."""
@@ -94,6 +96,8 @@ class NgramGuesser:
         self._own: dict[int, NgramIndex] = {}
         """Indexes of the tokens of requests, by request."""
         self._answers = RecentAnswers(self._limits)
+        self._room = CATCH_UP
+        """Tokens that may still be indexed in this step, of all requests and answers."""
 
     @property
     def num_requests(self) -> int:
@@ -105,15 +109,18 @@ class NgramGuesser:
         """Tokens of recent answers that are kept."""
         return self._answers.num_tokens
 
+    def begin_step(self) -> None:
+        self._room = CATCH_UP
+
     def propose(self, request: Request, at_most: int) -> Drafts:
         """Return up to `at_most` tokens that may follow those that are known of a request."""
         index = self._own.get(request.id)
         if index is None:
             index = self._own[request.id] = NgramIndex(request.tokens, self._limits.shortest, self._limits.longest)
-        index.catch_up()
+        self._room -= index.catch_up(self._room)
         match = index.find(request.tokens)
         if match.length < self._limits.longest and self._limits.capacity:
-            self._answers.catch_up(request.extra_key)
+            self._room -= self._answers.catch_up(request.extra_key, self._room)
             found = self._answers.find(request.extra_key, request.tokens, at_most)
             if found.match > match.length:
                 return found

@@ -14,7 +14,7 @@ from typing import NamedTuple
 CHAIN = 32
 """Places that are compared with the end of a text, latest first."""
 CATCH_UP = 1024
-"""Tokens indexed in one call: some tenths of a millisecond. A long text takes several."""
+"""Tokens indexed in one step: some tenths of a millisecond. A long text takes several."""
 BITS = 32
 
 
@@ -58,11 +58,13 @@ class NgramIndex:
         """Tokens that are not indexed."""
         return len(self.text) - len(self._previous) + 1
 
-    def catch_up(self) -> None:
-        """Index the next tokens of the text, at most `CATCH_UP`."""
+    def catch_up(self, at_most: int = CATCH_UP) -> int:
+        """Index the next tokens of the text, at most so many. Return how many."""
         heads, previous, text, n = self._heads, self._previous, self.text, self._n
         place, key, mask = len(previous) - 1, self._key, self._mask
-        for index in range(place, min(len(text), place + CATCH_UP)):
+        end = min(len(text), place + at_most)
+        count = end - place
+        for index in range(place, end):
             key = (key << BITS | text[index]) & mask
             place = index + 1
             if place < n:
@@ -71,6 +73,7 @@ class NgramIndex:
                 previous.append(heads.get(key, -1))
                 heads[key] = place
         self._key = key
+        return count
 
     def find(self, tokens: array[int]) -> Match:
         """Return the place that has most in common with the end of some tokens, the latest of several. `NO_MATCH` if

@@ -106,9 +106,10 @@ def length_of(state: SchedulerState, limits: OffloadLimits, request: Request) ->
 
 def wants_drafts(state: SchedulerState, request: Request) -> bool:
     """Return whether its next chunk is to have drafts, and so waits until nothing of the request is pending. A drafter
-    of the runner reads the device, and nothing that lies behind it."""
+    of the runner reads the device, and nothing that lies behind it. Where a chunk attends to a selection of blocks, it
+    is that of its first token, so drafts would change what the others attend to."""
     drafter = state.drafter
-    if drafter is None or drafter.in_runner or is_prefill(request):
+    if drafter is None or drafter.in_runner or is_prefill(request) or state.kv.offload.limits.decode_blocks:
         return False
     return not request.lookahead or drafter.wants(request)
 

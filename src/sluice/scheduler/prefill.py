@@ -299,7 +299,8 @@ class PrefillAdder:
         not cut behind others."""
         if not self.limits.max_prefill_tokens or self._is_first:
             return False
-        return extend_len >= self.limits.max_prefill_tokens - self._batch.num_tokens
+        used = self._batch.num_tokens - self._batch.num_drafts
+        return extend_len >= self.limits.max_prefill_tokens - used
 
     def _find_pages(self, request: Request, length: int) -> int:
         """Return the part of a chunk that fits the budgets for which there are pages. For the oldest running request

@@ -31,6 +31,8 @@ def advance(state: SchedulerState, request: Request, chunk: Chunk, brought: Brou
     the request if it ends."""
     start = request.num_outputs
     tokens, reason = append(request, brought)
+    if brought.accepted > len(tokens):  # of drafts behind a stop token none counts
+        brought = brought._replace(accepted=len(tokens))
     end = computed_by(state, request, chunk, brought)
     request.computed = end
     if end == request.prefill_end:

@@ -257,10 +257,9 @@ def _add_step(run: Run, record: Step) -> None:
 
 
 def _add_drafts(run: Run, record: Step) -> None:
-    rows = [chunk for chunk in record.plan.chunks if chunk.samples]
-    for chunk, accepted in zip(rows, record.accepted, strict=False):
+    for (chunk, count), accepted in zip(sampled(record), record.accepted, strict=False):
         request = run.requests.get(chunk.request_id)
-        if chunk.num_drafts and request is not None and request.end is None:
+        if count and chunk.num_drafts and request is not None and request.end is None:
             request.draft_rows += 1
             request.drafted += chunk.num_drafts
             request.accepted += accepted
