@@ -6,13 +6,14 @@ import asyncio
 import os
 import stat
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from serving import MODEL, Server, run, serving
 from shadow_engine import PAGE_SIZE
-from sluice.config import CacheConfig, ConfigError, ServerConfig
+from sluice.config import CacheConfig, ConfigError, EngineConfig, ServerConfig, SpeculativeConfig
 from sluice.http.isolation import SECRET, CacheIsolation, read_isolation, secret_path
 from sluice.http.options import check_server
 from sluice.process.secret_file import SIZE, read_or_make_secret
@@ -109,13 +110,23 @@ def test_options_that_isolate_nothing_are_refused() -> None:
     check_server(ServerConfig(cache_isolation="key", api_key_file="keys"))
     with pytest.raises(ConfigError, match="one of none, key, salt-required, got 'user'"):
         check_server(ServerConfig(cache_isolation="user"))
+    by_key, uncached = ServerConfig(cache_isolation="key"), EngineConfig(cache=CacheConfig(enable_prefix_caching=False))
     with pytest.raises(ConfigError, match="without prefix caching"):
-        read_isolation(ServerConfig(cache_isolation="key"), CacheConfig(enable_prefix_caching=False))
+        read_isolation(by_key, uncached)
+    forgetful = SpeculativeConfig(speculative_algorithm="ngram", speculative_ngram_capacity=0)
+    with pytest.raises(ConfigError, match="without prefix caching"):
+        read_isolation(by_key, replace(uncached, speculative=forgetful))
+
+
+def test_answers_that_are_guessed_from_are_isolated_without_a_cache() -> None:
+    speculative = SpeculativeConfig(speculative_algorithm="ngram")
+    engine = EngineConfig(cache=CacheConfig(enable_prefix_caching=False), speculative=speculative)
+    assert read_isolation(ServerConfig(cache_isolation="key"), engine).mode == "key"
 
 
 def isolation(page_file: Path | None) -> CacheIsolation:
     disk = None if page_file is None else str(page_file)
-    return read_isolation(ServerConfig(cache_isolation="key"), CacheConfig(kv_disk=disk))
+    return read_isolation(ServerConfig(cache_isolation="key"), EngineConfig(cache=CacheConfig(kv_disk=disk)))
 
 
 def test_the_secret_outlives_the_server_only_with_a_page_file(tmp_path: Path) -> None:

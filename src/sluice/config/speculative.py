@@ -97,6 +97,11 @@ class SpeculativeConfig:
         sglang="--speculative-ngram-capacity",
     )
 
+    @property
+    def keeps_answers(self) -> bool:
+        """Whether answers are kept to guess from."""
+        return self.speculative_algorithm == "ngram" and self.speculative_ngram_capacity != 0
+
     def drafts(self) -> int:
         """Return the most guesses of a row; 0 without an algorithm. The options must be resolved."""
         if self.speculative_algorithm is None:

@@ -12,7 +12,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice.config import CacheConfig, ConfigError, ServerConfig
+from sluice.config import ConfigError, EngineConfig, ServerConfig
 from sluice.http.errors import bad_request
 from sluice.process.secret_file import SIZE, read_or_make_secret
 
@@ -50,17 +50,17 @@ class CacheIsolation:
         return given
 
 
-def read_isolation(server: ServerConfig, cache: CacheConfig) -> CacheIsolation:
+def read_isolation(server: ServerConfig, engine: EngineConfig) -> CacheIsolation:
     """Return what the options ask for. The secret lasts as long as what is cached under its salts.
 
     Raises:
-        ConfigError: the file of the secret is refused, or there is no cache.
+        ConfigError: the file of the secret is refused, or there is neither a cache nor answers to guess from.
     """
     if server.cache_isolation != "key":
         return CacheIsolation(server.cache_isolation)
-    if not cache.enable_prefix_caching:
+    if not engine.cache.enable_prefix_caching and not engine.speculative.keeps_answers:
         raise ConfigError("--cache-isolation key has no effect without prefix caching; leave one of the two flags out")
-    file = cache.kv_disk
+    file = engine.cache.kv_disk
     secret = secrets.token_bytes(SIZE) if file is None else read_or_make_secret(secret_path(Path(file)), SECRET)
     return CacheIsolation(server.cache_isolation, secret)
 

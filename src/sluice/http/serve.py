@@ -138,7 +138,7 @@ async def serve(
     _refuse_unloading(server, engine)
     keys = read_keys(server)
     admin_keys = read_admin_keys(server, keys)
-    tls, isolation = read_certificate(server), read_isolation(server, engine.cache)
+    tls, isolation = read_certificate(server), read_isolation(server, engine)
     chat_template = await asyncio.to_thread(read_chat_template, server)
     check_parsers(server)
     server = replace(server, max_connections=max_connections(server.max_connections, descriptor_limit()))
