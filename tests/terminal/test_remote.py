@@ -121,6 +121,18 @@ async def babble(call: Call) -> None:
     await call.event("no JSON")
 
 
+async def send_commands(call: Call) -> None:
+    await call.head()
+    await say(call, "a\x1b[2Jb", finish="stop")
+    await call.end(completion_tokens=2)
+
+
+async def refuse_with_commands(call: Call) -> None:
+    call.chunked = False
+    await call.head(400, "application/json")
+    await call.raw(rb'{"error": {"message": "no\u001b[2J\u009b1m way"}}')
+
+
 @pytest.mark.parametrize(
     ("handler", "said"),
     [
@@ -137,6 +149,30 @@ def test_a_server_in_trouble(
     with scripted_in_a_thread(handler) as server:  # type: ignore[arg-type]
         assert piped(monkeypatch, "Hello", "--url", server.url) == 1
     assert said in capsys.readouterr().err
+
+
+class Display(io.StringIO):
+    """Standard output that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_an_answer_to_a_pipe_sends_no_commands_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`printf Hello | sluice chat` cleared the screen if the model said so."""
+    display = Display()
+    monkeypatch.setattr(sys, "stdout", display)
+    with scripted_in_a_thread(send_commands) as server:
+        assert piped(monkeypatch, "Hello", "--url", server.url) == 0
+    assert display.getvalue() == "a\ufffd[2Jb\n", "the answer alone"
+
+
+def test_an_error_sends_no_commands_to_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with scripted_in_a_thread(refuse_with_commands) as server:
+        assert piped(monkeypatch, "Hello", "--url", server.url) == 1
+    assert capsys.readouterr().err == "sluice chat: error: no\ufffd[2J\ufffd1m way (HTTP 400)\n"
 
 
 INTERRUPTS = 8

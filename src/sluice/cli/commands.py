@@ -195,6 +195,8 @@ def _run(command: str, work: Callable[[dict[str, Any]], int], given: dict[str, A
 
 
 def fail(command: str, error: Exception, status: int) -> int:
-    """Report an error in one line and return the exit status."""
-    print(f"sluice {command}: error: {' '.join(str(error).split())}", file=sys.stderr)
+    """Report an error in one line and return the exit status. Its text may be a server's."""
+    from sluice.terminal.screen import harmless
+
+    print(f"sluice {command}: error: {harmless(' '.join(str(error).split()))}", file=sys.stderr)
     return status

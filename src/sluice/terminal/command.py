@@ -64,12 +64,12 @@ def run_chat(given: dict[str, Any], *, environment_key: str | None, history: Pat
         SamplingParams(**asked)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    is_conversation = sys.stdin.isatty() and sys.stdout.isatty()
     open_source = _source(given, asked, environment_key)
-    piped = "" if is_terminal else sys.stdin.read()
+    piped = "" if is_conversation else sys.stdin.read()
     with closing(open_source()) as source:
-        talk = Conversation(source, Screen(sys.stdout, is_terminal), system)
-        if not is_terminal:
+        talk = Conversation(source, Screen(sys.stdout, is_conversation), system)
+        if not is_conversation:
             answer_once(talk, piped)
             return 0
         kept = History(history if keeps else None, COMMANDS)

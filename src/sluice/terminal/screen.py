@@ -18,10 +18,11 @@ def harmless(text: str) -> str:
 
 @dataclass(slots=True)
 class Screen:
-    """Where the conversation is shown."""
+    """Where answers are shown. A terminal gets no control characters of a model."""
 
     out: TextIO
-    is_terminal: bool
+    is_conversation: bool
+    """Whether notes and thoughts are shown; otherwise answers alone."""
     is_dim: bool = False
 
     def write(self, text: str) -> None:
@@ -30,8 +31,8 @@ class Screen:
         self._put(text)
 
     def think(self, text: str) -> None:
-        """Show a piece of what the model thinks; on a terminal alone, as a pipe wants the answer."""
-        if self.is_terminal:
+        """Show a piece of what the model thinks, in a conversation; one message from a pipe wants the answer alone."""
+        if self.is_conversation:
             self._set_dim(True)
             self._put(text)
 
@@ -42,21 +43,21 @@ class Screen:
         self.out.flush()
 
     def note(self, text: str) -> None:
-        """Tell the user something, in lines of their own; on a terminal alone."""
-        if self.is_terminal:
+        """Tell the user something, in lines of their own, in a conversation."""
+        if self.is_conversation:
             lines = "\n".join(f"{DIM}{line}{PLAIN}" if line else "" for line in harmless(text).split("\n"))
             self.out.write(f"{lines}\n")
             self.out.flush()
 
     def _set_dim(self, is_dim: bool) -> None:
-        if self.is_terminal and is_dim != self.is_dim:
+        if self.is_conversation and is_dim != self.is_dim:
             if self.is_dim:
                 self.out.write(f"{PLAIN}\n\n")
             else:
                 self.out.write(DIM)
-        self.is_dim = is_dim and self.is_terminal
+        self.is_dim = is_dim and self.is_conversation
 
     def _put(self, text: str) -> None:
         if text:
-            self.out.write(harmless(text) if self.is_terminal else text)
+            self.out.write(harmless(text) if self.is_conversation or self.out.isatty() else text)
             self.out.flush()
