@@ -137,6 +137,15 @@ def test_the_second_interrupt_of_an_answer_ends_the_program() -> None:
         assert not stopper.is_asked, "the next answer would end at once"
 
 
+def test_an_interrupt_before_the_wait_ends_it() -> None:
+    """Ctrl-C while the connection was opened did nothing; the answer then came in full."""
+    stopper, woken = Stopper(), []
+    with stopper.watching():
+        signal.raise_signal(signal.SIGINT)
+        with stopper.waking(lambda: woken.append(True)):
+            assert woken == [True]
+
+
 def test_one_message_from_a_pipe() -> None:
     talk, source = conversation([Part("a"), ENDS], [Part("half"), Part(finish_reason=STOPPED)], terminal=False)
     answer_once(talk, "several\nlines\n")

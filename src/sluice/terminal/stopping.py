@@ -28,9 +28,12 @@ class Stopper:
 
     @contextmanager
     def waking(self, wake: Callable[[], object]) -> Iterator[None]:
-        """Call `wake` if the end is asked for meanwhile: it ends the wait of what reads from a connection."""
+        """Call `wake` if the end is asked for meanwhile, or was before: it ends the wait of what reads from a
+        connection."""
         self._wake = wake
         try:
+            if self.is_asked:
+                wake()
             yield
         finally:
             self._wake = None
