@@ -103,6 +103,42 @@ def test_explain_downloads_nothing(model: str, capsys: pytest.CaptureFixture[str
     assert f"not known: {model} is not on this machine" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("fields", "options", "reason"),
+    [
+        ({"architectures": ["SDARForCausalLM"]}, [], "a pass of block diffusion"),
+        ({}, ["--speculative-algorithm", "ngram"], "with --speculative-algorithm, a pass"),
+    ],
+    ids=["block-diffusion", "speculation"],
+)
+def test_no_bound_where_a_pass_yields_several_tokens(
+    fields: dict[str, object], options: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both may be faster than one token for each pass over the weights."""
+    (tmp_path / "config.json").write_text(json.dumps({**SUGGESTED[1].config, **fields}))
+    assert cli.main(["explain", str(tmp_path), "--device", "cpu", "--json", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["most_tokens_per_second"]["value"] is None
+    assert reason in found["most_tokens_per_second"]["reason"]
+    assert found["weights_bytes"]["value"] > 1e9
+
+
+@pytest.mark.parametrize(("content", "said"), [("{", "cannot read the sizes"), ("[]", "holds no JSON object")])
+def test_a_broken_config_in_the_cache(
+    content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A download that was cut off was a traceback."""
+    commit = "0" * 40
+    folder = tmp_path / "models--some--model"
+    for file, text in ((f"snapshots/{commit}/config.json", content), ("refs/main", commit)):
+        (folder / file).parent.mkdir(parents=True)
+        (folder / file).write_text(text)
+    assert cli.main(["explain", "some/model", "--download-dir", str(tmp_path), "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "not known: " in out
+    assert said in out
+
+
 def test_sizes_in_words() -> None:
     assert [gigabytes(size) for size in (800, 114_688, 7.24e8, 1.19e9)] == ["1 kB", "115 kB", "724 MB", "1.2 GB"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from sluice.catalog.estimate import NUMBER_SIZES, Estimate, gigabytes
 from sluice.catalog.sizes import ModelSizes, SizesError
 from sluice.catalog.suggested import SUGGESTED
 from sluice.config import EngineConfig
+from sluice.models.llama_config import DIFFUSION_ARCHITECTURES
 
 Value = float | int | None
 
@@ -60,7 +60,7 @@ def model_facts(config: EngineConfig) -> list[Fact]:
             f"KV of a token in 16 bits: {sizes.layers} layers of {sizes.kv_heads} KV heads of {sizes.head_dim}",
         ),
     ]
-    return facts + (_speed(estimate, model.threads) if model.device == "cpu" else [])
+    return facts + (_speed(estimate, config) if model.device == "cpu" else [])
 
 
 def _copied(sizes: ModelSizes, quantization: str) -> str:
@@ -68,8 +68,12 @@ def _copied(sizes: ModelSizes, quantization: str) -> str:
     return ", the embedding twice" if is_tied and quantization == "none" else ""
 
 
-def _speed(estimate: Estimate, threads: int | None) -> list[Fact]:
-    threads = threads or 1
+def _speed(estimate: Estimate, config: EngineConfig) -> list[Fact]:
+    """Return what bounds a stream's speed, if a pass over the weights yields one token."""
+    several = _several_tokens(estimate.sizes, config)
+    if several is not None:
+        return [Fact("most_tokens_per_second", None, "-", f"not known: {several}")]
+    threads = config.model.threads or 1
     bandwidth = measured_bandwidth(threads)
     return [
         Fact(
@@ -87,6 +91,15 @@ def _speed(estimate: Estimate, threads: int | None) -> list[Fact]:
     ]
 
 
+def _several_tokens(sizes: ModelSizes, config: EngineConfig) -> str | None:
+    """Return why a pass over the weights yields several tokens; None: it yields one."""
+    if sizes.architecture in DIFFUSION_ARCHITECTURES:
+        return "a pass of block diffusion over the weights may fill in several tokens"
+    if config.speculative.speculative_algorithm is not None:
+        return "with --speculative-algorithm, a pass over the weights may yield several tokens"
+    return None
+
+
 def _sizes(model: str, revision: str | None, folder: str | None) -> tuple[ModelSizes, str]:
     """Return the sizes of a model that is on this machine or suggested, and where they are from.
 
@@ -100,7 +113,7 @@ def _sizes(model: str, revision: str | None, folder: str | None) -> tuple[ModelS
     with suppress(HFValidationError):  # no hub id
         cached = try_to_load_from_cache(model, "config.json", cache_dir=folder, revision=revision)
     if isinstance(cached, str):
-        return ModelSizes.of(json.loads(Path(cached).read_bytes()), model), "config.json in the hub's cache"
+        return ModelSizes.read(Path(cached)), "config.json in the hub's cache"
     for each in SUGGESTED:
         if each.id == model:
             return ModelSizes.of(each.config, model), "known sizes"

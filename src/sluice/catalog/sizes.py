@@ -38,6 +38,8 @@ class ModelSizes:
     """Numbers of the embedding; the head has as many, or is the embedding."""
     max_model_len: int
     """Its context, in tokens."""
+    architecture: str | None
+    """None: the config names none, or several."""
 
     @property
     def token_bytes(self) -> int:
@@ -82,7 +84,10 @@ class ModelSizes:
         weights = size["num_hidden_layers"] * layer + vocab * hidden
         stored = weights if content.get("tie_word_embeddings") else weights + vocab * hidden
         context = _context(source, content, size["max_position_embeddings"])
-        return cls(name, size["num_hidden_layers"], heads, kv_heads, head_dim, weights, stored, vocab * hidden, context)
+        layers, named = size["num_hidden_layers"], content.get("architectures")
+        architecture = named[0] if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) else None
+        table = vocab * hidden
+        return cls(name, layers, heads, kv_heads, head_dim, weights, stored, table, context, architecture)
 
 
 def _context(source: str, content: Mapping[str, Any], positions: int) -> int:
