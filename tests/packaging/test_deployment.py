@@ -58,6 +58,9 @@ def test_the_unit(tmp_path: Path) -> None:
     assert server.api_key_file == "/run/api-keys"
     (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)
     assert int(seconds) > server.drain_timeout, "systemd would kill requests that may end"
+    (cache,) = re.findall(r"^CacheDirectory=(.*)$", text, re.MULTILINE)
+    for name in ("HF_HOME", "TRITON_CACHE_DIR"):
+        assert re.search(rf"^Environment=.*\b{name}=/var/cache/{cache}(/\w+)?( |$)", text, re.MULTILINE), name
     if shutil.which("systemd-analyze") is None:
         pytest.skip("there is no systemd-analyze")
     unit = tmp_path / "sluice.service"
