@@ -161,9 +161,11 @@ def test_requests_that_are_refused(sampling: dict[str, Any], param: str, folder:
     [
         ({"page_size": 2}, "--page-size must be a multiple of the model's block_size 4, got 2"),
         ({"page_size": 16, "dllm_algorithm_config": '{"block_size": 32}'}, "block_size 32, got 16"),
+        ({"chunked_prefill_size": 48, "dllm_algorithm_config": '{"block_size": 64}'}, "block_size 64, got 32"),
+        ({"dllm_algorithm_config": '{"block_size": 6}'}, "block_size 6, got 32"),
+        ({"override_generation_config": '{"repetition_penalty": 1.1}'}, "repetition_penalty 1.1 is not supported by"),
         ({"enable_overlap": True}, "--enable-overlap has no effect on a model of block diffusion"),
         ({"speculative_algorithm": "ngram"}, "--speculative-algorithm ngram is not supported by a model of block diff"),
-        ({"speculative_algorithm": "ngram"}, "--speculative-algorithm ngram is not supported by a model of block"),
         ({"itl_target": "20ms"}, "--itl-target 20ms is not supported by a model of block diffusion"),
         ({"dynamic_chunking": 0}, "--dynamic-chunking 0 is not supported"),
         ({"max_batch_tokens": 64, "max_running_requests": 8}, "larger than 8 times --max-running-requests.*64 with 8"),
@@ -184,6 +186,32 @@ def test_requests_that_are_refused(sampling: dict[str, Any], param: str, folder:
 def test_options_that_are_refused(options: dict[str, Any], problem: str, folder: Folder) -> None:
     with pytest.raises(ValueError, match=problem):
         LLM(folder(4), **options)
+
+
+@pytest.mark.parametrize("block_size", [64, 512])
+def test_an_open_page_size_grows_to_the_block(block_size: int, folder: Folder) -> None:
+    """Each default is below the block: of a page, 32 tokens; of a chunk, 128 or 256."""
+    given = json.dumps({"block_size": block_size, "threshold": 0})
+    with LLM(folder(4), device="cpu", dllm_algorithm_config=given, max_running_requests=2) as llm:
+        config = llm.info.config
+        assert config.cache.page_size == block_size
+        assert llm.info.reasons["page_size"] == "the model's block_size"
+        assert (config.scheduler.chunked_prefill_size or 0) >= block_size
+        assert len(llm.generate([PROMPTS[1]], GREEDY)[0].token_ids) == 11
+
+
+def test_a_penalty_of_the_checkpoint_is_left_out(
+    folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every request was refused that did not ask for a penalty of 1."""
+    (tmp_path / "generation_config.json").write_text('{"repetition_penalty": 1.1, "top_k": 7}')
+    with LLM(folder(4), generation_config=str(tmp_path), max_total_tokens=1024) as llm:
+        assert llm.info.sampling_defaults.as_dict() == {"top_k": 7}
+        told = "without repetition_penalty 1.1, which block diffusion does not support"
+        assert llm.info.reasons["generation_config"] == f"top_k 7, {told}"
+        assert told in caplog.text
+        asked = llm.info.sampling_defaults.fill(GREEDY, ())
+        assert len(llm.generate([PROMPTS[1]], asked)[0].token_ids) == 11
 
 
 def test_other_models_have_no_blocks(tmp_path: Path) -> None:

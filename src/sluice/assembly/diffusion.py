@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.assembly.ranks import layout_of, shown_sizes
-from sluice.assembly.resolve import UNCHUNKED_BATCH_TOKENS
+from sluice.assembly.resolve import MAX_PAGE_SIZE, UNCHUNKED_BATCH_TOKENS, page_limits
 from sluice.config import ConfigError, DiffusionConfig, EngineConfig, SchedulerConfig, flag, itl_micros
 from sluice.models.llama_config import DIFFUSION_ARCHITECTURES
 from sluice.models.spec import BlockDiffusion, ModelSpec
@@ -79,6 +79,32 @@ def check_architecture(config: EngineConfig, architecture: str) -> AlgorithmConf
                 f"{flag(item.name)} {value} needs a model of block diffusion ({accepted}), this one is a {architecture}"
             )
     return AlgorithmConfig()
+
+
+def with_pages_of_blocks(config: EngineConfig, spec: ModelSpec, reasons: dict[str, str]) -> EngineConfig:
+    """Return the options with a page size that was left open raised to the block of a model of block diffusion.
+
+    They stay as they are if no page can hold it, or if a size that was set is below it: `with_diffusion` refuses them.
+
+    Args:
+        config: resolved as far as the model's type is not needed.
+        reasons: of derived options, which may change.
+    """
+    page_size, scheduler = config.cache.page_size, config.scheduler
+    assert page_size is not None, f"not resolved: {config}"
+    block = 1 if spec.diffusion is None else spec.diffusion.block_size
+    if block <= page_size or block > MAX_PAGE_SIZE or block & (block - 1) or "page_size" not in reasons:
+        return config
+    sizes = ("chunked_prefill_size", "max_batch_tokens", "max_running_requests")
+    derived: dict[str, Any] = {name: None for name in sizes if name in reasons}
+    if any(limit < block for limit in page_limits(replace(scheduler, **derived), config.cache).values()):
+        return config
+    reasons["page_size"] = "the model's block_size"
+    chunk = scheduler.chunked_prefill_size
+    if chunk and chunk < block and "chunked_prefill_size" in reasons:
+        reasons["chunked_prefill_size"] = "one page"
+        scheduler = replace(scheduler, chunked_prefill_size=block)
+    return replace(config, cache=replace(config.cache, page_size=block), scheduler=scheduler)
 
 
 def with_diffusion(config: EngineConfig, spec: ModelSpec, reasons: dict[str, str]) -> EngineConfig:
@@ -163,11 +189,6 @@ def _refuse(config: EngineConfig, architecture: str, block_size: int, reasons: M
         raise ConfigError(
             f"{given} has no effect on a model of block diffusion ({architecture}): a pass over a block is planned when"
             " the pass before it is known"
-        )
-    if config.speculative.speculative_algorithm is not None:
-        raise ConfigError(
-            f"--speculative-algorithm {config.speculative.speculative_algorithm} is not supported by a model of block"
-            f" diffusion ({architecture}), which fills in {block_size} tokens at a time"
         )
     if itl_micros(scheduler.itl_target):
         raise ConfigError(

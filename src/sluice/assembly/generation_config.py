@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,24 @@ def sampling_defaults(config: ModelConfig, checkpoint: Path) -> SamplingDefaults
         return _defaults(own | overrides)
     except ValueError as error:
         raise ConfigError(f"{OVERRIDE}: {error}") from error
+
+
+def without_penalty(defaults: SamplingDefaults, config: ModelConfig) -> SamplingDefaults:
+    """Return the settings of a model of block diffusion: without a repetition penalty, with which it would refuse every
+    request.
+
+    Raises:
+        ConfigError: the penalty was set by an option.
+    """
+    if defaults.repetition_penalty in (None, 1):
+        return defaults
+    given = config.override_generation_config
+    if given is not None and "repetition_penalty" in _parsed(given):
+        raise ConfigError(
+            f"{OVERRIDE}: repetition_penalty {defaults.repetition_penalty} is not supported by a model of block"
+            " diffusion, which draws several tokens at once; leave it out"
+        )
+    return replace(defaults, repetition_penalty=None)
 
 
 def _parsed(overrides: str) -> dict[str, Any]:

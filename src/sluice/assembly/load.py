@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 
 from sluice.assembly.devices import TORCH, resolve_here
-from sluice.assembly.diffusion import check_architecture, with_diffusion
+from sluice.assembly.diffusion import check_architecture, with_diffusion, with_pages_of_blocks
 from sluice.assembly.drafting import load_drafter
-from sluice.assembly.generation_config import sampling_defaults
+from sluice.assembly.generation_config import sampling_defaults, without_penalty
 from sluice.assembly.graphs import kernels_compute
 from sluice.assembly.info import EngineInfo
 from sluice.assembly.loaded import LoadedModel
@@ -103,6 +103,7 @@ def load(
     spec = _with_context(whole, resolved.model.context_length).of(member.place)
     heartbeat.loading(LoadingPart.MEMORY)
     logit_ops = _over_shards(fuse_small_operations(model, device, kernels), member, spec.vocab_size)
+    resolved = with_pages_of_blocks(resolved, spec, reasons)
     backend = _supporting_backend(resolved, spec, device, reasons)
     if kernels_compute(backend, spec):
         # What is left to torch is small, and its waiting threads would take the kernels' cores.
@@ -118,7 +119,7 @@ def load(
     check_effect(config.offload, None if offload is None else offload.limits, memory.shape.page_size)
     if offload is not None and resolved.offload.offload_above != offload.limits.above:
         reasons["offload_above"] = "what the KV pool holds"
-    defaults = _sampling_defaults(resolved.model, checkpoint.folder, reasons)
+    defaults = _sampling_defaults(resolved.model, checkpoint.folder, spec, reasons)
     held = weights_bytes if draft is None else module_bytes(model, draft.module)
     info = _info(resolved, checkpoint, spec, memory, tiers, offload, held, model.has_head, defaults, reasons, disabled)
     pacing = pacing_of(resolved, spec, memory.kv_sizes, weights_bytes, memory.graph_rows)
@@ -303,11 +304,16 @@ def _with_pages_of_all(
     return _agreed(memory, pages.device, reasons), replace(tiers, limits=limits)
 
 
-def _sampling_defaults(config: ModelConfig, folder: Path, reasons: dict[str, str]) -> SamplingDefaults:
+def _sampling_defaults(config: ModelConfig, folder: Path, spec: ModelSpec, reasons: dict[str, str]) -> SamplingDefaults:
     """Return the model's own settings for what requests leave open."""
-    defaults = sampling_defaults(config, folder)
-    if values := defaults.as_dict():
-        reasons["generation_config"] = ", ".join(f"{name} {value}" for name, value in values.items())
+    found = sampling_defaults(config, folder)
+    defaults = found if spec.diffusion is None else without_penalty(found, config)
+    told = [f"{name} {value}" for name, value in defaults.as_dict().items()]
+    if defaults != found:
+        told.append(f"without repetition_penalty {found.repetition_penalty}, which block diffusion does not support")
+        LOGGER.warning("the model's sampling settings are used %s", told[-1])
+    if told:
+        reasons["generation_config"] = ", ".join(told)
     return defaults
 
 

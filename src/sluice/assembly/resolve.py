@@ -237,7 +237,7 @@ def _overlap(config: SchedulerConfig, stages: int, why: dict[str, str]) -> dict[
 
 
 def _page_size(config: EngineConfig, defaults: DeviceDefaults, device_type: str, why: dict[str, str]) -> int:
-    limits = _page_limits(config.scheduler, config.cache)
+    limits = page_limits(config.scheduler, config.cache)
     size = config.cache.page_size
     if size is not None:
         if size > MAX_PAGE_SIZE or size & (size - 1):
@@ -257,7 +257,7 @@ def _page_size(config: EngineConfig, defaults: DeviceDefaults, device_type: str,
     return size
 
 
-def _page_limits(scheduler: SchedulerConfig, cache: CacheConfig) -> dict[str, int]:
+def page_limits(scheduler: SchedulerConfig, cache: CacheConfig) -> dict[str, int]:
     """Return the set sizes into which a page has to fit, by name."""
     limits: dict[str, int | None] = {
         "--chunked-prefill-size": None
