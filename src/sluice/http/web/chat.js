@@ -75,7 +75,8 @@ export class Chat {
   request(messages) {
     const { system } = this.conversations.current;
     const first = system === "" ? [] : [{ role: "system", content: system }];
-    const said = messages.filter(({ content }) => content !== "").map(({ role, content }) => ({ role, content }));
+    const sent = messages.filter((message, at) => isSent(message, messages[at + 1]));
+    const said = sent.map(({ role, content }) => ({ role, content }));
     return { model: this.model() || undefined, messages: [...first, ...said], ...sampling() };
   }
 
@@ -138,6 +139,12 @@ export class Chat {
     if (hadFocus) byId(runs ? "stop" : "send").focus();
     this.log.setAttribute("aria-busy", String(runs));
   }
+}
+
+/** Tell whether a message is a part of requests: without an answer it is not, as many templates want roles to alternate. */
+function isSent({ role, content }, next) {
+  if (role !== "user" || next === undefined) return content !== "";
+  return next.role === "assistant" && next.content !== "";
 }
 
 /** An answer while it is written. */
