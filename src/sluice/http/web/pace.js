@@ -1,5 +1,8 @@
 // How fast one's own request is answered, as this browser sees it: times of arrival.
 
+/** Tokens that come within less of each other came together, in milliseconds. */
+const TOGETHER = 1;
+
 /** Times of the tokens of one answer, in milliseconds. */
 export class Pace {
   constructor() {
@@ -7,6 +10,8 @@ export class Pace {
     this.first = null;
     this.last = 0;
     this.gaps = [];
+    /** Tokens that came together with the first one. */
+    this.firstBurst = 1;
     this.usage = null;
   }
 
@@ -17,7 +22,10 @@ export class Pace {
   /** Note that an event with text came. */
   token(now) {
     if (this.first === null) this.first = now;
-    else this.gaps.push(now - this.last);
+    else {
+      if (this.firstBurst > this.gaps.length && now - this.last < TOGETHER) this.firstBurst += 1;
+      this.gaps.push(now - this.last);
+    }
     this.last = now;
   }
 
@@ -33,7 +41,8 @@ export class Pace {
     words.push(tokens === 1 ? "1 token" : `${tokens} tokens`);
     if (this.gaps.length > 0) {
       const seconds = (this.last - this.first) / 1000;
-      if (seconds > 0) words.push(`${((tokens - 1) / seconds).toFixed(1)} tokens/s`);
+      const later = tokens - this.firstBurst;
+      if (this.gaps.length >= this.firstBurst) words.push(`${(later / seconds).toFixed(1)} tokens/s`);
       words.push(`ITL ${ms(median(this.gaps))}, longest ${ms(this.longest)}`);
     }
     const cached = this.usage?.prompt_tokens_details?.cached_tokens ?? 0;
