@@ -2,6 +2,7 @@
 // stays text, pictures become links, and links lead to http, https and mailto alone.
 
 import { button, el } from "./dom.js";
+import { offer } from "./snippets.js";
 
 const DEEPEST = 8;
 /** Characters of a paragraph whose emphasis is looked for: an unclosed mark is searched to the paragraph's end. */
@@ -100,7 +101,7 @@ function readFence(lines, at) {
     return found !== null && found[1].startsWith(mark) && found[2] === "";
   });
   const code = lines.slice(at + 1, end).join("\n");
-  const copy = button("Copy", () => navigator.clipboard?.writeText(code), { "aria-label": "Copy this code" });
+  const copy = button("Copy", () => offer("Code", code), { "aria-label": "Copy this code" });
   const head = el("figcaption", {}, el("span", {}, language || "code"), copy);
   const shown = el("pre", { tabindex: "0" }, el("code", {}, code));
   return [el("figure", { class: "code" }, head, shown), end + 1];
