@@ -77,7 +77,7 @@ def opened(browser: Browser, url: str, *, key: str | None = KEY, **context: Any)
 
 def complete(answer: Locator) -> str:
     """The text of an answer that is over."""
-    expect(answer).to_contain_text("tokens/s", timeout=MS)
+    expect(answer).to_contain_text("first token after", timeout=MS)
     expect(answer.get_by_role("button", name="Copy this answer")).to_be_visible(timeout=MS)
     return answer.locator(".text").inner_text()
 
@@ -121,6 +121,26 @@ def test_an_answer_is_stopped_and_what_was_written_stays(browser: Browser, url: 
         expect(answer).to_contain_text("stopped")
         assert answer.locator(".text").inner_text().strip()
         expect(here.button("Send")).to_be_visible()
+
+
+def test_a_message_without_an_answer_is_not_sent_again(browser: Browser, url: str) -> None:
+    """Many chat templates refuse two messages of the user in a row."""
+    with opened(browser, url) as here:
+        asked: list[list[str]] = []
+
+        def answer(route: Route) -> None:
+            body = route.request.post_data_json or {}
+            asked.append([each["content"] for each in body["messages"]])
+            if len(asked) == 1:
+                route.fulfill(status=503, json={"error": {"message": "no room"}})
+            else:
+                route.continue_(post_data={**body, "max_tokens": 4})
+
+        here.page.route("**/v1/chat/completions", answer)
+        expect(here.say("one")).to_contain_text("no room", timeout=MS)
+        second = complete(here.say("two"))
+        complete(here.say("three"))
+        assert asked == [["one"], ["two"], ["two", second, "three"]]
 
 
 def test_a_key_that_was_given_is_not_asked_for_again(browser: Browser, url: str) -> None:
@@ -371,6 +391,82 @@ def test_the_trace_is_taken_up_again(browser: Browser, url: str) -> None:
         here.page.reload()
         expect(here.page.locator("#trace-state")).to_have_text("live", timeout=MS)
         assert calls == [f"{url}/v1/trace"] * 3
+
+
+OWN = """async () => {
+  const {Run} = await import('/page/run.js');
+  const run = new Run(), hello = (now) =>
+    run.take({kind: 'hello', now, is_serving: true, page_size: 16, requests: [{id: 1, arrived: 0, prompt_tokens: 8}]});
+  hello(1000);
+  run.markOwn(1);
+  return [2000, 500].map((now) => { hello(now); return run.requests.get(1).isOwn; });
+}"""
+
+
+def test_requests_of_another_server_are_not_ones_own(markdown_page: Page) -> None:
+    """Its clock and its numbers begin anew; those of a server whose trace was taken up again do not."""
+    assert markdown_page.evaluate(OWN) == [True, False]
+
+
+SHOW = """(isShown) => {
+  Object.defineProperty(document, 'hidden', {value: !isShown, configurable: true});
+  document.dispatchEvent(new Event('visibilitychange'));
+}"""
+
+
+def test_a_hidden_page_does_not_read_the_trace(browser: Browser, url: str) -> None:
+    """A browser opens six connections to a server: hidden pages took them all."""
+    with opened(browser, url) as here:
+        page, state = here.page, here.page.locator("#trace-state")
+        expect(state).to_have_text("live", timeout=MS)
+        with page.expect_event("requestfailed", lambda request: request.url.endswith("/v1/trace")):
+            page.evaluate(SHOW, False)
+        expect(state).to_have_text("not read while this page is hidden")
+        with page.expect_request("**/v1/trace"):
+            page.evaluate(SHOW, True)
+        expect(state).to_have_text("live", timeout=MS)
+        assert here.complaints == []
+
+
+STEPS = [
+    {"chunks": [{"id": 1, "start": 0, "length": 9, "samples": True}], "decodes": []},
+    {"decodes": [1, 2], "counts": {1: 17, 2: 0}},
+    {"decodes": [1, 2], "counts": {1: 30}},
+    {"decodes": [2]},
+    {"decodes": [1, 2], "failed": True},
+]
+"""They bring 50 tokens."""
+
+
+def test_tokens_are_counted_and_not_rows(browser: Browser, url: str) -> None:
+    """A step brings several tokens of a request where guesses were right, and none if it fails."""
+    times = [{"step": n, "began": n * 10_000, "micros": 9_000, "known": n * 10_000 + 9_000} for n in range(len(STEPS))]
+    steps = [{**time, "bound_by": "nothing", **step} for time, step in zip(times, STEPS, strict=True)]
+    pool = {"running": 2, "waiting": 0, "free_pages": 1, "cached_pages": 0, "total_pages": 9, "tiers": []}
+    told = [
+        {"kind": "hello", "now": 0, "is_serving": True, "page_size": 16, "requests": []},
+        {"kind": "steps", "now": 100_000, "steps": steps, "pool": pool},
+    ]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in told)
+    with opened(browser, url) as here:
+        here.page.route("**/v1/trace", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+        here.page.reload()
+        expect(here.page.locator("#fact-written")).to_have_text("10", timeout=MS)
+
+
+PACE = """async (times) => {
+  const {Pace} = await import('/page/pace.js');
+  const pace = new Pace();
+  pace.begin(0);
+  for (const time of times) pace.token(time);
+  return pace.shown();
+}"""
+
+
+def test_the_rate_leaves_the_first_burst_out(markdown_page: Page) -> None:
+    """Its tokens took the time to the first token, which the rate does not count."""
+    assert "6 tokens · 20.0 tokens/s" in markdown_page.evaluate(PACE, [100, 100.2, 100.4, 150, 200, 250.0])
+    assert "tokens/s" not in markdown_page.evaluate(PACE, [100, 100.2, 100.4])
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -63,6 +63,8 @@ export class Experiment {
     try {
       const [took, id] = await this.sendLong(name, prompt, signal);
       await new Promise((resolve) => setTimeout(resolve, SETTLE_MS));
+      const isWhole = this.live.state === "live" && run.isWatching(watched);
+      if (!isWhole) throw new Error("the trace was interrupted meanwhile; it is not read while this page is hidden");
       this.report(tokens, took, run.requests.get(id), watched);
     } finally {
       run.unwatchGaps(watched);

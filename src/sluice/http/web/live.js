@@ -15,6 +15,7 @@ const GAPS_LOOKED_AT = 100;
 const STATES = {
   live: "live",
   lost: "no connection: trying again",
+  hidden: "not read while this page is hidden",
   key: "an API key is needed",
   off: "this server has no trace",
   connecting: "connecting",
@@ -61,7 +62,8 @@ export class Live {
   setState(state) {
     this.state = state;
     const words = state === "live" && !this.run.isServing ? "there is no engine at the moment" : STATES[state];
-    byId("trace-state").textContent = words;
+    // Screen readers may say again what is set again.
+    setText("trace-state", words);
     byId("trace-state").dataset.state = state;
   }
 
@@ -86,14 +88,14 @@ export class Live {
     const steps = run.since(this.now() - RECENT);
     const seconds = RECENT / 1e6;
     const sum = (numbers) => numbers.reduce((total, each) => total + each, 0);
-    const decoded = sum(steps.map((step) => step.decodes.length));
+    const written = sum(steps.map((step) => step.written));
     const read = sum(steps.flatMap((step) => step.chunks.map((chunk) => chunk.length)));
     const { running = 0, waiting = 0 } = run.pool ?? {};
-    setFact("fact-running", running);
-    setFact("fact-waiting", waiting);
-    setFact("fact-decoded", (decoded / seconds).toFixed(0));
-    setFact("fact-read", (read / seconds).toFixed(0));
-    setFact("fact-steps", (steps.length / seconds).toFixed(0));
+    setText("fact-running", running);
+    setText("fact-waiting", waiting);
+    setText("fact-written", (written / seconds).toFixed(0));
+    setText("fact-read", (read / seconds).toFixed(0));
+    setText("fact-steps", (steps.length / seconds).toFixed(0));
     this.drawBounds(steps);
     if (run.pool !== null) drawPool(run.pool);
     this.drawGaps();
@@ -139,7 +141,7 @@ function together(gaps) {
   return [...found.values()];
 }
 
-function setFact(id, value) {
+function setText(id, value) {
   const node = byId(id);
   const text = String(value);
   if (node.textContent !== text) node.textContent = text;

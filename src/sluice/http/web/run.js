@@ -13,6 +13,11 @@ const MOST_STEPS = 6000;
 const MOST_GAPS = 200;
 const MOST_ENDED = 200;
 
+/** Return how many tokens a step brought a request, whose row in it samples. */
+export function tokensOf(step, id) {
+  return step.failed ? 0 : (step.counts[id] ?? 1);
+}
+
 /** What is known of one request. */
 class TracedRequest {
   constructor(id, arrived, promptTokens) {
@@ -56,8 +61,10 @@ export class Run {
     this.reset(null);
   }
 
-  /** Forget all but which requests are one's own. */
+  /** Forget all but which requests are one's own; those, too, if another server says hello: its numbers begin anew. */
   reset(hello) {
+    if (hello !== null && hello.now < this.now) this.own.clear();
+    this.watching.clear();
     this.requests.clear();
     this.ended = [];
     this.numOpen = 0;
@@ -136,6 +143,7 @@ export class Run {
 
   step(step) {
     step.ended = step.began + step.micros;
+    step.written = 0;
     this.steps.push(step);
     if (this.steps.length > MOST_STEPS) this.steps.splice(0, MOST_STEPS / 4);
     for (const id of step.admitted) this.admit(id, step);
@@ -144,7 +152,7 @@ export class Run {
     const decoding = step.decodes.map((id) => this.request(id, step.began));
     for (const request of decoding) {
       request.lastSeen = step.ended;
-      this.token(request, step, step.counts[request.id] ?? 1);
+      this.token(request, step);
     }
     this.onMark({ kind: "step", step, decoding, from: step.began, to: step.ended });
   }
@@ -164,11 +172,13 @@ export class Run {
     request.chunks += 1;
     request.lastSeen = step.ended;
     this.onMark({ kind, request, chunk, step, from: step.began, to: step.ended });
-    if (chunk.samples) this.token(request, step, step.counts[chunk.id] ?? 1);
+    if (chunk.samples) this.token(request, step);
   }
 
-  token(request, step, count) {
-    if (step.failed || count === 0) return;
+  token(request, step) {
+    const count = tokensOf(step, request.id);
+    if (count === 0) return;
+    step.written += count;
     if (request.end === null) request.outputTokens += count; // the end has counted them
     if (request.lastToken === null) request.firstToken = step.known;
     else this.between(request, step);
@@ -189,11 +199,15 @@ export class Run {
     this.onMark({ kind: "gap", request, gap: found, from: found.from, to: found.to });
   }
 
-  /** Return a list that gets every time between two tokens of a stream, until it is given to `unwatchGaps`. */
+  /** Return a list that gets every time between two tokens of a stream, until `unwatchGaps` or the next hello. */
   watchGaps() {
     const watched = [];
     this.watching.add(watched);
     return watched;
+  }
+
+  isWatching(watched) {
+    return this.watching.has(watched);
   }
 
   unwatchGaps(watched) {

@@ -5,6 +5,7 @@ import { el } from "./dom.js";
 import { contentOf } from "./gaps.js";
 import { Lanes } from "./lanes.js";
 import { ms } from "./pace.js";
+import { tokensOf } from "./run.js";
 
 const HEAD = 16;
 const GRID = 14;
@@ -280,7 +281,7 @@ const DRAWERS = {
     const inset = Math.min(3, view.lane / 4);
     const tick = Math.min(TICK, Math.max(1, width - 0.5)); // a token comes at the end of its step
     for (const request of mark.decoding) {
-      const y = view.top(request);
+      const y = tokensOf(mark.step, request.id) === 0 ? null : view.top(request);
       if (y !== null) paint.fillRect(x + width - tick, y + inset, tick, view.lane - 2 * inset);
     }
   },
