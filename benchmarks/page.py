@@ -4,8 +4,9 @@
 
 The real server runs in processes of its own, over the ShadowRunner, with steps of a fixed length, and gives tokens to
 `--streams` streams. Its processor time for a token (user and system, of the HTTP server and the engine) is measured in
-windows of `--seconds`, in turns without and with a subscriber that reads and drops everything (A B A B), beside the
-same streams. Then chromium, without a window or a GPU, shows the page beside these streams: times between its frames.
+windows of `--seconds`, in turns without and with a subscriber that reads and drops everything. A token of the
+ShadowRunner costs more the longer its context is, so a round of windows is A B B A, and its ratio that of the sums.
+Then chromium, without a window or a GPU, shows the page beside these streams: times between its frames.
 Linux only.
 """
 
@@ -86,15 +87,15 @@ async def costs(port: int, pids: list[int], args: argparse.Namespace) -> dict[st
         streams = streams_of(args.streams)
         running = asyncio.create_task(run_streams(port, streams, MAX_MODEL_LEN - 64))
         await asyncio.sleep(SETTLE_SECONDS)
-        for _ in range(args.pairs):
-            for subscribed in (False, True):
-                each, count = await window(pids, port, streams, args.seconds, subscribed=subscribed)
-                found[subscribed].append(each)
-                size = max(size, count)
+        for subscribed in (False, True, True, False):
+            each, count = await window(pids, port, streams, args.seconds, subscribed=subscribed)
+            found[subscribed].append(each)
+            size = max(size, count)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await asyncio.sleep(SETTLE_SECONDS)
-    ratios = [with_one / without for without, with_one in zip(found[False], found[True], strict=True)]
+    without, with_one = (list(map(sum, zip(each[::2], each[1::2], strict=True))) for each in found.values())
+    ratios = [one / other for one, other in zip(with_one, without, strict=True)]
     return {
         "cpu_us_per_token_without": statistics.median(found[False]),
         "cpu_us_per_token_with": statistics.median(found[True]),
@@ -135,8 +136,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--step-ms", type=float, default=1000 / 30, help="length of a step: each stream gets a token")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a window")
-    parser.add_argument("--pairs", type=int, default=10, help="windows of each kind beside the same streams")
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=8, help="rounds of four windows, beside new streams each")
     parser.add_argument("--frame-warm", type=float, default=22.0, help="seconds until the timeline is full")
     parser.add_argument("--frame-seconds", type=float, default=15.0)
     parser.add_argument("--json", type=Path, help="write the figures here")
