@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from sluice.config import ConfigError
-from sluice.routing.dispatch import Dispatcher, Load
+from sluice.routing.dispatch import Dispatcher, Load, NoReplica
 from sluice.routing.policies import POLICIES, RouterOptions, make_policy
 from sluice.routing.prefixes import PrefixIndex, block_digests
 
@@ -31,28 +31,28 @@ def text(seed: int, length: int) -> tuple[int, ...]:
 
 
 def dispatcher(name: str, replicas: int = 2, cache_tokens: int = 10_000) -> Dispatcher:
-    return Dispatcher(make_policy(name, RouterOptions(replicas, cache_tokens, block_tokens=16)), replicas)
+    return Dispatcher(make_policy(name, RouterOptions(cache_tokens, block_tokens=16)), map(str, range(replicas)))
 
 
 def test_round_robin_takes_each_in_turn() -> None:
     """An offset that is lost with each call sends everything to one replica."""
     router = dispatcher("round-robin", 3)
-    assert [router.route(number, Asked(text(number, 5))) for number in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    assert [router.route(number, Asked(text(number, 5))) for number in range(7)] == list("0120120")
 
 
 def test_least_loaded_counts_prompt_tokens_until_the_first_token() -> None:
     """Three short prompts are less work than a long one, and a request that decodes is no work for prefill."""
     router = dispatcher("least-loaded")
-    assert router.route(0, Asked(text(0, 1000))) == 0
-    assert [router.route(number, Asked(text(number, 100))) for number in (1, 2, 3)] == [1, 1, 1]
+    assert router.route(0, Asked(text(0, 1000))) == "0"
+    assert [router.route(number, Asked(text(number, 100))) for number in (1, 2, 3)] == ["1"] * 3
     router.first_token(0)
     router.first_token(0)
-    assert router.loads[0] == Load(0, 1)
-    assert router.route(4, Asked(text(4, 100))) == 0
+    assert router.loads["0"] == Load(0, 1)
+    assert router.route(4, Asked(text(4, 100))) == "0"
     assert router.queued == [1, 2, 3, 4]
     router.ended(0)
     router.ended(4)
-    assert router.loads[0] == Load(0, 0)
+    assert router.loads["0"] == Load(0, 0)
     assert router.open == [1, 2, 3]
 
 
@@ -61,10 +61,10 @@ def test_power_of_two_spreads_equal_loads_and_avoids_the_busier() -> None:
     router = dispatcher("power-of-two", 4)
     router.route(-1, Asked(text(99, 5000)))
     chosen = Counter(router.route(number, Asked(text(number, 10))) for number in range(300))
-    busy = max(range(4), key=lambda index: router.loads[index].queued_tokens)
+    busy = max(router.loads, key=lambda key: router.loads[key].queued_tokens)
     assert chosen[busy] < 3
-    assert all(count > 60 for index, count in chosen.items() if index != busy)
-    assert dispatcher("power-of-two", 1).route(0, Asked((1,))) == 0
+    assert all(count > 60 for key, count in chosen.items() if key != busy)
+    assert dispatcher("power-of-two", 1).route(0, Asked((1,))) == "0"
 
 
 def test_prefix_aware_follows_the_prefix() -> None:
@@ -101,7 +101,7 @@ def test_namespaces_share_no_prefix() -> None:
     router.route(0, Asked(text(1, 320)))
     router.ended(0)
     router.route(1, Asked(text(1, 320), extra_key="salt"))
-    assert sum(load.queued_tokens for load in router.loads) == 320
+    assert sum(load.queued_tokens for load in router.loads.values()) == 320
 
 
 def test_a_whole_cached_prompt_still_computes_its_last_token() -> None:
@@ -109,7 +109,7 @@ def test_a_whole_cached_prompt_still_computes_its_last_token() -> None:
     router = dispatcher("prefix-aware", 1)
     for number in range(3):
         router.route(number, Asked(text(1, 32)))
-    assert router.loads[0].queued_tokens == 32 + 2
+    assert router.loads["0"].queued_tokens == 32 + 2
 
 
 def test_the_index_forgets_ends_of_prompts_before_their_beginnings() -> None:
@@ -133,3 +133,54 @@ def test_a_digest_depends_on_all_tokens_before_it() -> None:
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ConfigError, match=f"must be one of {', '.join(POLICIES)}, got 'random'"):
         dispatcher("random")
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_replicas_come_and_go(name: str) -> None:
+    """A request that is sent to a replica that has gone is lost; one that is never sent to a new one needs no fleet."""
+    router = dispatcher(name, 2)
+    for number in range(4):
+        router.route(number, Asked(text(number, 100)))
+    router.remove_replica("0")
+    assert {router.route(number, Asked(text(number % 4, 120))) for number in range(4, 12)} == {"1"}
+    router.add_replica("new")
+    chosen = [router.route(number, Asked(text(number, 100))) for number in range(12, 40)]
+    assert set(chosen) == {"1", "new"}
+    for number in range(40):
+        router.ended(number)
+    assert router.loads == {"1": Load(), "new": Load()}, "requests of a replica that has gone end too"
+
+
+def test_a_replica_that_comes_again_owes_nothing_of_its_former_life() -> None:
+    """Ends of its old requests would be taken off the load of the new one, which would look idle for ever."""
+    router = dispatcher("prefix-aware", 1)
+    router.route(0, Asked(text(1, 320)))
+    router.remove_replica("0")
+    router.add_replica("0")
+    assert router.loads == {"0": Load()}
+    router.route(1, Asked(text(1, 320)))
+    assert router.loads["0"] == Load(320, 1), "its cache is empty"
+    router.ended(0)
+    assert router.loads["0"] == Load(320, 1)
+
+
+def test_a_request_goes_to_a_replica_that_may_serve_it() -> None:
+    """A stream resumes only where the weights are the same."""
+    router = dispatcher("prefix-aware", 3)
+    for number in range(6):
+        assert router.route(number, Asked(text(1, 320)), among={"1", "gone"}) == "1"
+    with pytest.raises(NoReplica, match="among the 1 that may serve it"):
+        router.route(6, Asked(text(1, 320)), among={"gone"})
+    assert router.open == [0, 1, 2, 3, 4, 5]
+
+
+def test_wrong_keys_are_refused() -> None:
+    """Two replicas under one key would share a load."""
+    router = dispatcher("round-robin", 1)
+    with pytest.raises(ValueError, match="a replica '0' already"):
+        router.add_replica("0")
+    with pytest.raises(KeyError):
+        router.remove_replica("1")
+    router.remove_replica("0")
+    with pytest.raises(NoReplica, match="no replica for request 7"):
+        router.route(7, Asked(text(1, 5)))

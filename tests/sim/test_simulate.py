@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from sluice.config import ConfigError
-from sluice.routing.dispatch import Dispatcher, RoutedRequest
+from sluice.routing.dispatch import RoutedRequest
 from sluice.routing.policies import RoundRobin
 from sluice.scheduler.setup import SchedulerSetup
+from sluice.sim.routers import SimRouter
 from sluice.sim.simulate import replicas_of, simulate
 from sluice.sim.workload import Arrival, KnownTokens, Leaves, Prompt, Segment
 from sluice.sim.world import Residual, World
@@ -58,7 +59,7 @@ def test_a_router_sees_no_step_before_it_ends() -> None:
 
     [replica] = replicas_of(SETUP, WORLD)
 
-    class Watch(Dispatcher):
+    class Watch(SimRouter):
         def route(self, request_id: int, request: RoutedRequest) -> int:
             seen.append((replica.occupancy().running, replica.occupancy().waiting, self.loads[0].num_requests))
             return super().route(request_id, request)
@@ -166,7 +167,7 @@ def test_a_request_that_the_scheduler_refuses_fails() -> None:
 def test_a_router_that_chooses_no_replica_is_named() -> None:
     """An index from the end would be taken for another replica."""
 
-    class Wrong(Dispatcher):
+    class Wrong(SimRouter):
         def route(self, request_id: int, request: RoutedRequest) -> int:
             return -1
 

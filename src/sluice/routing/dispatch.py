@@ -2,13 +2,20 @@
 
 A replica's load is known from what was sent to it and what came back: a prompt is queued until the first token of its
 answer, and a request is open until its end. So a replica need not be asked, and is never late to answer.
+
+Replicas come and go. Each has a key, which is a name of the caller's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+
+class NoReplica(Exception):
+    """There is no replica that a request could be sent to."""
 
 
 class RoutedRequest(Protocol):
@@ -47,20 +54,32 @@ class Load:
 class Choice(NamedTuple):
     """A replica, and the prompt tokens that it is expected to compute for the request."""
 
-    replica: int
+    replica: str
     uncached_tokens: int
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """Chooses replicas."""
 
-    def choose(self, request: RoutedRequest, loads: Sequence[Load]) -> Choice:
-        """Return the replica that serves a request. It is sent there."""
-        ...
+    def add_replica(self, key: str) -> None:
+        """Note that there is a replica more."""
+        return
+
+    def remove_replica(self, key: str) -> None:
+        """Forget what is known of a replica."""
+        return
+
+    @abstractmethod
+    def choose(self, request: RoutedRequest, loads: Mapping[str, Load]) -> Choice:
+        """Return the replica that serves a request. It is sent there.
+
+        Args:
+            loads: of the replicas to choose from, in the order in which they came; at least one.
+        """
 
 
 class _Sent(NamedTuple):
-    replica: int
+    load: Load
     uncached_tokens: int
 
 
@@ -68,14 +87,37 @@ class Dispatcher:
     """Keeps the loads of replicas.
 
     Args:
-        num_replicas: at least 1.
+        replicas: their keys.
     """
 
-    def __init__(self, policy: Policy, num_replicas: int) -> None:
-        self.loads = [Load() for _ in range(num_replicas)]
+    def __init__(self, policy: Policy, replicas: Iterable[str] = ()) -> None:
+        self.loads: dict[str, Load] = {}
         self._policy = policy
         self._queued: dict[int, _Sent] = {}
-        self._open: dict[int, int] = {}
+        self._open: dict[int, Load] = {}
+        for key in replicas:
+            self.add_replica(key)
+
+    def add_replica(self, key: str) -> None:
+        """Send requests to a replica from now on. Nothing is known of its cache.
+
+        Raises:
+            ValueError: there is a replica of this key.
+        """
+        if key in self.loads:
+            raise ValueError(f"there is a replica {key!r} already")
+        self.loads[key] = Load()
+        self._policy.add_replica(key)
+
+    def remove_replica(self, key: str) -> None:
+        """Send no more requests to a replica. Those that it has may go on to their ends, or be sent elsewhere once they
+        are noted as ended.
+
+        Raises:
+            KeyError: there is no replica of this key.
+        """
+        del self.loads[key]
+        self._policy.remove_replica(key)
 
     @property
     def queued(self) -> Sequence[int]:
@@ -87,27 +129,36 @@ class Dispatcher:
         """Ids of requests that have not ended, in the order in which they came."""
         return list(self._open)
 
-    def route(self, request_id: int, request: RoutedRequest) -> int:
-        """Return the replica that a request goes to.
+    def route(self, request_id: int, request: RoutedRequest, among: Collection[str] | None = None) -> str:
+        """Return the key of the replica that a request goes to.
 
         Args:
             request_id: that of no open request.
+            among: replicas that may serve it, of those that are there; None: all.
+
+        Raises:
+            NoReplica: there is none.
         """
         assert request_id not in self._open, f"request {request_id} is open already"
-        replica, uncached = self._policy.choose(request, self.loads)
-        self._queued[request_id] = _Sent(replica, uncached)
-        self._open[request_id] = replica
-        self.loads[replica].queued_tokens += uncached
-        self.loads[replica].num_requests += 1
-        return replica
+        loads = self.loads if among is None else {key: load for key, load in self.loads.items() if key in among}
+        if not loads:
+            wanted = "" if among is None else f" among the {len(among)} that may serve it"
+            raise NoReplica(f"there is no replica for request {request_id}{wanted}")
+        key, uncached = self._policy.choose(request, loads)
+        load = self.loads[key]
+        self._queued[request_id] = _Sent(load, uncached)
+        self._open[request_id] = load
+        load.queued_tokens += uncached
+        load.num_requests += 1
+        return key
 
     def first_token(self, request_id: int) -> None:
         """Note that a request has a token. Further calls have no effect."""
         sent = self._queued.pop(request_id, None)
         if sent is not None:
-            self.loads[sent.replica].queued_tokens -= sent.uncached_tokens
+            sent.load.queued_tokens -= sent.uncached_tokens
 
     def ended(self, request_id: int) -> None:
         """Note that a request is over, however it ended."""
         self.first_token(request_id)
-        self.loads[self._open.pop(request_id)].num_requests -= 1
+        self._open.pop(request_id).num_requests -= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from sluice.config import ConfigError
@@ -11,32 +11,32 @@ from sluice.routing.dispatch import Choice, Load, Policy, RoutedRequest
 from sluice.routing.prefixes import PrefixIndex, block_digests
 
 
-class RoundRobin:
+class RoundRobin(Policy):
     """Each replica in turn."""
 
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, request: RoutedRequest, loads: Sequence[Load]) -> Choice:
+    def choose(self, request: RoutedRequest, loads: Mapping[str, Load]) -> Choice:
         chosen = self._next % len(loads)
         self._next = chosen + 1
-        return Choice(chosen, request.num_tokens)
+        return Choice(list(loads)[chosen], request.num_tokens)
 
 
-class LeastLoaded:
+class LeastLoaded(Policy):
     """The replica with the fewest queued prompt tokens; of several, the one with the fewest requests, in turn."""
 
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, request: RoutedRequest, loads: Sequence[Load]) -> Choice:
-        count = len(loads)
-        chosen = min(((self._next + step) % count for step in range(count)), key=lambda index: loads[index].order)
+    def choose(self, request: RoutedRequest, loads: Mapping[str, Load]) -> Choice:
+        keys, count = list(loads), len(loads)
+        chosen = min(((self._next + step) % count for step in range(count)), key=lambda place: loads[keys[place]].order)
         self._next = chosen + 1
-        return Choice(chosen, request.num_tokens)
+        return Choice(keys[chosen], request.num_tokens)
 
 
-class PowerOfTwo:
+class PowerOfTwo(Policy):
     """The less loaded of two replicas drawn at random (Mitzenmacher, "The Power of Two Choices in Randomized Load
     Balancing", 2001): several routers that know only of their own requests do not all choose the same one.
 
@@ -47,12 +47,12 @@ class PowerOfTwo:
     def __init__(self, seed: int = 0) -> None:
         self._rng = random.Random(seed)
 
-    def choose(self, request: RoutedRequest, loads: Sequence[Load]) -> Choice:
-        drawn = self._rng.sample(range(len(loads)), min(2, len(loads)))
-        return Choice(min(drawn, key=lambda index: loads[index].order), request.num_tokens)
+    def choose(self, request: RoutedRequest, loads: Mapping[str, Load]) -> Choice:
+        drawn = self._rng.sample(list(loads), min(2, len(loads)))
+        return Choice(min(drawn, key=lambda key: loads[key].order), request.num_tokens)
 
 
-class PrefixAware:
+class PrefixAware(Policy):
     """The replica that is expected to bring the first token first: the one with the fewest prompt tokens to compute,
     those queued and those of this prompt that its cache lacks. Of several it is the one with the fewest requests, then
     with the emptiest cache.
@@ -61,26 +61,32 @@ class PrefixAware:
     another replica computes it, and has it as well from then on.
 
     Args:
-        num_replicas: at least 1.
         cache_tokens: tokens that the prefix cache of one replica holds.
         block_tokens: prefixes are compared in blocks of this many.
     """
 
-    def __init__(self, num_replicas: int, cache_tokens: int, block_tokens: int) -> None:
+    def __init__(self, cache_tokens: int, block_tokens: int) -> None:
+        self._capacity = cache_tokens // block_tokens
         self._block_tokens = block_tokens
-        self._indexes = [PrefixIndex(cache_tokens // block_tokens) for _ in range(num_replicas)]
+        self._indexes: dict[str, PrefixIndex] = {}
 
-    def choose(self, request: RoutedRequest, loads: Sequence[Load]) -> Choice:
+    def add_replica(self, key: str) -> None:
+        self._indexes[key] = PrefixIndex(self._capacity)
+
+    def remove_replica(self, key: str) -> None:
+        del self._indexes[key]
+
+    def choose(self, request: RoutedRequest, loads: Mapping[str, Load]) -> Choice:
         digests = list(block_digests(request.tokens(), self._block_tokens, request.extra_key))
+        matched = {key: self._indexes[key].match(digests) * self._block_tokens for key in loads}
         # The last token of a prompt is computed in any case.
-        cached = [min(index.match(digests) * self._block_tokens, request.num_tokens - 1) for index in self._indexes]
-        uncached = [request.num_tokens - each for each in cached]
+        uncached = {key: max(1, request.num_tokens - tokens) for key, tokens in matched.items()}
 
-        def order(index: int) -> tuple[int, int, int]:
-            load = loads[index]
-            return load.queued_tokens + uncached[index], load.num_requests, len(self._indexes[index])
+        def order(key: str) -> tuple[int, int, int]:
+            load = loads[key]
+            return load.queued_tokens + uncached[key], load.num_requests, len(self._indexes[key])
 
-        chosen = min(range(len(loads)), key=order)
+        chosen = min(loads, key=order)
         self._indexes[chosen].add(digests)
         return Choice(chosen, uncached[chosen])
 
@@ -88,9 +94,10 @@ class PrefixAware:
 class RouterOptions(NamedTuple):
     """What policies are made from."""
 
-    num_replicas: int
     cache_tokens: int
+    """Of the prefix cache of one replica."""
     block_tokens: int
+    """Of a page."""
     seed: int = 0
 
 
@@ -110,5 +117,5 @@ def make_policy(name: str, options: RouterOptions) -> Policy:
         case "power-of-two":
             return PowerOfTwo(options.seed)
         case "prefix-aware":
-            return PrefixAware(options.num_replicas, options.cache_tokens, options.block_tokens)
+            return PrefixAware(options.cache_tokens, options.block_tokens)
     raise ConfigError(f"--router must be one of {', '.join(POLICIES)}, got {name!r}")

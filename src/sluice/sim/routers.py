@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from sluice.routing.dispatch import Dispatcher, RoutedRequest
+from sluice.routing.dispatch import Dispatcher, Load, Policy, RoutedRequest
 from sluice.routing.policies import RoundRobin, RouterOptions, make_policy
 from sluice.scheduler.setup import SchedulerSetup
 
@@ -25,6 +26,31 @@ class Router(Protocol):
         ...
 
 
+class SimRouter:
+    """A dispatcher of replicas whose keys are their indexes.
+
+    Args:
+        replicas: number of them.
+    """
+
+    def __init__(self, policy: Policy, replicas: int) -> None:
+        self._dispatcher = Dispatcher(policy, map(str, range(replicas)))
+
+    @property
+    def loads(self) -> Sequence[Load]:
+        """What the replicas have to do, as far as the router knows."""
+        return list(self._dispatcher.loads.values())
+
+    def route(self, request_id: int, request: RoutedRequest) -> int:
+        return int(self._dispatcher.route(request_id, request))
+
+    def first_token(self, request_id: int) -> None:
+        self._dispatcher.first_token(request_id)
+
+    def ended(self, request_id: int) -> None:
+        self._dispatcher.ended(request_id)
+
+
 def sim_router(name: str, setup: SchedulerSetup, replicas: int, seed: int = 0) -> Router:
     """Return a router in front of equal replicas.
 
@@ -32,10 +58,9 @@ def sim_router(name: str, setup: SchedulerSetup, replicas: int, seed: int = 0) -
         ConfigError: there is no such policy.
     """
     cache_tokens = setup.num_pages * setup.page_size if setup.prefix_caching else 0
-    policy = make_policy(name, RouterOptions(replicas, cache_tokens, setup.page_size, seed))
-    return Dispatcher(policy, replicas)
+    return SimRouter(make_policy(name, RouterOptions(cache_tokens, setup.page_size, seed)), replicas)
 
 
 def in_turn(replicas: int) -> Router:
     """Return a router that takes one replica after the other."""
-    return Dispatcher(RoundRobin(), replicas)
+    return SimRouter(RoundRobin(), replicas)
