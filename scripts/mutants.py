@@ -22,6 +22,7 @@ FILES = (
     "kv/prefix_cache.py",
     "kv/tier_pool.py",
     "kv/lower_tiers.py",
+    "kv/digests.py",
     "kv/nodes.py",
     "kv/flights.py",
     "kv/stores.py",

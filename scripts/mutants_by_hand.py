@@ -517,7 +517,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "a single page is loaded, though it is computed faster",
     ),
     (
-        "kv/nodes.py",
+        "kv/digests.py",
         "        return blake2b(parent + key, digest_size",
         "        return blake2b(key, digest_size",
         "pages of one text behind different beginnings have one name",

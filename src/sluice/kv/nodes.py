@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from hashlib import blake2b
 
+from sluice.kv.digests import digest_behind
 from sluice.types import PageKey
 
 NOWHERE = -1
 """Stands for a page that a node does not have."""
-DIGEST_BYTES = 16
 
 
 class TierCopies:
@@ -99,8 +98,8 @@ def digest_of(node: Node) -> bytes:
     """Return the digest of a node whose ancestors have theirs."""
     parent = parent_of(node)
     if parent.copies is not None:
-        return _digest(parent.copies.digest, node.key, b"")
-    return _digest(b"", node.key, parent.key)
+        return digest_behind(parent.copies.digest, node.key, b"")
+    return digest_behind(b"", node.key, parent.key)
 
 
 def key_of(node: Node) -> PageKey:
@@ -118,22 +117,10 @@ def key_of(node: Node) -> PageKey:
 
 def key_behind(parent: bytes, key: bytes, extra_key: str) -> PageKey:
     """Return the name of a page with the tokens `key` behind one of digest `parent`, which is empty for the first."""
-    return PageKey(_digest(parent, key, extra_key.encode()), parent, _tokens(key), extra_key)
+    return PageKey(digest_behind(parent, key, extra_key.encode()), parent, _tokens(key), extra_key)
 
 
 def _tokens(key: bytes) -> tuple[int, ...]:
     tokens = array("i")
     tokens.frombytes(key)
     return tuple(tokens)
-
-
-def _digest(parent: bytes, key: bytes, extra_key: bytes) -> bytes:
-    """Return the digest of the tokens `key` behind those of digest `parent`; the first page's is salted with its
-    namespace."""
-    if parent:
-        return blake2b(parent + key, digest_size=DIGEST_BYTES).digest()
-    return blake2b(key, digest_size=DIGEST_BYTES, salt=_salt(extra_key)).digest()
-
-
-def _salt(extra_key: bytes) -> bytes:
-    return blake2b(extra_key, digest_size=16).digest()
