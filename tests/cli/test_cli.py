@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import socket
 import subprocess
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from random_checkpoint import random_checkpoint
 from sluice import cli
 from sluice.config import ENGINE_GROUPS, GROUPS, EngineConfig
+from sluice.terminal.screen import CONTROL, harmless
 
 
 def parsed(*arguments: str) -> dict[str, object]:
@@ -131,6 +134,28 @@ def test_generate_streams_to_the_terminal(capsys: pytest.CaptureFixture[str]) ->
     assert "comes with Sluice" in first.err
     assert cli.main(arguments) == 0
     assert capsys.readouterr().out == first.out
+
+
+class Display(io.StringIO):
+    """Standard output that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_generate_sends_no_commands_to_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a model writes cleared the screen; a model with random weights writes every character."""
+    options = ["--max-tokens", "60", "--seed", "1", "--ignore-eos", "--max-total-tokens", "256"]
+    arguments = ["generate", str(random_checkpoint(tmp_path)), "--prompt", "a", *options]
+    assert cli.main(arguments) == 0
+    piped = capsys.readouterr().out
+    assert CONTROL.search(piped), "a pipe gets what the model wrote"
+    display = Display()
+    monkeypatch.setattr(sys, "stdout", display)
+    assert cli.main(arguments) == 0
+    assert display.getvalue() == harmless(piped)
 
 
 def test_version_and_help_are_quick_and_load_nothing() -> None:

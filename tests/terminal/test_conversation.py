@@ -12,9 +12,10 @@ import pytest
 from scripted_chat import conversation
 from sluice.terminal.answers import STOPPED, AnswerError, Part, Usage
 from sluice.terminal.chat import COMMANDS, HELP, Chat, answer_once
-from sluice.terminal.conversation import Conversation, Timing
+from sluice.terminal.conversation import Conversation
 from sluice.terminal.lines import History
 from sluice.terminal.stopping import Stopper
+from sluice.terminal.timing import Pace
 
 ENDS = Part(usage=Usage(20, 8, 4), finish_reason="stop")
 
@@ -64,15 +65,31 @@ def test_an_answer_that_breaks_off_stays_and_a_message_without_one_does_not() ->
     assert "error: lost" in shown(talk)
 
 
-def test_the_rate_counts_the_tokens_after_the_first() -> None:
-    """The wait for the first token made long prompts look like slow models."""
-    times = iter([0.0, 2.0, 3.5])
-    talk, _ = conversation([Part("a"), Part("b"), ENDS])
+def test_the_rate_counts_the_tokens_behind_the_first_burst() -> None:
+    """The wait for the first tokens made long prompts look like slow models, and a first burst like fast ones."""
+    times = iter([0.0, 2.0, 2.0002, 2.5, 3.5])
+    talk, _ = conversation([Part("a"), Part("b"), Part("c"), Part(reasoning="d"), ENDS])
     talk.clock = lambda: next(times)
     talk.send("x", Stopper())
-    assert str(talk.timings[0]) == "4 tokens, 2.0 tokens/s, first after 2.00 s, prompt 20 (8 cached)"
-    assert "answers: 1 with 4 tokens, 2.0 tokens/s" in talk.stats()
-    assert Timing(Usage(5, 0, 1), 0.1, 0.0).rate is None
+    assert str(talk.timings[0]) == "4 tokens, 1.3 tokens/s, first after 2.00 s, prompt 20 (8 cached)"
+    assert "answers: 1 with 4 tokens, 1.3 tokens/s" in talk.stats()
+
+
+def test_there_is_no_rate_of_what_came_at_once() -> None:
+    at_once, alone = Pace(0.0), Pace(0.0)
+    for moment in (1.0, 1.0004, 1.0008):
+        at_once.came(moment)
+    alone.came(1.0)
+    assert at_once.timing(Usage(5, 0, 3)).rate is None
+    assert alone.timing(Usage(5, 0, 1)).rate is None
+
+
+def test_a_piece_may_hold_several_tokens() -> None:
+    """Guesses that were right bring several tokens in one event, as the first one did."""
+    pace = Pace(0.0)
+    for moment in (1.0, 2.0, 3.0):
+        pace.came(moment)
+    assert pace.timing(Usage(5, 0, 9)).rate == 3.0
 
 
 def test_stats_before_the_first_answer() -> None:

@@ -64,6 +64,20 @@ def test_the_key_of_the_command_line_goes_first(server: ScriptedServer, monkeypa
     assert server.calls[0].headers["authorization"] == "Bearer mine"
 
 
+def test_openais_key_is_not_sent_over_plain_http(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An address that is not that of the loopback interface, although it leads there."""
+    url = server.url.replace("127.0.0.1", "0.0.0.0")
+    monkeypatch.setenv("OPENAI_API_KEY", "of OpenAI")
+    assert piped(monkeypatch, "Hello", "--url", url) == 0
+    assert "authorization" not in server.calls[0].headers
+    assert capsys.readouterr().err.startswith("sluice chat: OPENAI_API_KEY is not sent to 0.0.0.0 over plain HTTP")
+    assert piped(monkeypatch, "Hello", "--url", url, "--api-key", "mine") == 0
+    assert server.calls[1].headers["authorization"] == "Bearer mine"
+    assert "over plain HTTP: others may read it" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [

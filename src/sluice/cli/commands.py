@@ -83,7 +83,9 @@ def generate(given: dict[str, Any]) -> int:
     from sluice.http.announcement import own_command
     from sluice.llm import LLM
     from sluice.terminal.progress import PromptBar
+    from sluice.terminal.screen import Screen
 
+    screen = Screen(sys.stdout, is_conversation=False)
     try:
         with LLM(progress=True, **given) as llm:
             if llm.info.is_bundled:
@@ -92,8 +94,8 @@ def generate(given: dict[str, Any]) -> int:
             with PromptBar() as bar:
                 for piece in llm.stream(prompt, params, on_prefill=bar.show):
                     bar.close()
-                    print(piece.text, end="", flush=True)
-            print()
+                    screen.write(piece.text)
+            screen.end()
     except BrokenPipeError:
         raise
     except (ValueError, OSError, RuntimeError) as error:
@@ -105,10 +107,11 @@ def chat(given: dict[str, Any]) -> int:
     """`sluice chat`."""
     _warn_of_namesakes()
     from sluice.terminal.command import run_chat
+    from sluice.terminal.keys import Keys
 
-    key = os.environ.get("SLUICE_API_KEY") or os.environ.get("OPENAI_API_KEY")
+    keys = Keys(None, os.environ.get("SLUICE_API_KEY") or None, os.environ.get("OPENAI_API_KEY") or None)
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    work = partial(run_chat, environment_key=key, history=state / "sluice" / "chat_history")
+    work = partial(run_chat, keys=keys, history=state / "sluice" / "chat_history")
     return _run("chat", work, given)
 
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sluice.config import ConfigError, EngineConfig, flag
 from sluice.terminal.answers import Source
 from sluice.terminal.chat import COMMANDS, Chat, answer_once
 from sluice.terminal.conversation import Conversation
+from sluice.terminal.keys import Keys, key_for
 from sluice.terminal.lines import History
 from sluice.terminal.screen import Screen
 from sluice.types import SamplingParams
@@ -33,8 +35,8 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--api-key",
         metavar="KEY",
-        help="key for --url (default: SLUICE_API_KEY or OPENAI_API_KEY of the environment, which other users of the"
-        " machine cannot see)",
+        help="key for --url (default: SLUICE_API_KEY of the environment, which other users of the machine cannot see;"
+        " or OPENAI_API_KEY, which is not sent over plain http to other machines)",
     )
     group.add_argument("--system", metavar="TEXT", help="system prompt (default: none)")
     group.add_argument(
@@ -44,12 +46,12 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_chat(given: dict[str, Any], *, environment_key: str | None, history: Path) -> int:
+def run_chat(given: dict[str, Any], *, keys: Keys, history: Path) -> int:
     """Talk in the terminal, or answer the one message that comes from a pipe. Returns the exit status.
 
     Args:
         given: the flags that were given, by name.
-        environment_key: API key of the environment.
+        keys: those of the environment.
         history: file of earlier messages.
 
     Raises:
@@ -65,7 +67,7 @@ def run_chat(given: dict[str, Any], *, environment_key: str | None, history: Pat
     except ValueError as error:
         raise ConfigError(str(error)) from error
     is_conversation = sys.stdin.isatty() and sys.stdout.isatty()
-    open_source = _source(given, asked, environment_key)
+    open_source = _source(given, asked, keys)
     piped = "" if is_conversation else sys.stdin.read()
     with closing(open_source()) as source:
         talk = Conversation(source, Screen(sys.stdout, is_conversation), system)
@@ -81,7 +83,7 @@ def run_chat(given: dict[str, Any], *, environment_key: str | None, history: Pat
     return 0
 
 
-def _source(given: dict[str, Any], asked: Mapping[str, Any], environment_key: str | None) -> Callable[[], Source]:
+def _source(given: dict[str, Any], asked: Mapping[str, Any], keys: Keys) -> Callable[[], Source]:
     """Return what opens the source of answers, after a check of the command line.
 
     Raises:
@@ -100,7 +102,11 @@ def _source(given: dict[str, Any], asked: Mapping[str, Any], environment_key: st
         raise ConfigError(f"two models are named: {' and '.join(sorted(names))}")
     if given:
         raise ConfigError(f"{flag(next(iter(given)))} is of an engine in this process; the one of --url has its own")
-    address = Address.parse(url, environment_key if api_key is None else api_key)
+    address = Address.parse(url)
+    chosen = key_for(address.host, keys._replace(given=api_key), is_tls=address.is_tls)
+    if chosen.warning is not None:
+        print(f"sluice chat: {chosen.warning}", file=sys.stderr)
+    address = replace(address, api_key=chosen.key)
     return lambda: RemoteSource(address, served_model(address, next(iter(names), None)), asked)
 
 

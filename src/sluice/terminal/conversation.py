@@ -10,32 +10,9 @@ from dataclasses import dataclass, field
 from sluice.terminal.answers import Messages, Source, Usage
 from sluice.terminal.screen import Screen
 from sluice.terminal.stopping import Stopper
+from sluice.terminal.timing import Pace, Timing
 
 Clock = Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """What one answer took."""
-
-    usage: Usage
-    ttft: float
-    """Seconds until its first text."""
-    seconds: float
-    """From the first text to the end."""
-
-    @property
-    def rate(self) -> float | None:
-        """Tokens a second after the first one; None: there are too few to tell."""
-        later = self.usage.completion_tokens - 1
-        return later / self.seconds if later > 0 and self.seconds > 0 else None
-
-    def __str__(self) -> str:
-        cached = f" ({self.usage.cached_tokens} cached)" if self.usage.cached_tokens else ""
-        parts = [f"{self.usage.completion_tokens} tokens"]
-        if self.rate is not None:
-            parts.append(f"{self.rate:.1f} tokens/s")
-        return ", ".join([*parts, f"first after {self.ttft:.2f} s", f"prompt {self.usage.prompt_tokens}{cached}"])
 
 
 @dataclass(slots=True)
@@ -82,13 +59,13 @@ class Conversation:
                 self.turns.pop()
 
     def _receive(self, answer: list[str], stopper: Stopper) -> str | None:
-        start, first, reason = self.clock(), None, None
+        pace, reason = Pace(self.clock()), None
         usage: Usage | None = None
         try:
             with stopper.watching(), closing(self.source.answer(self.messages, stopper)) as parts:
                 for part in parts:
-                    if first is None and (part.text or part.reasoning):
-                        first = self.clock()
+                    if part.text or part.reasoning:
+                        pace.came(self.clock())
                     if part.reasoning:
                         self.screen.think(part.reasoning)
                     if part.text:
@@ -96,10 +73,10 @@ class Conversation:
                         self.screen.write(part.text)
                     usage, reason = part.usage or usage, part.finish_reason or reason
         finally:
-            if first is not None:
+            if pace.first is not None:
                 self.screen.end()
-        if usage is not None and first is not None:
-            self.timings.append(Timing(usage, first - start, self.clock() - first))
+        if usage is not None and pace.first is not None:
+            self.timings.append(pace.timing(usage))
             self.screen.note(f"[{self.timings[-1]}]")
         return reason
 
@@ -111,7 +88,7 @@ class Conversation:
         used = [each.usage for each in self.timings]
         written = sum(each.completion_tokens for each in used)
         seconds = sum(each.seconds for each in self.timings if each.rate is not None)
-        later = sum(each.usage.completion_tokens - 1 for each in self.timings if each.rate is not None)
+        later = sum(each.later_tokens for each in self.timings if each.rate is not None)
         rate = f", {later / seconds:.1f} tokens/s" if seconds else ""
         read, cached = sum(each.prompt_tokens for each in used), sum(each.cached_tokens for each in used)
         slowest = max(each.ttft for each in self.timings)

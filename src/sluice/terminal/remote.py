@@ -33,14 +33,14 @@ class Address:
     path: str
     """What comes before "/v1" in every path."""
     is_tls: bool
-    api_key: str | None
+    api_key: str | None = None
 
     @classmethod
-    def parse(cls, url: str, api_key: str | None) -> Self:
-        """Read a URL: http://host:port, with or without a path and "/v1".
+    def parse(cls, url: str) -> Self:
+        """Read a URL: http://host:port, with or without a path and "/v1". No key is sent to it yet.
 
         Raises:
-            ConfigError: this is no such URL, or the key cannot be sent.
+            ConfigError: this is no such URL.
         """
         shown = f"--url must be like http://localhost:8000, got {url!r}"
         try:
@@ -52,8 +52,6 @@ class Address:
             raise ConfigError(shown)
         if parts.username is not None:
             raise ConfigError("--url must not hold a user or a password; give the server's key by --api-key")
-        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-            raise ConfigError("the API key must be printable ASCII")
         is_tls = parts.scheme == "https"
         return cls(
             url=url.rstrip("/").removesuffix("/v1"),
@@ -61,7 +59,6 @@ class Address:
             port=port or (443 if is_tls else 80),
             path=parts.path.rstrip("/").removesuffix("/v1"),
             is_tls=is_tls,
-            api_key=api_key,
         )
 
     def connect(self) -> HTTPConnection:

@@ -41,7 +41,9 @@ export class Pace {
     words.push(tokens === 1 ? "1 token" : `${tokens} tokens`);
     if (this.gaps.length > 0) {
       const seconds = (this.last - this.first) / 1000;
-      const later = tokens - this.firstBurst;
+      // An event may hold several tokens.
+      const events = this.gaps.length + 1;
+      const later = (tokens * (events - this.firstBurst)) / events;
       if (this.gaps.length >= this.firstBurst) words.push(`${(later / seconds).toFixed(1)} tokens/s`);
       words.push(`ITL ${ms(median(this.gaps))}, longest ${ms(this.longest)}`);
     }
