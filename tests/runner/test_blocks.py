@@ -78,13 +78,15 @@ class Rig:
     runner: TorchRunner
 
     @classmethod
-    def of(cls, folder: Path, rule: Rule) -> Rig:
+    def of(cls, folder: Path, rule: Rule, *, watched: bool = False) -> Rig:
         model, spec = load_model(folder, dtype="float64", device=torch.device("cpu"), progress=False)
         assert spec.diffusion is not None
         sizes: dict[str, Any] = {"num_slots": 4, "num_pages": 32, "page_size": PAGE_SIZE, "row_pages": 8}
         unmasking = Unmasking(STRATEGIES[rule.strategy], rule.threshold, rule.steps or rule.block_size)
         state = DeviceState(
-            DeviceShape.of(spec, torch.device("cpu"), **sizes), denoising=Denoising(spec.diffusion, unmasking)
+            DeviceShape.of(spec, torch.device("cpu"), **sizes),
+            watched=watched,
+            denoising=Denoising(spec.diffusion, unmasking),
         )
         for layer in state.kv:
             layer.k.fill_(torch.nan)
@@ -159,6 +161,30 @@ def test_a_slot_that_is_filled_anew_begins_its_block_again(tmp_path: Path) -> No
     second = Request(0, tiny_models.prompt(8, 1), GREEDY)
     rig.run([second], at_most=64)
     check(rig, second)
+
+
+def test_watched_blocks_give_the_same_tokens(tmp_path: Path) -> None:
+    """A pass over a block that is open was taken for one that is not."""
+    rule = Rule(8, threshold=0.02, steps=3)
+    rig = Rig.of(tiny_models.save_sdar(tmp_path, 8), rule, watched=True)
+    requests = [Request(number, tiny_models.prompt(5 + 8 * number, number), GREEDY) for number in range(2)]
+    rig.run(requests, at_most=16)
+    for request in requests:
+        check(rig, request)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_pass_over_a_whole_block_is_noticed(watched: bool, tmp_path: Path) -> None:
+    """A step that is planned once more than its block has passes brings whatever lies there now."""
+    rig = Rig.of(tiny_models.save_sdar(tmp_path, 4), Rule(4, "sequential", steps=1), watched=watched)
+    one = Request(0, (7, 8), GREEDY, [7, 8])
+    other = Request(1, (9, 8), GREEDY, [9, 8])
+    chunk = one.chunk(4, 4)
+    assert rig.runner.launch(BatchPlan(0, (one.new_slot(),), (chunk,))).wait().token_ids[0], "one pass"
+    plan = BatchPlan(1, (other.new_slot(),), (chunk, other.chunk(4, 4)))
+    errors = rig.runner.launch(plan).wait().errors
+    assert [error.row for error in errors] == ([0] if watched else [])
+    assert all("a block that was not open" in error.message for error in errors)
 
 
 def test_a_row_with_nan_ends_alone(tmp_path: Path) -> None:

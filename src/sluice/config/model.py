@@ -223,7 +223,8 @@ class ModelConfig:
         "debug: detect steps that read uninitialized data",
         aliases=("poison_unread",),
         more="Slots whose request has not sampled, and inputs of a step that have been read, are filled with an"
-        " invalid value. If a step reads that value, its request ends with an error.",
+        " invalid value; blocks of block diffusion are marked as open or not. If a step reads that value, or a block"
+        " that is not open, its request ends with an error.",
     )
 
 

@@ -21,7 +21,7 @@ from sluice.runner.features.grammars import Grammars
 from sluice.runner.host_blocks import HostBlocks
 from sluice.runner.inputs import HostBatch, Ints, host_batch
 from sluice.runner.last_tokens import LastTokens, PlainLastTokens, WatchedLastTokens
-from sluice.runner.open_blocks import Denoising, OpenBlocks
+from sluice.runner.open_blocks import Denoising, OpenBlocks, WatchedOpenBlocks
 from sluice.runner.page_table import PageTable, TableChanges
 from sluice.types import BatchPlan, Chunk, PlanError
 
@@ -94,7 +94,8 @@ class DeviceState:
 
     Args:
         new_kv: makes the pages of one layer, as the attention backend wants them.
-        watched: notice when a step reads a token that was not sampled, for a few operations a step.
+        watched: notice when a step reads a token that was not sampled, or a block that is not open, for a few
+            operations a step.
         new_grammars: makes the feature of grammars.
         denoising: how blocks are filled, for a model of block diffusion.
 
@@ -122,7 +123,8 @@ class DeviceState:
         blocks = None
         if denoising is not None:
             self._block_size = denoising.model.block_size
-            self.last_tokens = blocks = OpenBlocks(shape.num_slots, shape.device, denoising)
+            new_blocks = WatchedOpenBlocks if watched else OpenBlocks
+            self.last_tokens = blocks = new_blocks(shape.num_slots, shape.device, denoising)
         sizes = shape.num_slots, shape.vocab_size, shape.device
         self.features = make_features(*sizes, new_grammars, shape.vocabulary, blocks)
         self._filled = np.zeros(shape.num_slots, dtype=bool)

@@ -15,8 +15,8 @@ from sluice.runner.last_tokens import STALE
 from sluice.types import BatchResult, RowError
 
 STALE_TOKEN = (
-    "the step read a token of this request that was not sampled yet: a bug of the runner, found by"
-    " --debug-uninitialized-reads"
+    "the step read a token of this request that was not sampled yet, or a block that was not open: a bug of the runner,"
+    " found by --debug-uninitialized-reads"
 )
 Elsewhere = Callable[[int], BatchResult | None]
 """Waits for the result of a step that other ranks sample. None: this rank is not to know it."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from sluice.models.spec import BlockDiffusion
+from sluice.runner.last_tokens import STALE
 from sluice.runner.unmask import Unmasking
 
 OPEN = -3
@@ -85,3 +86,39 @@ class OpenBlocks:
         self._is_masked.index_copy_(0, slots, masked)
         self._passes.index_copy_(0, slots, passes + 1)
         return tokens.masked_fill(masked.any(1, keepdim=True), OPEN)
+
+
+class WatchedOpenBlocks(OpenBlocks):
+    """Notices passes over blocks that are not open: that were not begun since their slot was filled, or are whole.
+
+    The samples of such a pass get `STALE` in place of their tokens.
+
+    Args:
+        num_slots: slots.
+        device: where steps run.
+    """
+
+    def __init__(self, num_slots: int, device: torch.device, denoising: Denoising) -> None:
+        super().__init__(num_slots, device, denoising)
+        self._is_open = torch.zeros(num_slots, dtype=torch.bool, device=device)
+        self._was_stale = torch.zeros(num_slots, dtype=torch.bool, device=device)
+
+    def open(self, slots: torch.Tensor) -> None:
+        self._is_open.index_fill_(0, slots, 0)
+
+    def begin(self, slots: torch.Tensor, known: torch.Tensor) -> None:
+        super().begin(slots, known)
+        self._is_open.index_fill_(0, slots, 1)
+
+    def read(self, slots: torch.Tensor) -> torch.Tensor:
+        owners = slots // self.denoising.model.block_size  # `slots` are entries here
+        self._was_stale.index_copy_(0, owners, ~self._is_open.index_select(0, owners))
+        return super().read(slots)
+
+    def write(self, slots: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        return tokens.masked_fill(self._was_stale.index_select(0, slots), STALE)
+
+    def unmask(self, slots: torch.Tensor, drawn: torch.Tensor, confidence: torch.Tensor) -> torch.Tensor:
+        tokens = super().unmask(slots, drawn, confidence)
+        self._is_open.index_copy_(0, slots, (tokens == OPEN).any(1))
+        return tokens
