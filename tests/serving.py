@@ -212,7 +212,7 @@ async def serving(
 
     metrics = Metrics()
     metrics.model = MODEL
-    feed = TraceFeed(WallClock().now) if page else None
+    feed = TraceFeed(WallClock().now, "this server") if page else None
     client = EngineClient(send, metrics if feed is None else Observers(metrics, feed))
     backend = Backend(EngineState())
     backend.engine.serving(os.getpid(), {})

@@ -54,14 +54,25 @@ class Opened:
     def say_on(self, text: str) -> Locator:
         """The same; the answer goes on until it is stopped, whatever the model writes."""
 
-        def endless(route: Route) -> None:
-            route.continue_(post_data={**(route.request.post_data_json or {}), "ignore_eos": True})
-
-        self.page.route("**/v1/chat/completions", endless)
+        self.ask_for(ignore_eos=True)
         return self.say(text)
+
+    def ask_for(self, **fields: Any) -> None:
+        """Add these fields to what the page asks for."""
+
+        def changed(route: Route) -> None:
+            route.continue_(post_data={**(route.request.post_data_json or {}), **fields})
+
+        self.page.route("**/v1/chat/completions", changed)
 
     def button(self, name: str) -> Locator:
         return self.page.get_by_role("button", name=name, exact=True)
+
+
+def answer(route: Route) -> None:
+    """Answer a chat in the place of the server."""
+    told = {"choices": [{"delta": {"content": "yes"}, "finish_reason": "stop"}]}
+    route.fulfill(body=f"data: {json.dumps(told)}\n\n", content_type="text/event-stream")
 
 
 @contextmanager
@@ -128,20 +139,48 @@ def test_a_message_without_an_answer_is_not_sent_again(browser: Browser, url: st
     with opened(browser, url) as here:
         asked: list[list[str]] = []
 
-        def answer(route: Route) -> None:
+        def tell(route: Route) -> None:
             body = route.request.post_data_json or {}
             asked.append([each["content"] for each in body["messages"]])
             if len(asked) == 1:
                 route.fulfill(status=503, json={"error": {"message": "no room"}})
             else:
-                told = {"choices": [{"delta": {"content": "yes"}, "finish_reason": "stop"}]}
-                route.fulfill(body=f"data: {json.dumps(told)}\n\n", content_type="text/event-stream")
+                answer(route)
 
-        here.page.route("**/v1/chat/completions", answer)
+        here.page.route("**/v1/chat/completions", tell)
         expect(here.say("one")).to_contain_text("no room", timeout=MS)
         complete(here.say("two"))
         complete(here.say("three"))
         assert asked == [["one"], ["two"], ["two", "yes", "three"]]
+
+
+def test_two_tabs_keep_the_conversations_of_both(browser: Browser, url: str) -> None:
+    """The tab that was written to last overwrote what the other one had kept."""
+    with opened(browser, url) as here:
+        other, held = Opened(here.page.context.new_page()), list[Route]()
+        other.page.goto(url)
+        here.page.route("**/v1/chat/completions", answer)
+        other.page.route("**/v1/chat/completions", answer)
+        complete(here.say("one"))
+        complete(other.say("two"))
+        for tab in (here, other):
+            expect(tab.button("one")).to_be_visible(timeout=MS)
+            expect(tab.button("two")).to_be_visible(timeout=MS)
+        here.button("two").click()
+        complete(here.say("three"))
+        expect(other.page.get_by_role("article")).to_have_count(4, timeout=MS)
+        other.page.route("**/v1/chat/completions", lambda route: held.append(route))
+        with other.page.expect_request("**/v1/chat/completions"):
+            other.say("four")
+        expect(here.page.get_by_role("article")).to_have_count(5, timeout=MS)
+        complete(here.say("five"))
+        answer(held[0])
+        for tab in (here, other):
+            expect(tab.button("two")).to_have_count(2, timeout=MS)
+        texts = [tab.page.get_by_role("article", name="Your message").all_inner_texts() for tab in (here, other)]
+        assert texts == [["two", "three", "four", "five"], ["two", "three", "four"]], "both were continued at once"
+        here.button("Delete the conversation one").click()
+        expect(other.button("one")).to_have_count(0, timeout=MS)
 
 
 def test_a_key_that_was_given_is_not_asked_for_again(browser: Browser, url: str) -> None:
@@ -418,6 +457,37 @@ def test_requests_of_another_server_are_not_ones_own(markdown_page: Page) -> Non
     assert markdown_page.evaluate(OWN) == [True, False]
 
 
+RESUMED = """async () => {
+  const {Run} = await import('/page/run.js');
+  const marks = [], run = new Run((mark) => marks.push(mark));
+  const hello = (server, now, ...requests) =>
+    run.take({kind: 'hello', server, now, is_serving: true, page_size: 16, requests});
+  const pool = {running: 2, waiting: 0, free_pages: 1, cached_pages: 0, total_pages: 9, preemptions: 0, tiers: []};
+  const step = (step, began, decodes) => run.take({kind: 'steps', now: began + 20000, pool,
+    steps: [{step, began, micros: 20000, known: began + 20000, bound_by: 'nothing', decodes}]});
+  hello('a', 0, {id: 1, arrived: 0, prompt_tokens: 8}, {id: 2, arrived: 0, prompt_tokens: 8});
+  step(1, 0, [1, 2]);
+  step(2, 20000, [1, 2]);
+  hello('a', 9000000, {id: 1, arrived: 0, prompt_tokens: 8, output_tokens: 300},
+        {id: 3, arrived: 5000000, prompt_tokens: 4, output_tokens: 9});
+  step(400, 9000000, [1, 3]);
+  step(401, 9020000, [1, 3]);
+  const requests = [1, 2, 3].map((id) => run.requests.get(id));
+  const seen = [run.gaps.length, run.steps.length, ...['state', 'firstToken', 'outputTokens'].map(
+    (name) => requests.map((request) => request[name])), marks.filter(({kind}) => kind === 'unseen')
+    .map(({from, to}) => [from, to])];
+  hello('b', 9100000);
+  return [seen, run.requests.size, run.steps.length];
+}"""
+
+
+def test_a_trace_that_was_not_read_for_a_while_goes_on(markdown_page: Page) -> None:
+    """A page that was hidden began its timeline anew; and the time in which it saw nothing is no gap of a stream."""
+    states, firsts, outputs = ["streams", "ended unseen", "streams"], [20_000, 20_000, None], [302, 2, 11]
+    seen = [0, 4, states, firsts, outputs, [[40_000, 9_000_000]]]
+    assert markdown_page.evaluate(RESUMED) == [seen, 0, 0], "and that of another server begins anew"
+
+
 SHOW = """(isShown) => {
   Object.defineProperty(document, 'hidden', {value: !isShown, configurable: true});
   document.dispatchEvent(new Event('visibilitychange'));
@@ -425,16 +495,22 @@ SHOW = """(isShown) => {
 
 
 def test_a_hidden_page_does_not_read_the_trace(browser: Browser, url: str) -> None:
-    """A browser opens six connections to a server: hidden pages took them all."""
+    """A browser opens six connections to a server: hidden pages took them all. Shown again, it goes on where it was."""
     with opened(browser, url) as here:
         page, state = here.page, here.page.locator("#trace-state")
         expect(state).to_have_text("live", timeout=MS)
+        here.ask_for(max_tokens=3)
+        complete(here.say("hello"))
+        page.get_by_text("Requests as a table").click()
+        row = page.get_by_role("table", name="Requests").get_by_role("row").filter(has_text="(yours)")
+        expect(row).to_contain_text("length", timeout=MS)
         with page.expect_event("requestfailed", lambda request: request.url.endswith("/v1/trace")):
             page.evaluate(SHOW, False)
         expect(state).to_have_text("not read while this page is hidden")
         with page.expect_request("**/v1/trace"):
             page.evaluate(SHOW, True)
         expect(state).to_have_text("live", timeout=MS)
+        expect(row).to_be_visible()
         assert here.complaints == []
 
 

@@ -126,6 +126,7 @@ def test_requests_and_steps_are_seen_and_no_token() -> None:
             hello = await subscriber.next()
             assert isinstance(hello, HelloEvent)
             assert (hello.model, hello.page_size, hello.is_serving, hello.requests) == ("shadow", PAGE_SIZE, True, [])
+            assert hello.server == "this server", "by which a client knows that its times go on"
             answer = await server.post("/v1/completions", prompt="secret" * 7, max_tokens=5)
             events = await subscriber.until_idle(1)
             assert answer.headers["x-sluice-engine-request"] == "1", "by which a client finds its request here"
@@ -245,7 +246,7 @@ def test_the_last_one_is_dropped_in_the_middle_of_a_report() -> None:
 
     async def test() -> None:
         for bring in (lambda feed: feed.serving(True), lambda feed: feed.stepped(StepsSeen((), EMPTY))):
-            feed, client = TraceFeed(lambda: 0.0), EngineClient()
+            feed, client = TraceFeed(lambda: 0.0, ""), EngineClient()
             feed.subscribe(client, "m", 1)
             for _ in range(MOST_WAITING - 1):
                 feed.serving(True)
@@ -331,7 +332,7 @@ def test_a_silent_stream_shows_that_it_lives() -> None:
     from sluice.http.trace_routes import COMMENT, _events
 
     async def test() -> None:
-        feed, client = TraceFeed(lambda: 0.0), EngineClient()
+        feed, client = TraceFeed(lambda: 0.0, ""), EngineClient()
         rest = _events(feed, feed.subscribe(client, "m", 1), 0.001)
         assert (await anext(rest)).startswith(b"data: ")
         assert await anext(rest) == COMMENT
@@ -344,7 +345,13 @@ def test_a_silent_stream_shows_that_it_lives() -> None:
 def test_its_events_are_described() -> None:
     reader = BodyReader(BodyLimits())
     routes = make_routes(
-        Backend(), reader, CacheIsolation(), Metrics(), lambda: 0.0, ResponseStore(0, 0), feed=TraceFeed(lambda: 0.0)
+        Backend(),
+        reader,
+        CacheIsolation(),
+        Metrics(),
+        lambda: 0.0,
+        ResponseStore(0, 0),
+        feed=TraceFeed(lambda: 0.0, ""),
     )
     document = openapi(routes.operations, "0")
     described = document["paths"]["/v1/trace"]["get"]["responses"]["200"]["content"]
@@ -354,7 +361,7 @@ def test_its_events_are_described() -> None:
 
 def test_too_many_are_refused_before_anything_is_asked() -> None:
     sent: list[object] = []
-    feed, client = TraceFeed(lambda: 0.0), EngineClient(sent.append)
+    feed, client = TraceFeed(lambda: 0.0, ""), EngineClient(sent.append)
 
     async def test() -> None:
         for _ in range(MOST_SUBSCRIBERS):

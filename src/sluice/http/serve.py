@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from sluice.assembly.explain import explain
@@ -147,7 +148,7 @@ async def serve(
     address, port, *_ = listener.getsockname()
     if (warning := exposure_warning(address, has_key=bool(keys))) is not None:
         LOGGER.warning("%s", warning)
-    state, metrics, feed = EngineState(), Metrics(), TraceFeed(WallClock().now) if server.page else None
+    state, metrics, feed = EngineState(), Metrics(), TraceFeed(WallClock().now, token_hex(8)) if server.page else None
     backend = Backend(state)
     client = _new_client(state, metrics, feed)
     start, sleep = start_of(server, engine, factory), Sleep(client, state, server.idle_unload)

@@ -113,6 +113,8 @@ class HelloEvent(msgspec.Struct, tag="hello", tag_field="kind"):
     """The first event of a stream."""
 
     now: int
+    server: str
+    """The server: another text after each start. Times and requests of two servers have nothing in common."""
     model: str
     is_serving: bool
     """There is an engine."""

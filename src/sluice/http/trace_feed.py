@@ -86,10 +86,12 @@ class TraceFeed(Observer):
 
     Args:
         now: the engine's clock. Times of events count from this moment.
+        server: what tells this server's traces from those of others, random.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], server: str) -> None:
         self._clock = now
+        self._server = server
         self._start = micros_at(now())
         self._subscriptions: set[Subscription] = set()
         self._client: EngineClient | None = None
@@ -131,7 +133,7 @@ class TraceFeed(Observer):
             for each in client.open_requests()
         ]
         self._flush()
-        hello = HelloEvent(self._now(), model, client.has_engine, page_size, requests)
+        hello = HelloEvent(self._now(), self._server, model, client.has_engine, page_size, requests)
         subscription = Subscription(framed(hello))
         if self._client is None:
             self._client = client

@@ -51,8 +51,10 @@ export class Live {
     const offset = event.now - performance.now() * 1000;
     if (event.kind === "hello") {
       this.offset = offset;
-      this.timeline.clear();
-      this.shownGaps = 0;
+      if (!this.run.continues(event)) {
+        this.timeline.clear();
+        this.shownGaps = 0;
+      }
     }
     // An event that was long on its way would set the clock back.
     this.offset = Math.max(this.offset, offset);

@@ -66,7 +66,10 @@ setUpKeyDialog();
 setUpSettings();
 const live = new Live();
 const recorded = new Recorded();
-const conversations = new Conversations((conversation) => chat.show(conversation));
+const conversations = new Conversations(
+  (conversation) => chat.show(conversation),
+  () => chat.running !== null,
+);
 const chat = new Chat(
   () => model.name,
   conversations,

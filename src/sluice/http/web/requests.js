@@ -45,7 +45,7 @@ function cellsOf(request, now) {
     number(request.cachedTokens),
     number(request.outputTokens),
     number(request.chunks),
-    span(request.arrived, isWaiting ? now : request.admittedAt),
+    span(request.arrived, request.isWaiting ? now : request.admittedAt),
     span(request.arrived, request.firstToken),
     request.itl === null ? "" : ms(request.itl / 1000),
     request.longestGap === 0 ? "" : ms(request.longestGap / 1000),

@@ -36,7 +36,14 @@ class TracedRequest {
     this.recent = [];
     this.end = null;
     this.isOwn = false;
+    /** Tokens of it came while nobody looked, so it is not known when the first one did. */
+    this.isMissed = false;
     this.lane = null;
+  }
+
+  /** It has neither been read nor continued. */
+  get isWaiting() {
+    return this.end === null && this.admittedAt === null && this.outputTokens === 0;
   }
 
   /** The usual time between two tokens; null before there are two. */
@@ -46,8 +53,8 @@ class TracedRequest {
 
   get state() {
     if (this.end !== null) return this.end.reason;
-    if (this.admittedAt === null && this.lastToken === null) return "waits";
-    return this.lastToken === null ? "its prompt is read" : "streams";
+    if (this.isWaiting) return "waits";
+    return this.outputTokens === 0 ? "its prompt is read" : "streams";
   }
 }
 
@@ -58,12 +65,35 @@ export class Run {
     this.requests = new Map();
     this.own = new Set();
     this.watching = new Set();
+    /** Which server this is of; null: none has said hello. */
+    this.server = null;
+    this.now = 0;
     this.reset(null);
   }
 
-  /** Forget all but which requests are one's own; those, too, if another server says hello: its numbers begin anew. */
+  /** Tell whether a hello is of the same server, whose trace was not read for a while. */
+  continues(hello) {
+    return hello.server === this.server && hello.now >= this.now;
+  }
+
+  /** Go on behind a while in which nothing was seen. */
+  resume(hello) {
+    const from = this.now;
+    this.watching.clear();
+    this.isServing = hello.is_serving;
+    const isOpen = new Set(hello.requests.map(({ id }) => id));
+    for (const request of this.open) {
+      request.lastToken = null; // the time until the next one is no gap
+      if (!isOpen.has(request.id)) this.conclude(request, { id: request.id, at: request.lastSeen, reason: "ended unseen" });
+    }
+    for (const each of hello.requests) this.arrived(each);
+    this.onMark({ kind: "unseen", decoding: [], from, to: hello.now });
+  }
+
+  /** Forget everything; which requests are one's own, too, if a server said hello before: those of another one begin anew. */
   reset(hello) {
-    if (hello !== null && hello.now < this.now) this.own.clear();
+    if (this.server !== null) this.own.clear();
+    this.server = hello === null ? null : hello.server;
     this.watching.clear();
     this.requests.clear();
     this.ended = [];
@@ -79,7 +109,10 @@ export class Run {
   }
 
   take(event) {
-    if (event.kind === "hello") this.reset(event);
+    if (event.kind === "hello") {
+      if (this.continues(event)) this.resume(event);
+      else this.reset(event);
+    }
     this.now = Math.max(this.now, event.now);
     if (event.kind === "requests") {
       event.arrived.forEach((each) => this.arrived(each));
@@ -115,6 +148,7 @@ export class Run {
     const request = this.request(id, arrived);
     request.promptTokens = promptTokens;
     request.arrived = arrived;
+    if (outputTokens > request.outputTokens) request.isMissed = true;
     request.outputTokens = Math.max(request.outputTokens, outputTokens);
   }
 
@@ -132,11 +166,15 @@ export class Run {
   finish(end) {
     const request = this.requests.get(end.id);
     if (request === undefined || request.end !== null) return;
-    request.end = end;
     if (end.output_tokens !== null) request.outputTokens = end.output_tokens;
     if (end.cached_tokens > 0) request.cachedTokens = end.cached_tokens;
-    this.numOpen -= 1;
+    this.conclude(request, end);
     this.onMark({ kind: "end", request, from: request.lastSeen, to: Math.max(end.at, request.lastSeen) });
+  }
+
+  conclude(request, end) {
+    request.end = end;
+    this.numOpen -= 1;
     // The report of its last step may come behind its end.
     if (this.ended.push(request) > MOST_ENDED) this.requests.delete(this.ended.shift().id);
   }
@@ -180,8 +218,8 @@ export class Run {
     if (count === 0) return;
     step.written += count;
     if (request.end === null) request.outputTokens += count; // the end has counted them
-    if (request.lastToken === null) request.firstToken = step.known;
-    else this.between(request, step);
+    if (request.firstToken === null && !request.isMissed) request.firstToken = step.known;
+    if (request.lastToken !== null) this.between(request, step);
     request.lastToken = step.known;
   }
 

@@ -13,6 +13,25 @@ export function read(name, otherwise) {
   }
 }
 
+/** Return the names that begin so and under which something is kept, without that beginning. */
+export function names(beginning) {
+  try {
+    const all = Array.from({ length: localStorage.length }, (_, at) => localStorage.key(at));
+    const start = PREFIX + beginning;
+    return all.filter((name) => name.startsWith(start)).map((name) => name.slice(start.length));
+  } catch {
+    return []; // storage is off
+  }
+}
+
+/** Call `take` with the rest of each name that begins so, and its value, when another tab keeps or removes (null) it. */
+export function onOtherTab(beginning, take) {
+  const start = PREFIX + beginning;
+  addEventListener("storage", ({ key }) => {
+    if (key !== null && key.startsWith(start)) take(key.slice(start.length), read(key.slice(PREFIX.length), null));
+  });
+}
+
 /** Keep a value; null removes it. Return whether the browser has room for it. */
 export function keep(name, value) {
   try {

@@ -188,11 +188,10 @@ export class Timeline {
       const y = this.top(request);
       if (y === null) continue;
       const from = Math.max(0, (Math.max(request.lastSeen, request.arrived) - left) * this.scale);
-      const isWaiting = request.admittedAt === null && request.lastToken === null;
       const length = this.width - from;
       if (length <= 0 || request.lastSeen > edge) continue;
-      paint.fillStyle = isWaiting ? this.colours.quiet : this.colours.line;
-      paint.fillRect(from, y + this.lane / 2 - 1, length, isWaiting ? 2 : 1);
+      paint.fillStyle = request.isWaiting ? this.colours.quiet : this.colours.line;
+      paint.fillRect(from, y + this.lane / 2 - 1, length, request.isWaiting ? 2 : 1);
     }
   }
 
@@ -262,7 +261,7 @@ export class Timeline {
       const mark = this.marks[index];
       if (!isAt(mark)) continue;
       const isOnLane = (mark.decoding ?? [mark.request]).some((request) => request?.lane === lane);
-      if (isOnLane || (lane < 0 && mark.kind === "step")) return wordsOf(mark, lane);
+      if (isOnLane || mark.kind === "unseen" || (lane < 0 && mark.kind === "step")) return wordsOf(mark, lane);
     }
     return null;
   }
@@ -274,6 +273,12 @@ export function colourOf(bound) {
 }
 
 const DRAWERS = {
+  unseen(view, paint, mark, x, width) {
+    paint.fillStyle = view.colours.line;
+    paint.globalAlpha = 0.5;
+    paint.fillRect(x, 0, width, view.height - GRID);
+    paint.globalAlpha = 1;
+  },
   step(view, paint, mark, x, width) {
     paint.fillStyle = view.colours[colourOf(mark.step.bound_by)];
     paint.fillRect(x, 2, Math.max(1, width - 0.5), HEAD - 5);
@@ -328,6 +333,7 @@ function block(view, paint, mark, x, width, colour) {
 /** Return a mark in words. */
 function wordsOf(mark, lane) {
   const length = ms((mark.to - mark.from) / 1000);
+  if (mark.kind === "unseen") return `not looked at for ${length}: the page was hidden, or there was no connection`;
   if (mark.kind === "step") {
     const request = mark.decoding.find((each) => each.lane === lane);
     const what = request === undefined ? "" : `request ${request.id}: `;
