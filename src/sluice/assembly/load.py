@@ -98,9 +98,8 @@ def load(
     blocks = check_architecture(resolved, read_config(checkpoint.folder).architecture).of_checkpoint
     heartbeat.loading(LoadingPart.WEIGHTS)
     kernels = _load_kernels(resolved.model, device, reasons)
-    report = partial(heartbeat.loading, LoadingPart.WEIGHTS)
-    model, whole = _load_model(resolved.model, checkpoint, device, kernels, report, member, blocks, progress=progress)
-    spec = _with_context(whole, resolved.model.context_length).of(member.place)
+    model, full = _load_model(resolved.model, checkpoint, device, kernels, heartbeat, member, blocks, progress=progress)
+    spec = _with_context(full, resolved.model.context_length).of(member.place)
     heartbeat.loading(LoadingPart.MEMORY)
     logit_ops = _over_shards(fuse_small_operations(model, device, kernels), member, spec.vocab_size)
     resolved = with_pages_of_blocks(resolved, spec, reasons)
@@ -112,13 +111,10 @@ def load(
     draft = load_drafter(resolved, model, spec, backend, device, kernels, checkpoint.tokenizer, progress=progress)
     memory = plan_memory(resolved, model, spec, backend, logit_ops, device, member.place, reasons, draft)
     tiers = tier_setup(resolved, spec, memory.shape, checkpoint.folder, layout=backend.layout, disabled=disabled)
-    if agree is not None:
-        memory, tiers = _with_pages_of_all(memory, tiers, agree, reasons)
+    memory, tiers = _with_pages_of_all(memory, tiers, agree, reasons)
     weights_bytes = module_bytes(model)
-    offload = _offload(resolved, spec, memory, weights_bytes)
+    offload = _offload(resolved, spec, memory, weights_bytes, reasons)
     check_effect(config.offload, None if offload is None else offload.limits, memory.shape.page_size)
-    if offload is not None and resolved.offload.offload_above != offload.limits.above:
-        reasons["offload_above"] = "what the KV pool holds"
     defaults = _sampling_defaults(resolved.model, checkpoint.folder, spec, reasons)
     held = weights_bytes if draft is None else module_bytes(model, draft.module)
     info = _info(resolved, checkpoint, spec, memory, tiers, offload, held, model.has_head, defaults, reasons, disabled)
@@ -201,7 +197,7 @@ def _load_model(
     checkpoint: Checkpoint,
     device: torch.device,
     kernels: Kernels | None,
-    report: Callable[[int, int], None],
+    heartbeat: Heartbeat,
     member: Member,
     blocks: Mapping[str, object],
     *,
@@ -216,7 +212,7 @@ def _load_model(
             implementation=config.model_impl,
             quantization=config.quantization,
             packer=packer_for(device, kernels),
-            report=report,
+            report=partial(heartbeat.loading, LoadingPart.WEIGHTS),
             member=member,
             blocks=blocks,
         )
@@ -296,9 +292,11 @@ def _quantization(spec: ModelSpec) -> str | None:
 
 
 def _with_pages_of_all(
-    memory: Memory, tiers: TierSetup, agree: Callable[[RankPages], RankPages], reasons: dict[str, str]
+    memory: Memory, tiers: TierSetup, agree: Callable[[RankPages], RankPages] | None, reasons: dict[str, str]
 ) -> tuple[Memory, TierSetup]:
     """Return memory and tiers with as many pages as every rank has room for."""
+    if agree is None:
+        return memory, tiers
     pages = agree(RankPages(memory.shape.num_pages, tiers.limits.host_pages))
     limits = replace(tiers.limits, host_pages=pages.host)
     return _agreed(memory, pages.device, reasons), replace(tiers, limits=limits)
@@ -317,7 +315,9 @@ def _sampling_defaults(config: ModelConfig, folder: Path, spec: ModelSpec, reaso
     return defaults
 
 
-def _offload(config: EngineConfig, spec: ModelSpec, memory: Memory, weights_bytes: int) -> OffloadSetup | None:
+def _offload(
+    config: EngineConfig, spec: ModelSpec, memory: Memory, weights_bytes: int, reasons: dict[str, str]
+) -> OffloadSetup | None:
     """Return how contexts longer than the device are served, if there is a tier for them."""
     shape, kv_sizes = memory.shape, memory.kv_sizes
     tier = offload_tier(config, shape.device.type)
@@ -334,7 +334,11 @@ def _offload(config: EngineConfig, spec: ModelSpec, memory: Memory, weights_byte
         device_type=shape.device.type,
     )
     limits = offload_limits(config.offload, sizes, costs_of(spec, kv_sizes, weights_bytes, shape.device.type))
-    return None if limits is None else OffloadSetup.of(config.offload, limits, shape.page_size, spec.hidden_size)
+    if limits is None:
+        return None
+    if config.offload.offload_above != limits.above:
+        reasons["offload_above"] = "what the KV pool holds"
+    return OffloadSetup.of(config.offload, limits, shape.page_size, spec.hidden_size)
 
 
 def _info(

@@ -1,6 +1,6 @@
 """`sluice completion`: scripts with which bash, zsh and fish complete the command line, written from the parser.
 
-A script is a table: nothing of Sluice runs when somebody presses Tab. Flags that help does not list are left out.
+A script is a table: nothing of Sluice runs when Tab is pressed. Flags that help does not list are left out.
 """
 
 from __future__ import annotations

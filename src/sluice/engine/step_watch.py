@@ -1,4 +1,4 @@
-"""Reports what steps did, while somebody watches: counts and times, and no token.
+"""Reports what steps did, while a subscriber watches: counts and times, and no token.
 
 Nothing is kept and nothing is computed until `follow` turns it on.
 """

@@ -70,7 +70,7 @@ class SimLink:
         heappush(self._inbox, (at, self._count, message))
 
     def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
-        """Return what has come. Nothing is waited for: whoever drives the engine calls it when there is a message."""
+        """Return what has come, without waiting: the loop that drives the engine calls it when there is a message."""
         now, found = self._clock.now(), []
         while self._inbox and self._inbox[0][0] <= now:
             found.append(heappop(self._inbox)[2])
