@@ -4,8 +4,10 @@ Without an NVIDIA device Triton's kernels are interpreted, which has to be said 
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 NEVER_SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -23,3 +25,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread: ranks that each wait for threads of their own take several times as long."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from sluice.parallel.layout import Layout
 from sluice.parallel.member import Member
 from sluice.testing.groups import run_ranks, thread_members
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = tuple(tiny_models.prompt(length, seed) for seed, length in enumerate((25, 1, 12)))
 CPU = torch.device("cpu")
 WEIGHTS = "model.safetensors"
@@ -54,15 +55,6 @@ FAMILIES: dict[str, Callable[..., Any]] = {
 }
 SIZES = {"vocab_size": 197}
 """Of a vocabulary whose last shard of four is shorter than the others."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Ranks that each wait for threads of their own take several times as long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=FAMILIES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from sluice.runner.features.grammars import Grammars
 from sluice.runner.runner import TorchRunner
 from sluice.types import SamplingParams, Submit
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 VOCAB = tiny_models.VOCAB_SIZE
 GRAMMAR = FakeGrammar(VOCAB)
@@ -40,15 +40,6 @@ ASKED: list[tuple[dict[str, Any], str]] = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.save("llama", tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Ranks that each wait for threads of their own take several times as long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def submits() -> list[Submit]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from sluice.runner.runner import TorchRunner
 from sluice.types import NO_SAMPLING, SamplingParams, Submit, TierLimits
 from worlds import Bench, World, limits_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 TP, PP, BOTH = Layout(2), Layout(1, 2), Layout(2, 2)
 NAMES = {TP: "tp2", PP: "pp2", BOTH: "tp2 pp2"}
 CPU = torch.device("cpu")
@@ -61,15 +62,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         found[family] = tmp_path_factory.mktemp(family)
         make().save_pretrained(found[family])
     return found
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Ranks that each wait for threads of their own take several times as long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def submits() -> list[Submit]:
