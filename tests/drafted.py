@@ -153,7 +153,8 @@ class Planner:
             tokens, count = next(token_ids), next(accepted, 0)
             self.accepted += count
             row.computed += count if tokens else -1
-            is_over = self._append(row, answer, tokens, next(logprobs, ()))
+            # A row without tokens, whose mask was late, has a log-probability that counts for nothing.
+            is_over = self._append(row, answer, tokens, next(logprobs, ())[: len(tokens)])
             if index in errors:
                 answer.error = errors[index]
             held = -(-(row.computed + 1) // self.page_size)
