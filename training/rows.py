@@ -32,37 +32,12 @@ class Row:
         self.weights.extend([weight] * len(tokens))
 
 
-class RowSource:
-    """Draws rows; equal seeds give equal rows."""
+class TurnWriter:
+    """Writes documents into rows, with the marks of the chat template."""
 
-    def __init__(self, tokenizer: Tokenizer, seed: int, *, held_out: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.short_share = SHORT_SHARE
-        self.echo_share = 0.0
-        self.rng = random.Random(seed)
-        self.names = Namer(self.rng, held_out=held_out)
         self.end, self.turn_start, self.turn_end = map(tokenizer.token_to_id, (END, TURN_START, TURN_END))
-
-    def batch(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
-        """Token ids and weights, both [rows, length + 1]."""
-        drawn = [self.row(length + 1) for _ in range(rows)]
-        return torch.tensor([row.tokens for row in drawn]), torch.tensor([row.weights for row in drawn])
-
-    def row(self, length: int) -> Row:
-        """One row of exactly `length` tokens."""
-        row = Row([], [])
-        if self.rng.random() >= self.short_share:
-            kind = dialogue.echo if self.rng.random() < self.echo_share else dialogue.recall
-            self.add(row, kind(self.rng, self.names, length, count_tokens))
-        while len(row.tokens) < length:
-            self.add(row, self._short())
-        del row.tokens[length:], row.weights[length:]
-        return row
-
-    def _short(self) -> list[Turn]:
-        if self.rng.random() < 0.15:
-            return dialogue.tale(self.rng)
-        return dialogue.acquaintance(self.rng, self.names)
 
     def add(self, row: Row, turns: Sequence[Turn]) -> None:
         """Append a document: turns in the form of the chat template, or bare text."""
@@ -79,6 +54,42 @@ class RowSource:
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text).ids
         return ids
+
+
+class RowSource:
+    """Draws rows; equal seeds give equal rows."""
+
+    def __init__(self, tokenizer: Tokenizer, seed: int, *, held_out: bool = False) -> None:
+        self.writer = TurnWriter(tokenizer)
+        self.short_share = SHORT_SHARE
+        self.echo_share = 0.0
+        self.rng = random.Random(seed)
+        self.names = Namer(self.rng, held_out=held_out)
+
+    def batch(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
+        """Token ids and weights, both [rows, length + 1]."""
+        return tensors([self.row(length + 1) for _ in range(rows)])
+
+    def row(self, length: int) -> Row:
+        """One row of exactly `length` tokens."""
+        row = Row([], [])
+        if self.rng.random() >= self.short_share:
+            kind = dialogue.echo if self.rng.random() < self.echo_share else dialogue.recall
+            self.writer.add(row, kind(self.rng, self.names, length, count_tokens))
+        while len(row.tokens) < length:
+            self.writer.add(row, self._short())
+        del row.tokens[length:], row.weights[length:]
+        return row
+
+    def _short(self) -> list[Turn]:
+        if self.rng.random() < 0.15:
+            return dialogue.tale(self.rng)
+        return dialogue.acquaintance(self.rng, self.names)
+
+
+def tensors(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+    """Token ids and weights of rows of one length, both [rows, length]."""
+    return torch.tensor([row.tokens for row in rows]), torch.tensor([row.weights for row in rows])
 
 
 def count_tokens(text: str) -> int:

@@ -267,9 +267,9 @@ def exchange(rng: random.Random, names: Namer) -> tuple[str, str]:
     if kind < 0.63:
         return careless(rng, rng.choice(STORY_WISHES)), story(rng)
     if kind < 0.80:
-        question, answer = _schooling(rng)
+        question, answer = schooling(rng)
         return careless(rng, question), answer
-    return careless(rng, _beyond(rng, names)), rng.choice(IGNORANCE)
+    return careless(rng, beyond(rng, names)), rng.choice(IGNORANCE)
 
 
 def careless(rng: random.Random, text: str) -> str:
@@ -283,8 +283,9 @@ def careless(rng: random.Random, text: str) -> str:
     return text
 
 
-def _schooling(rng: random.Random) -> tuple[str, str]:
-    kind = rng.randrange(6)
+def schooling(rng: random.Random, *, sums: bool = True) -> tuple[str, str]:
+    """A question that every child can answer, and the answer."""
+    kind = rng.randrange(6 if sums else 4)
     if kind == 0:
         country, capital = rng.choice(list(CAPITALS.items()))
         question = rng.choice(("What is the capital of {}?", "Which city is the capital of {}?", "Capital of {}?"))
@@ -316,7 +317,8 @@ def _schooling(rng: random.Random) -> tuple[str, str]:
     ), f"{NUMBERS[one]} plus {NUMBERS[two]} is {NUMBERS[one + two]}.".capitalize()
 
 
-def _beyond(rng: random.Random, names: Namer) -> str:
+def beyond(rng: random.Random, names: Namer) -> str:
+    """A question that the model cannot answer."""
     return rng.choice(BEYOND).format(
         verb=rng.choice(DEEDS),
         noun=rng.choice((rng.choice(NOUNS), rng.choice(ANIMALS), names.word())),

@@ -1,0 +1,188 @@
+"""The slot model's training text: its answers are in the text, and what the evaluation asks for never occurs in it."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+
+import pytest
+
+from training.dialogue import Turn
+from training.slots import attributes, copying, documents, evaluate, lexicon, relations, talk, verbs
+from training.slots.facts import FactSource
+from training.slots.phrasings import Phrasings, pattern, skeleton
+from training.slots.questions import Case, absent_case, copy_case, fact_case, handwritten
+from training.words import Namer
+
+EVERY_PHRASING = (
+    attributes.OF_A_SUBJECT,
+    attributes.QUESTIONS,
+    attributes.ALONE,
+    attributes.ALONE_QUESTIONS,
+    attributes.MINE,
+    attributes.MY_QUESTIONS,
+    verbs.STATEMENTS,
+    verbs.QUESTIONS,
+    verbs.WHO,
+    copying.REQUESTS,
+    *(phrasings for relation in relations.RELATIONS for phrasings in (relation.statements, relation.questions)),
+)
+
+
+def names(seed: object, *, held_out: bool = False) -> Namer:
+    return Namer(random.Random(str(seed)), held_out=held_out)
+
+
+def count_words(text: str) -> int:
+    return len(text.split())
+
+
+@pytest.fixture(scope="module")
+def trained() -> list[list[Turn]]:
+    """Documents of every kind, as training draws them."""
+    drawn = []
+    for seed in range(250):
+        source = FactSource(names(seed))
+        drawn += [documents.conversation(source, 400), documents.chat(source, 300)]
+        drawn += [copying.conversation(source.names, 3), copying.again(source.names, 6)]
+    return drawn
+
+
+def test_no_held_out_phrasing_occurs_in_the_training_text(trained: list[list[Turn]]) -> None:
+    """Neither as a template nor by chance: a text that another template writes may look the same."""
+    said = spoken(trained)
+    templates = [template for phrasings in EVERY_PHRASING for template in phrasings.held_out]
+    for template in filled(templates):
+        assert written_by(template, said) is None
+
+
+def spoken(documents: list[list[Turn]]) -> list[str]:
+    """What is said in them, line by line, in small letters."""
+    return [line for turns in documents for turn in turns for line in turn.text.lower().split("\n")]
+
+
+def written_by(template: str, lines: list[str]) -> str | None:
+    """A sentence that the template could have written. Only lines with the longest of its pieces are searched."""
+    longest = max(re.split(r"{\w+}", template), key=len).lower()
+    wanted = pattern(template)
+    return next((line for line in lines if longest in line and wanted.search(line)), None)
+
+
+def filled(templates: list[str]) -> list[str]:
+    """The templates; those of verbs once with every verb."""
+    forms = [{"present": verb.present, "base": verb.base, "past": verb.past} for verb in verbs.VERBS]
+    out = []
+    for template in templates:
+        if "{past}" in template or "{base}" in template:
+            out += [re.sub(r"{(\w\w+)}", lambda slot, form=form: form[slot[1]], template) for form in forms]
+        else:
+            out.append(template)
+    return out
+
+
+def test_held_out_and_trained_templates_differ_in_words() -> None:
+    for phrasings in EVERY_PHRASING:
+        both = {skeleton(each) for each in phrasings.trained} & {skeleton(each) for each in phrasings.held_out}
+        assert not both
+
+
+def test_no_relation_that_is_held_out_is_trained_on(trained: list[list[Turn]]) -> None:
+    said = spoken(trained)
+    forms = [form for verb in verbs.HELD_OUT_VERBS for form in (verb.present, verb.base, verb.past)]
+    for word in (*lexicon.HELD_OUT_NOUNS, *forms):
+        assert not [line for line in said if word in line and re.search(rf"\b{word}\b", line)], word
+    for relation in relations.HELD_OUT_RELATIONS:
+        for template in (*relation.statements.trained, *relation.questions.trained):
+            assert written_by(template, said) is None
+
+
+def test_every_relation_is_told_in_twenty_ways_and_more() -> None:
+    """In its own words, and as an attribute."""
+    for relation in relations.RELATIONS:
+        told = (*relation.statements.trained, *attributes.OF_A_SUBJECT.trained)
+        asked = (*relation.questions.trained, *attributes.QUESTIONS.trained)
+        assert min(len(set(told)), len(set(asked))) >= 20
+        assert relation.statements.held_out
+        assert relation.questions.held_out
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_answer_is_in_the_text_as_it_is_written_or_is_not_known(seed: int) -> None:
+    turns = documents.conversation(FactSource(names(seed)), 500)
+    read = "\n".join(turn.text for turn in turns if turn.role != "assistant")
+    answers = [turn.text for turn in turns if turn.role == "assistant" and turn.text not in documents.NOTED]
+    assert answers
+    assert all(answer in read or answer == talk.UNKNOWN for answer in answers), answers
+
+
+def test_a_fifth_of_the_questions_has_no_answer() -> None:
+    turns = [turn for seed in range(60) for turn in documents.conversation(FactSource(names(seed)), 600)]
+    answers = [turn.text for turn in turns if turn.role == "assistant" and turn.text not in documents.NOTED]
+    assert 0.13 < answers.count(talk.UNKNOWN) / len(answers) < 0.27
+
+
+def test_a_question_has_one_answer_in_a_text() -> None:
+    source = FactSource(names(3))
+    drawn = [source.draw() for _ in range(300)]
+    asked = [question.lower() for fact in drawn for question in fact.questions]
+    assert len(asked) == len(set(asked))
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+def test_a_case_is_as_long_as_asked_and_has_its_answer(unseen: bool) -> None:
+    for seed in range(8):
+        case = fact_case(seed, 300, count_words, unseen=unseen)
+        assert abs(count_words(case.prompt) - 280) < 60
+        assert case.answers[0] in case.prompt
+        assert case.is_right(f"It is {case.answers[0]}.")
+        assert not case.is_right(talk.UNKNOWN)
+
+
+def test_an_absent_answer_is_right_if_the_model_says_so() -> None:
+    case = absent_case(1, 200, count_words)
+    assert case.is_right("I do not know.")
+    assert case.is_right("The text does not say where Ada lives.")
+    assert not case.is_right("Oslo")
+
+
+def test_a_copy_is_right_letter_for_letter() -> None:
+    case = copy_case(1)
+    (text,) = case.answers
+    assert len(text) == copying.TEST_LENGTH
+    assert text in case.prompt
+    assert case.is_right(text)
+    assert not case.is_right(f"{text}.")
+    assert not case.is_right(text.lower())
+
+
+def test_an_answer_is_found_as_a_word() -> None:
+    assert Case("", "", ("Os",)).is_right("in os")
+    assert not Case("", "", ("Os",)).is_right("Oslo")
+
+
+def test_sixty_questions_are_written_by_hand() -> None:
+    asked = handwritten()
+    assert len(asked) == len({case.prompt for case in asked}) == 60
+    for case in asked:
+        known = [answer for answer in case.answers if answer in case.prompt]
+        assert known or not case.answers or case.answers in {("model",), ("text", "facts")}
+
+
+def test_a_held_out_phrasing_is_drawn_where_it_is_asked_for() -> None:
+    ways = Phrasings(("a {x}",), ("b {x}",))
+    assert {ways.draw(random.Random(seed), held_out=False) for seed in range(9)} == {"a {x}"}
+    assert {ways.draw(random.Random(seed), held_out=True) for seed in range(9)} == {"b {x}"}
+
+
+def test_the_table_counts_right_answers_by_group(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [Case("known", "", ("Oslo",)), Case("known", "", ("Rome",)), Case("absent", "", ())]
+    evaluate.print_table(asked, ["It is Oslo.", "It is Oslo.", "I do not know."])
+    assert capsys.readouterr().out.splitlines()[2:] == ["| known | 2 | 50% |", "| absent | 1 | 100% |"]
+
+
+def test_the_evaluation_asks_each_kind_at_each_length() -> None:
+    asked = list(evaluate.cases(2, (100, 150), count_words))
+    groups = Counter(case.group for case in asked)
+    assert {count for group, count in groups.items() if "by hand" not in group} == {2}
+    assert len(groups) == 3 * 2 + 1 + 2

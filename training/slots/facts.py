@@ -1,0 +1,176 @@
+"""Draws facts for one text. No two of them answer one question, so that an answer is right or wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from training import words
+from training.slots import attributes, lexicon, relations, values, verbs
+from training.slots.phrasings import Phrasings
+from training.words import Namer
+
+KNOWN_SUBJECT = 0.35
+"""Facts about something that the text names already, so that a subject alone does not give the answer."""
+KNOWN_NOUN = 0.3
+"""Facts of an attribute that the text has already, of something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One fact, as it is told and as it is asked for.
+
+    `statement` begins with a small letter and has no mark at its end. `value` is how the statement writes it.
+    """
+
+    statement: str
+    begins_with_value: bool
+    questions: tuple[str, ...]
+    value: str
+
+
+class FactSource:
+    """Draws facts that cannot be mixed up with those drawn before.
+
+    Args:
+        held_out_phrasings: statements and questions are those that training never draws.
+        held_out_relations: the kinds of facts are those that training never draws.
+    """
+
+    def __init__(self, names: Namer, *, held_out_phrasings: bool = False, held_out_relations: bool = False) -> None:
+        self.names = names
+        self.rng = names.rng
+        self.held_out_phrasings = held_out_phrasings
+        self.held_out_relations = held_out_relations
+        self.answered: set[str] = set()
+        """What the facts drawn so far are about, in small letters."""
+        self.subjects: dict[str, list[str]] = {}
+        self.nouns: list[str] = []
+
+    def draw(self) -> Fact:
+        """A fact of any kind."""
+        while True:
+            chance = self.rng.random()
+            if chance < 0.44:
+                fact = self._attribute()
+            elif chance < 0.74:
+                fact = self._relation()
+            elif chance < 0.88:
+                fact = self._verb()
+            elif chance < 0.94:
+                fact = self._alone()
+            else:
+                fact = self._mine()
+            if fact is not None:
+                return fact
+
+    def profile(self, count: int) -> list[Fact]:
+        """Facts about one thing, named in the first of them alone."""
+        subject = self._subject("somebody" if self.rng.random() < 0.6 else "thing")
+        wordings = [attributes.OF_A_SUBJECT, *[attributes.PRONOUN] * (count - 1)]
+        drawn = [self._attribute(subject, wording) for wording in wordings]
+        return [fact for fact in drawn if fact is not None] if drawn[0] is not None else self.profile(count)
+
+    def _attribute(self, subject: str | None = None, wording: Phrasings = attributes.OF_A_SUBJECT) -> Fact | None:
+        subject = subject or self._subject(
+            self.rng.choice(("somebody", "somebody", "place", "thing", "thing", "house"))
+        )
+        slots = {"x": self._noun(), "y": subject, "z": values.any_value(self.names)}
+        return self._fact(wording, attributes.QUESTIONS, slots, attribute_keys(slots["x"], subject))
+
+    def _relation(self) -> Fact | None:
+        held_out = self.held_out_relations
+        relation = self.rng.choice(relations.HELD_OUT_RELATIONS if held_out else relations.RELATIONS)
+        subject = self._subject(relation.subject)
+        slots = {"y": subject, "z": values.KINDS[relation.value](self.names)}
+        keys = {asked.format(y=subject) for asked in (*relation.questions.trained, *relation.questions.held_out)}
+        for noun in relation.nouns:
+            keys |= attribute_keys(noun, subject)
+        if not relation.nouns or self.rng.random() < 0.65:
+            return self._fact(relation.statements, relation.questions, slots, keys)
+        slots["x"] = self.rng.choice(relation.nouns)
+        asked = attributes.QUESTIONS if self.rng.random() < 0.5 else relation.questions
+        told = relation.statements if asked is attributes.QUESTIONS else attributes.OF_A_SUBJECT
+        return self._fact(told, asked, slots, keys)
+
+    def _verb(self) -> Fact | None:
+        verb = self.rng.choice(verbs.HELD_OUT_VERBS if self.held_out_relations else verbs.VERBS)
+        forms = {"present": verb.present, "base": verb.base, "past": verb.past}
+        slots = {"y": self._subject("somebody"), "z": self._object(), **forms}
+        keys = {f"what {slots['y']} {verb.base}", f"who {verb.base} {slots['z']}"}
+        if self.rng.random() < 0.7:
+            return self._fact(verbs.STATEMENTS, verbs.QUESTIONS, slots, keys)
+        return self._fact(verbs.STATEMENTS, verbs.WHO, slots, keys, answer=slots["y"])
+
+    def _alone(self) -> Fact | None:
+        noun = self._noun()
+        slots = {"x": noun, "y": "", "z": values.any_value(self.names)}
+        return self._fact(attributes.ALONE, attributes.ALONE_QUESTIONS, slots, {f"the {noun}"})
+
+    def _mine(self) -> Fact | None:
+        noun = self._noun()
+        slots = {"x": noun, "y": "", "z": values.any_value(self.names)}
+        return self._fact(attributes.MINE, attributes.MY_QUESTIONS, slots, {f"my {noun}"})
+
+    def _object(self) -> str:
+        if self.rng.random() < 0.5:
+            return values.any_value(self.names)
+        return values.KINDS[self.rng.choice(("thing", "food", "person", "animal"))](self.names)
+
+    def _subject(self, kind: str) -> str:
+        known = self.subjects.setdefault(kind, [])
+        if known and self.rng.random() < KNOWN_SUBJECT:
+            return self.rng.choice(known)
+        known.append(values.KINDS[kind](self.names))
+        return known[-1]
+
+    def _noun(self) -> str:
+        """What an attribute is called: a noun of the list, two nouns, any other word, or one that does not exist."""
+        rng = self.rng
+        if self.held_out_relations:
+            return rng.choice(lexicon.HELD_OUT_NOUNS)
+        if self.nouns and rng.random() < KNOWN_NOUN:
+            return rng.choice(self.nouns)
+        chance = rng.random()
+        noun = rng.choice(lexicon.ATTRIBUTE_NOUNS)
+        if 0.6 < chance < 0.75:
+            noun = f"{rng.choice(lexicon.THING_NOUNS)} {noun}"
+        elif 0.75 < chance < 0.82:
+            noun = f"{rng.choice(words.ADJECTIVES)} {noun}"
+        elif 0.82 < chance < 0.93:
+            noun = rng.choice((*lexicon.THING_NOUNS, *words.NOUNS, *lexicon.VALUE_WORDS))
+        elif chance > 0.93:
+            noun = self.names.word()
+        self.nouns.append(noun)
+        return noun
+
+    def _fact(
+        self,
+        statements: Phrasings,
+        questions: Phrasings,
+        slots: Mapping[str, str],
+        keys: Set[str],
+        answer: str | None = None,
+    ) -> Fact | None:
+        """The fact, or nothing where the text answers its question already, or the question gives the answer away.
+
+        Args:
+            keys: what the fact answers.
+            answer: the value of the fact, if it is not {z}.
+        """
+        value = answer or slots["z"]
+        words_of = {"b": slots["y"].removeprefix("the "), **slots}
+        ways = questions.held_out if self.held_out_phrasings and questions.held_out else questions.trained
+        asked = tuple(way.format(**words_of) for way in ways)
+        answered = {key.lower() for key in keys}
+        if answered & self.answered or any(value.lower() in each.lower() for each in asked):
+            return None
+        self.answered |= answered
+        told = statements.draw(self.rng, held_out=self.held_out_phrasings)
+        begins = told.startswith("{z}" if answer is None else "{y}")
+        return Fact(told.format(**words_of), begins, asked, value)
+
+
+def attribute_keys(noun: str, subject: str) -> set[str]:
+    """What a fact about an attribute answers: "the code of the mill" and "the mill code"."""
+    return {f"{noun} of {subject}", f"the {subject.removeprefix('the ')} {noun}"}
