@@ -1,0 +1,102 @@
+"""Training of the slot model, at a size that takes seconds."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from sluice import LLM, SamplingParams
+from training.dialogue import Turn
+from training.model import Llama, Shape, initialise
+from training.rows import Row, TurnWriter
+from training.slots import talk, train
+from training.slots.facts import FactSource
+from training.slots.rows import SlotRows
+from training.slots.tokenizer import train_tokenizer
+from training.words import Namer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    source = FactSource(Namer(random.Random(1), held_out=False))
+    return train_tokenizer([source.draw().statement for _ in range(200)])
+
+
+def new_run(tokenizer: Tokenizer) -> train.Run:
+    model = Llama(Shape(tokenizer.get_vocab_size(), hidden_size=32, intermediate_size=64, num_hidden_layers=1))
+    initialise(model, 1)
+    return train.Run(model, tokenizer, seed=1)
+
+
+BATCH = train.Batch(rows=2, length=96, echo_share=0.5)
+
+
+def test_a_sitting_goes_on_where_the_last_one_stopped(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """The same weights as without the break, and a checkpoint that can be served."""
+    whole, first, second = (new_run(tokenizer) for _ in range(3))
+    for _ in range(6):
+        whole.one_step(BATCH, 0.5)
+    for _ in range(3):
+        first.one_step(BATCH, 0.5)
+    first.save(tmp_path)
+    second.restore(tmp_path / "state.pt")
+    for _ in range(3):
+        second.one_step(BATCH, 0.5)
+    assert second.step == 6
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, second.model.state_dict()[name]), name
+    with LLM(tmp_path / "model", max_total_tokens=64) as llm:
+        assert len(llm.generate("The river", SamplingParams(max_tokens=4, ignore_eos=True))[0].token_ids) == 4
+
+
+def test_it_learns_and_reports(tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]) -> None:
+    run = new_run(tokenizer)
+    for _ in range(12):
+        run.one_step(BATCH, 1.0)
+    assert sum(run.losses[-3:]) < sum(run.losses[:3]) - 1.0
+    train.report(run)
+    assert "step    12" in capsys.readouterr().out
+    assert not run.losses
+
+
+def test_every_stage_of_the_curriculum_has_its_steps() -> None:
+    plan = train.planned(1.0)
+    assert len(plan) == sum(stage.steps for stage in train.CURRICULUM)
+    assert {batch.length for batch in plan} == {128, 256, 512, 1024, 2048, 4096}
+    assert train.planned(1.0) == plan
+    assert len(train.planned(0.0)) == len(train.CURRICULUM)
+
+
+def test_rows_of_a_step_are_its_own_and_the_same_every_time(tokenizer: Tokenizer) -> None:
+    rows = SlotRows(tokenizer, 5)
+    tokens, weights = rows.batch(3, 2, 300)
+    assert tokens.shape == weights.shape == (2, 301)
+    assert torch.equal(tokens, SlotRows(tokenizer, 5).batch(3, 2, 300)[0])
+    assert not torch.equal(tokens, rows.batch(4, 2, 300)[0])
+    assert 0.04 < (weights == 1.0).float().mean() < 0.7
+
+
+def test_answers_are_counted_where_every_token_is_the_likeliest(tokenizer: Tokenizer) -> None:
+    """Those that say that there is no answer are counted apart; an answer that the row cuts off is not counted."""
+    row = Row([], [])
+    writer = TurnWriter(tokenizer)
+    for answer in ("Oslo", talk.UNKNOWN, "Rome"):
+        writer.add(row, [Turn("user", "a"), Turn("assistant", answer)])
+    tokens, weights = torch.tensor([row.tokens[:-2]]), torch.tensor([row.weights[:-2]])
+    model = new_run(tokenizer).model
+    (_, values), (_, absent) = train.answered(model, tokenizer, tokens, weights)
+    assert (values, absent) == (1, 1)
+
+
+def test_a_word_has_the_same_tokens_wherever_it_stands(tokenizer: Tokenizer) -> None:
+    """So that it can be copied from anywhere: after a space, a quote, or at the beginning of an answer."""
+    for word in ("Drilford", "swordfish42", "xQ7-kk"):
+        alone = tokenizer.encode(word).tokens
+        for text in (f"It is {word}.", f'say "{word}"', f"a\n{word}", f"key={word};"):
+            tokens = tokenizer.encode(text).tokens
+            assert any(tokens[index : index + len(alone)] == alone for index in range(len(tokens))), (text, tokens)
+            assert tokenizer.decode(tokenizer.encode(text).ids) == text

@@ -1,0 +1,240 @@
+"""Train the slot model, in as many sittings as it takes: `python -m training.slots.train --out FOLDER`.
+
+The same command continues where the last one stopped. FOLDER/model is the checkpoint so far, FOLDER/state.pt what is
+needed to go on. The rate falls over the last third of the steps: before that the model is not what it will be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, distributed, multiprocessing
+
+from training.checkpoint import write_checkpoint
+from training.model import Llama, Shape, initialise
+from training.slots import talk
+from training.slots.rows import SlotRows
+from training.slots.tokenizer import texts, train_tokenizer
+from training.train import WHOLE, Part, add_up_gradients, optimizers_of, schedule, step_loss
+
+SEED = 1
+REPORT_EVERY = 100
+SAVE_SECONDS = 240.0
+HELD_OUT_ROWS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Part of the curriculum: each of its `steps` draws one of the batches, (rows, their length in tokens)."""
+
+    steps: int
+    batches: tuple[tuple[int, int], ...]
+    echo_share: float = 0.0
+
+
+CURRICULUM = (
+    Stage(600, ((32, 128),), echo_share=0.7),
+    Stage(1400, ((16, 256),), echo_share=0.1),
+    Stage(4000, ((8, 512),), echo_share=0.03),
+    Stage(2500, ((8, 512), (8, 512), (4, 1024), (2, 2048)), echo_share=0.03),
+    Stage(1500, ((8, 512), (4, 1024), (2, 2048), (2, 4096))),
+)
+
+
+def shape_of(vocab_size: int) -> Shape:
+    return Shape(vocab_size, hidden_size=256, intermediate_size=640, num_hidden_layers=6)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint and the state")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--compile", action="store_true", help="compile the model: twice as fast, needs a C++ compiler")
+    parser.add_argument("--workers", type=int, default=1, choices=(1, 2), help="processes that share each batch")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiplies the steps of each stage")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long; the state is kept")
+    options = parser.parse_args(arguments)
+    if options.workers == 1:
+        work(0, options, None)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(work, (options, Path(folder) / "rendezvous"), nprocs=options.workers)
+
+
+def work(index: int, options: argparse.Namespace, rendezvous: Path | None) -> None:
+    """One process of the training; the first reports and writes."""
+    if rendezvous is not None:
+        torch.set_num_threads(1)
+        distributed.init_process_group("gloo", f"file://{rendezvous}", rank=index, world_size=options.workers)
+    run = opened(options, Part(index, options.workers))
+    deadline = time.monotonic() + 60 * options.minutes
+    saved = time.monotonic()
+    plan = planned(options.scale)
+    while run.step < len(plan):
+        run.one_step(plan[run.step], schedule(run.step, len(plan)))
+        late = agreed(time.monotonic() > deadline, run.part)
+        if index == 0 and (late or run.step == len(plan) or time.monotonic() - saved > SAVE_SECONDS):
+            run.save(options.out)
+            saved = time.monotonic()
+        if index == 0 and (run.step % REPORT_EVERY == 0 or run.step == len(plan)):
+            report(run)
+        if late:
+            break
+    if rendezvous is not None:
+        distributed.destroy_process_group()
+
+
+def opened(options: argparse.Namespace, part: Part) -> Run:
+    """The run as its last sitting left it, or a new one."""
+    state = options.out / "state.pt"
+    if state.exists():
+        tokenizer = Tokenizer.from_file(str(options.out / "model" / "tokenizer.json"))
+    else:
+        tokenizer = train_tokenizer(texts(options.seed))
+    model = Llama(shape_of(tokenizer.get_vocab_size()))
+    initialise(model, options.seed)
+    run = Run(model, tokenizer, options.seed, compiled=options.compile, part=part)
+    if state.exists():
+        run.restore(state)
+    return run
+
+
+def agreed(late: bool, part: Part) -> bool:
+    """Whether any worker is out of time: all stop after the same step."""
+    if part.of == 1:
+        return late
+    votes = torch.tensor([float(late)])
+    distributed.all_reduce(votes)
+    return bool(votes.item() > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step reads."""
+
+    rows: int
+    length: int
+    echo_share: float
+
+
+def planned(scale: float) -> list[Batch]:
+    """The batches of all steps."""
+    rng = random.Random("lengths")
+    return [
+        Batch(*rng.choice(stage.batches), stage.echo_share)
+        for stage in CURRICULUM
+        for _ in range(max(1, round(stage.steps * scale)))
+    ]
+
+
+class Run:
+    """A model in training: what a step changes, and how it is kept from one sitting to the next."""
+
+    def __init__(
+        self, model: Llama, tokenizer: Tokenizer, seed: int, *, compiled: bool = False, part: Part = WHOLE
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.forward = torch.compile(model, dynamic=False) if compiled else model
+        self.optimizers = optimizers_of(model)
+        self.peaks = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
+        self.rows = SlotRows(tokenizer, seed)
+        self.part = part
+        self.step = 0
+        self.began = time.monotonic()
+        self.losses: list[float] = []
+        """Of the steps since the last report."""
+
+    def one_step(self, batch: Batch, rate: float) -> None:
+        """Draw the rows of this step and learn from them. Every worker draws all of them."""
+        for optimizer, peak in zip(self.optimizers, self.peaks, strict=True):
+            optimizer.param_groups[0]["lr"] = peak * rate
+        tokens, weights = self.rows.batch(self.step, batch.rows, batch.length, batch.echo_share)
+        mine = slice(self.part.index, None, self.part.of)
+        loss = step_loss(self.forward, self.model, tokens[mine], weights[mine], weights[:, 1:].sum())
+        loss.backward()
+        if self.part.of > 1:
+            add_up_gradients(self.model)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        self.losses.append(loss.item() * self.part.of)
+        self.step += 1
+
+    def save(self, out: Path) -> None:
+        """Write the checkpoint, and the state; a state that is there is replaced in one step."""
+        write_checkpoint(out / "model", self.model, self.tokenizer)
+        state = {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+        }
+        torch.save(state, out / "state.tmp")
+        (out / "state.tmp").replace(out / "state.pt")
+
+    def restore(self, file: Path) -> None:
+        """Go on from a state that `save` wrote.
+
+        Raises:
+            RuntimeError: the state is of a model of another shape.
+        """
+        state = torch.load(file, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
+        self.step = state["step"]
+
+
+def report(run: Run) -> None:
+    """One line: the loss, and the share of answers that come out word for word on names and phrasings held out."""
+    shares = []
+    for rows, length in ((HELD_OUT_ROWS, 256), (2, 2048)):
+        tokens, weights = SlotRows(run.tokenizer, 7, held_out=True).batch(0, rows, length)
+        (found, values), (refused, absent) = answered(run.model, run.tokenizer, tokens, weights)
+        shares.append(f"{length} tokens: {found}/{values} values, {refused}/{absent} absent")
+    print(
+        f"{time.monotonic() - run.began:7.0f} s  step {run.step:5d}  loss {sum(run.losses) / len(run.losses):.4f}"
+        f"  held out, {'; '.join(shares)}",
+        flush=True,
+    )
+    run.losses.clear()
+
+
+@torch.no_grad()
+def answered(
+    model: Llama, tokenizer: Tokenizer, tokens: Tensor, weights: Tensor
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Right and all answers of the rows that are values, and of those that say that there is none.
+
+    Right means that each of its tokens is the likeliest, so that greedy decoding writes it.
+    """
+    with torch.autocast("cpu", torch.bfloat16):
+        best = torch.cat([model.logits(model(row[None, :-1])).argmax(-1) for row in tokens])
+    counts = {False: [0, 0], True: [0, 0]}
+    for row_best, row_tokens, row_weights in zip(best, tokens[:, 1:], weights[:, 1:], strict=True):
+        for begin, end in runs((row_weights == 1.0).tolist()):
+            said = tokenizer.decode(row_tokens[begin:end].tolist())
+            count = counts[said.startswith(talk.UNKNOWN)]
+            count[0] += bool((row_best[begin:end] == row_tokens[begin:end]).all())
+            count[1] += 1
+    return (counts[False][0], counts[False][1]), (counts[True][0], counts[True][1])
+
+
+def runs(flags: Sequence[bool]) -> list[tuple[int, int]]:
+    """Where the flags are set: beginnings and ends, without one that touches the end of the row."""
+    edges = [index for index, (was, now) in enumerate(zip([False, *flags], [*flags, False], strict=True)) if was != now]
+    found = list(zip(edges[::2], edges[1::2], strict=True))
+    return [run for run in found if run[1] < len(flags)]
+
+
+if __name__ == "__main__":
+    main()
