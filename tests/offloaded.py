@@ -40,14 +40,17 @@ class DictPages:
     """A read does."""
     reads: list[tuple[int, int]] = field(default_factory=list)
 
-    def read_layer(self, page: int, layer: int, k: memoryview, v: memoryview) -> None:
+    def read_layer(self, pages: Sequence[int], layer: int, k: memoryview, v: memoryview) -> None:
         if not self.opened.is_set():
             self.waits.set()
             self.opened.wait()
-        if page in self.lost:
-            raise OSError(5, "Input/output error")
-        self.reads.append((page, layer))
-        k[:], v[:] = self.parts[page, layer]
+        size = k.nbytes // len(pages)
+        for place, page in enumerate(pages):
+            if page in self.lost:
+                raise OSError(5, "Input/output error")
+            self.reads.append((page, layer))
+            for memory, part in zip((k, v), self.parts[page, layer], strict=True):
+                memory[place * size : (place + 1) * size] = part
 
     def store(self, page: int, kv: Sequence[PagedKV], place: int) -> None:
         for layer, pages in enumerate(kv):

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from sluice.tiers.blocks import Blocks
+from sluice.tiers.checksums import Checksum, Differs, Run, best_checksum
 from sluice.tiers.format import FileLayout, PageGeometry, split
 from sluice.tiers.opening import Opened, open_page_file
 from sluice.tiers.page_file import PageFile
@@ -26,9 +27,11 @@ GEOMETRY = PageGeometry(
     num_kv_heads=2,
     head_dim=8,
     part_bytes=4 * 2 * 8 * 4,
+    checksum=best_checksum(),
 )
 SLOTS = 6
-SIZE = FileLayout(GEOMETRY, SLOTS).file_bytes + 4096
+SIZE = FileLayout(GEOMETRY, SLOTS).file_bytes + 3000
+"""Room for as many pages and not for one more."""
 
 
 def opened(path: Path, geometry: PageGeometry = GEOMETRY, size: int = SIZE) -> Opened:
@@ -76,6 +79,11 @@ class FaultyBlocks:
             raise self.read_error
         self.inner.read(buffers, offset)
 
+    def read_run(self, checksum: Checksum, run: Run) -> Differs | None:
+        if self.read_error is not None:
+            raise self.read_error
+        return self.inner.read_run(checksum, run)
+
     def write(self, buffers: Sequence[memoryview | bytes], offset: int) -> None:
         data = b"".join(buffers)
         done, self.room = data[: self.room], max(0, self.room - len(data))
@@ -111,6 +119,10 @@ class HungBlocks:
     def read(self, buffers: Sequence[memoryview], offset: int) -> None:
         self._wait()
         self.inner.read(buffers, offset)
+
+    def read_run(self, checksum: Checksum, run: Run) -> Differs | None:
+        self._wait()
+        return self.inner.read_run(checksum, run)
 
     def write(self, buffers: Sequence[memoryview | bytes], offset: int) -> None:
         self._wait()

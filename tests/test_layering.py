@@ -38,7 +38,7 @@ ARROWS = {
         "device": "config attention",
         "text": "types",
         "grammar": "types scheduler engine",
-        "tiers": "types device",
+        "tiers": "types device native",
         "runner": "types kv faults footprint grammar attention models native triton device tiers parallel",
         "testing": "types scheduler engine attention device runner parallel",
         "tracing": "types config scheduler engine",

@@ -20,6 +20,7 @@ from sluice.device.queues import DeviceQueue, DeviceQueues, Event, inline_queues
 from sluice.device.transport import Transport, cpu_transport, staged_transport
 from sluice.native.library import Kernels
 from sluice.tiers.blocks import Blocks
+from sluice.tiers.checksums import best_checksum
 from sluice.tiers.copies import PageCopies
 from sluice.tiers.disk_tier import DiskTier
 from sluice.tiers.format import FileLayout, PageGeometry
@@ -71,6 +72,7 @@ def geometry_of(pages: DevicePages, dtype: torch.dtype, layout: str = "plain") -
         num_kv_heads=HEADS,
         head_dim=HEAD_DIM,
         part_bytes=pages.part_bytes,
+        checksum=best_checksum(),
     )
 
 

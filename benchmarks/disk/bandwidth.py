@@ -16,6 +16,7 @@ from sluice.attention.base import LayerKV
 from sluice.device.pages import DevicePages
 from sluice.device.queues import plain_host_buffer
 from sluice.device.transport import cpu_transport
+from sluice.tiers.checksums import best_checksum
 from sluice.tiers.copies import PageCopies
 from sluice.tiers.disk_tier import DiskTier
 from sluice.tiers.format import FileLayout, PageGeometry
@@ -35,7 +36,16 @@ def measure(folder: Path, size: int) -> dict[str, Any]:
     kv = [LayerKV(*(torch.randn(shape).bfloat16() for _ in range(2))) for _ in range(LAYERS)]
     device = DevicePages(kv)
     geometry = PageGeometry(
-        "none", "benchmark", "bfloat16", "plain", PAGE_SIZE, LAYERS, HEADS, HEAD_DIM, device.part_bytes
+        "none",
+        "benchmark",
+        "bfloat16",
+        "plain",
+        PAGE_SIZE,
+        LAYERS,
+        HEADS,
+        HEAD_DIM,
+        device.part_bytes,
+        best_checksum(),
     )
     path = folder / "bandwidth"
     opened = open_page_file(path, FileLayout(geometry, pages).file_bytes + 4096, geometry)

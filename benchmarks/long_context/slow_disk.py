@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from sluice.tiers.blocks import FileBlocks
+from sluice.tiers.checksums import Checksum, Crc32, Differs, Run
 
 
 @contextmanager
@@ -15,7 +16,7 @@ def slow_disk(bytes_per_second: float | None) -> Iterator[None]:
     if bytes_per_second is None:
         yield
         return
-    plain = FileBlocks.read
+    plain, plain_run = FileBlocks.read, FileBlocks.read_run
 
     def read(blocks: FileBlocks, buffers: Sequence[memoryview], offset: int) -> None:
         began = time.perf_counter()
@@ -23,8 +24,19 @@ def slow_disk(bytes_per_second: float | None) -> Iterator[None]:
         due = sum(buffer.nbytes for buffer in buffers) / bytes_per_second
         time.sleep(max(0.0, due - (time.perf_counter() - began)))
 
+    def read_run(blocks: FileBlocks, checksum: Checksum, run: Run) -> Differs | None:
+        if checksum.name == Crc32.name:  # it calls `read`
+            return plain_run(blocks, checksum, run)
+        began = time.perf_counter()
+        differs = plain_run(blocks, checksum, run)
+        due = (run.k.nbytes + run.v.nbytes) / bytes_per_second
+        time.sleep(max(0.0, due - (time.perf_counter() - began)))
+        return differs
+
     FileBlocks.read = read  # type: ignore[method-assign]
+    FileBlocks.read_run = read_run  # type: ignore[method-assign]
     try:
         yield
     finally:
         FileBlocks.read = plain  # type: ignore[method-assign]
+        FileBlocks.read_run = plain_run  # type: ignore[method-assign]

@@ -159,7 +159,7 @@ def test_a_flipped_bit_on_the_disk_is_a_failed_load(tmp_path: Path) -> None:
     """A wrong token out of a disk that forgets."""
     rig, stored = damaged_disk(plain_kv(torch.float32), tmp_path / "pages")
     assert rig.opened is not None
-    at = rig.opened.file.layout.record_at(5) + 77
+    at = rig.opened.file.layout.part_at(5, 0) + 77
     with (tmp_path / "pages").open("r+b") as file:
         file.seek(at)
         (byte,) = file.read(1)

@@ -39,7 +39,7 @@ def test_it_reads_every_page_when_asked_to(path: Path, capsys: pytest.CaptureFix
     assert main(["cache", "inspect", str(path), "--verify", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["slots"], shown["entries"], shown["pages"], shown["damaged"]) == (SLOTS, 4, 3, [])
-    at = FileLayout(GEOMETRY, SLOTS).record_at(2)
+    at = FileLayout(GEOMETRY, SLOTS).part_at(2, 0)
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)

@@ -88,7 +88,7 @@ def as_file_of(number: int) -> Callable[[Path], None]:
         (Path.unlink, "cannot be opened: No such file"),
         (lambda path: os.truncate(path, 0), "is not a page file"),
         (lambda path: os.truncate(path, 100), "ends in its header"),
-        (lambda path: os.truncate(path, LAYOUT.records_at), f"was cut off at byte {LAYOUT.records_at}"),
+        (lambda path: os.truncate(path, LAYOUT.extents_at), f"was cut off at byte {LAYOUT.extents_at}"),
         (lambda path: path.write_bytes(b"SluiceKV"), "ends in its header"),
         (lambda path: path.write_bytes(b"a thesis"), "is not a page file"),
         (lambda path: overwrite(path, 30, b"?"), "has a damaged header"),

@@ -16,7 +16,7 @@ import pytest
 
 from page_files import GEOMETRY, SIZE, SLOTS, FaultyBlocks, blank, keys, load, opened, page
 from sluice.tiers.blocks import FileBlocks
-from sluice.tiers.format import BLOCK, FileLayout, PageFileError, PageLost
+from sluice.tiers.format import BLOCK, MAGIC, VERSION, FileLayout, PageFileError, PageLost
 from sluice.tiers.page_file import PageFile, read_index, restored
 from sluice.types import StoredPage
 
@@ -55,7 +55,7 @@ def test_a_layer_of_a_page_is_one_piece_of_the_file(path: Path) -> None:
     for layer in range(GEOMETRY.num_layers):
         at = LAYOUT.part_at(2, layer)
         assert data[at : at + 2 * GEOMETRY.part_bytes] == bytes(parts[2 * layer]) + bytes(parts[2 * layer + 1])
-    assert LAYOUT.record_at(2) % BLOCK == 0
+    assert LAYOUT.part_at(0, 0) % BLOCK == 0
     file.close()
 
 
@@ -69,12 +69,12 @@ def test_a_layer_can_be_read_alone_and_is_checked_alone(path: Path) -> None:
     file = opened(path).file
     for layer in (0, 2):
         k, v = blank()[:2]
-        file.read_layer(2, layer, k, v)
+        file.read_layer([2], layer, k, v)
         assert (k, v) == tuple(parts[2 * layer : 2 * layer + 2])
     with pytest.raises(PageLost, match="checksum"):
-        file.read_layer(2, 1, *blank()[:2])
+        file.read_layer([2], 1, *blank()[:2])
     with pytest.raises(PageLost, match="of the file is empty"):
-        file.read_layer(3, 1, *blank()[:2])
+        file.read_layer([3], 1, *blank()[:2])
     file.close()
 
 
@@ -164,11 +164,12 @@ def test_every_flipped_bit_of_a_record_is_noticed(path: Path) -> None:
     first.file.write(0, keys(PROMPT)[0], page(0))
     rng = random.Random(0)
     for _ in range(50):
-        at = LAYOUT.record_at(0) + rng.randrange(GEOMETRY.page_bytes)
+        layer = rng.randrange(GEOMETRY.num_layers)
+        at = LAYOUT.part_at(0, layer) + rng.randrange(2 * GEOMETRY.part_bytes)
         flip(path, at, 1 << rng.randrange(8))
         with pytest.raises(PageLost, match="checksum"):
             first.file.read(0, blank())
-        restore(path, LAYOUT.record_at(0), b"".join(page(0)))
+        restore(path, LAYOUT.part_at(0, layer), b"".join(page(0)[2 * layer : 2 * layer + 2]))
     assert load(first.file, 0) == b"".join(page(0))
     first.file.close()
 
@@ -196,7 +197,7 @@ def test_a_file_that_was_cut_off_loses_pages_and_nothing_else(path: Path) -> Non
     first = opened(path)
     first.file.write(0, keys(PROMPT)[0], page(0))
     first.file.write(5, keys([9] * 4)[0], page(5))
-    os.truncate(path, LAYOUT.record_at(5) + 10)
+    os.truncate(path, LAYOUT.part_at(5, GEOMETRY.num_layers - 1) + 10)
     assert load(first.file, 0) == b"".join(page(0))
     with pytest.raises(PageLost, match="the file ends at byte"):
         first.file.read(5, blank())
@@ -207,9 +208,9 @@ def test_a_file_that_was_cut_off_loses_pages_and_nothing_else(path: Path) -> Non
     again = opened(path)
     assert (again.pages, again.discarded) == ((), "ends in its header")
     again.file.close()
-    os.truncate(path, LAYOUT.record_at(3))
+    os.truncate(path, LAYOUT.part_at(3, 0))
     again = opened(path)
-    assert again.discarded == f"was cut off at byte {LAYOUT.record_at(3)} of {LAYOUT.file_bytes}"
+    assert again.discarded == f"was cut off at byte {LAYOUT.part_at(3, 0)} of {LAYOUT.file_bytes}"
     assert path.stat().st_size == LAYOUT.file_bytes
     again.file.close()
 
@@ -237,6 +238,7 @@ def test_a_full_disk_fails_one_store_and_leaves_the_slot_empty(path: Path) -> No
         ({"layout": "packed"}, "holds the layout plain, not packed"),
         ({"code": "next"}, "holds what was computed by test, not next"),
         ({"num_layers": 2}, "holds layers: 3, not 2"),
+        ({"checksum": "crc32"}, "holds checksums by crc32c, not crc32"),
     ],
 )
 def test_what_another_model_left_is_discarded_with_the_reason(path: Path, change: dict[str, str], reason: str) -> None:
@@ -253,6 +255,17 @@ def test_what_another_model_left_is_discarded_with_the_reason(path: Path, change
     back = opened(path)
     assert back.pages == ()
     back.file.close()
+
+
+def test_a_file_of_the_version_before_is_discarded_with_the_reason(path: Path) -> None:
+    """Pages at the offsets of another version: what is read there is KV of another layer, and every checksum fails."""
+    first = opened(path)
+    first.file.write(0, keys(PROMPT)[0], page(0))
+    first.file.close()
+    restore(path, len(MAGIC), (1).to_bytes(4, "little"))
+    again = opened(path)
+    assert (again.pages, again.discarded) == ((), f"has version 1 of the format, not {VERSION}")
+    again.file.close()
 
 
 def test_another_size_discards_too_and_is_kept_to(path: Path) -> None:

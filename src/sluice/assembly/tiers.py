@@ -21,6 +21,7 @@ from sluice.device.queues import CudaQueue, pinned_host_buffer, plain_host_buffe
 from sluice.models.spec import ModelSpec
 from sluice.models.weights import fingerprint
 from sluice.runner.device_state import DeviceShape, DeviceState
+from sluice.tiers.checksums import best_checksum
 from sluice.tiers.copies import Copies, NoTiers, PageCopies
 from sluice.tiers.disk_tier import DiskTier
 from sluice.tiers.format import FileLayout, PageFileError, PageGeometry
@@ -235,6 +236,7 @@ def page_geometry(spec: ModelSpec, shape: DeviceShape, model: str, *, layout: st
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         part_bytes=shape.page_size * shape.num_kv_heads * of_head,
+        checksum=best_checksum(),
     )
 
 

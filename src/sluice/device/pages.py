@@ -41,9 +41,10 @@ class DevicePages:
     def page_bytes(self) -> int:
         return self.num_parts * self.part_bytes
 
-    def views(self, page: int) -> list[memoryview]:
-        """Return a page's own memory, on a CPU: to write to it is to write the page."""
-        return [part[page].numpy().data for part in self._parts]
+    def views(self, page: int, count: int = 1) -> list[memoryview]:
+        """Return the memory of each part of `count` pages that follow each other, on a CPU: to write there is to write
+        the pages."""
+        return [part[page : page + count].view(-1).numpy().data for part in self._parts]
 
     def copy_out(self, page: int, into: torch.Tensor) -> None:
         """Copy a page to `into` [parts, part_bytes] uint8. On CUDA the host does not wait if `into` is pinned."""

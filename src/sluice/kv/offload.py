@@ -209,6 +209,7 @@ class OffloadPool:
             self._tiers.unread(path)
             self._refusals = RETRY_AFTER
             return None
+        own.sort()  # pages that follow each other on the tier are read at once
         self.num_window_pages += self.limits.window_pages
         return OffloadLease(self, extra_key, [*shared, *own], self._take(self.limits.window_pages), path)
 

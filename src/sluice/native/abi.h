@@ -15,7 +15,7 @@
 
 // Increase it, here and in `abi.py`, with every change to the structures below or to their meaning: a library compiled
 // from older sources would read the wrong fields.
-constexpr int ABI_VERSION = 8;
+constexpr int ABI_VERSION = 9;
 
 extern "C" {
 
@@ -95,6 +95,23 @@ struct MaskCall {
     int64_t stride, minus_inf;    // the bits of minus infinity
     int32_t count, vocab, words, size;
 };
+
+// Parts of stored pages: the keys of one layer of a page, and behind them its values.
+struct ReadPartsCall {
+    const int32_t* descriptor;    // of the file; negative once it is closed
+    const int64_t* offsets;     // [count] of parts in the file
+    const uint32_t* expected;    // [count] CRC-32C of each part
+    uint8_t* k;    // [count, part_bytes]
+    uint8_t* v;
+    int64_t part_bytes;    // of keys; values take as many
+    int32_t count;
+    // Results, unless all is read: the part that is not, its checksum if it differs, and the system's reason.
+    int32_t part;
+    uint32_t found;
+    int32_t error;
+};
+
+enum ReadOutcome { ALL_READ, DIFFERENT, FILE_ENDED, READ_FAILED };
 
 enum Operation { ATTENTION, NORM, ROTATE_STORE, SILU_MUL, PACKED_LINEAR };
 

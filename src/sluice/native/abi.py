@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from enum import IntEnum
 
-VERSION = 8
+VERSION = 9
 """Version of the structures and their meaning, as in `abi.h`."""
 
 
@@ -62,6 +62,26 @@ class MaskCall(ctypes.Structure):
         *((name, c_int64) for name in ("stride", "minus_inf")),
         *((name, c_int32) for name in ("count", "vocab", "words", "size")),
     )
+
+
+class ReadPartsCall(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("descriptor", "offsets", "expected", "k", "v")),
+        ("part_bytes", c_int64),
+        *((name, c_int32) for name in ("count", "part")),
+        ("found", c_uint32),
+        ("error", c_int32),
+    )
+
+
+class ReadOutcome(IntEnum):
+    """How a `ReadPartsCall` ended."""
+
+    ALL_READ = 0
+    DIFFERENT = 1
+    """A part is not what was stored."""
+    FILE_ENDED = 2
+    READ_FAILED = 3
 
 
 class Operation(IntEnum):

@@ -24,6 +24,9 @@
 #define INL static inline __attribute__((always_inline))
 #define UNROLLED _Pragma("GCC unroll 32")
 
+#include "crc32c.h"
+#include "read_parts.h"
+
 namespace {
 
 constexpr int MAX_HEAD_DIM = 512;
@@ -245,6 +248,14 @@ EXPORT void sluice_pack_int8(const int8_t* weight, int64_t out, int64_t in, int8
 EXPORT void sluice_pack_int4(const uint8_t* weight, int64_t out, int64_t in, uint8_t* packed) {
     pack_nibbles(weight, out, in, packed);
 }
+
+// The CRC-32C of what has the checksum `crc`, followed by `data`. `portable`: without the processor's instruction.
+EXPORT uint32_t sluice_crc32c(uint32_t crc, const void* data, int64_t size, int portable) {
+    return crc32c::of(crc, data, size, portable);
+}
+
+// Read parts of stored pages and check them. Uses no engine: any thread may call it beside others.
+EXPORT int sluice_read_parts(ReadPartsCall* call) { return stored::read(*call); }
 
 static void quantized_linear(sluice_engine* engine, const PackedLinearCall& linear) {
     const std::lock_guard lock(engine->pool.one_call);

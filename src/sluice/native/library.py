@@ -94,6 +94,8 @@ class Library:
         self.functions.sluice_pack_linear.argtypes = packing
         self.functions.sluice_pack_int4.argtypes = packing
         self.functions.sluice_pack_int8.argtypes = [*packing, ctypes.c_void_p]
+        self.functions.sluice_crc32c.argtypes = [ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
+        self.functions.sluice_crc32c.restype = ctypes.c_uint32
 
     def why_outdated(self) -> str | None:
         """Return a sentence for the user if the library was compiled from other sources than those beside it, with the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from sluice.tiers.format import PageLost
+from sluice.tiers.checksums import Checksum, Differs, Run, ended
 
 MOST_BUFFERS = 512
 """Buffers given to one call: Linux takes 1024."""
@@ -27,6 +28,10 @@ class Blocks(Protocol):
             PageLost: the file ends before that.
             OSError: the system's own reason.
         """
+        ...
+
+    def read_run(self, checksum: Checksum, run: Run) -> Differs | None:
+        """Fill the memory of a run, and compare it: see `Checksum.read`."""
         ...
 
     def write(self, buffers: Sequence[memoryview | bytes], offset: int) -> None:
@@ -54,6 +59,8 @@ class FileBlocks:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self.descriptor = ctypes.c_int32(descriptor)
+        """For the compiled library, which looks at it before each read: `CLOSED` once the file is given up."""
         self._is_unlocked = False
 
     def read(self, buffers: Sequence[memoryview], offset: int) -> None:
@@ -62,9 +69,13 @@ class FileBlocks:
             self._check_locked()
             count = os.preadv(self._descriptor, left[:MOST_BUFFERS], offset)
             if count == 0:
-                raise PageLost(f"the file ends at byte {os.fstat(self._descriptor).st_size}, before byte {offset + 1}")
+                raise ended(self._descriptor, offset + 1)
             offset += count
             left = _rest(left, count)
+
+    def read_run(self, checksum: Checksum, run: Run) -> Differs | None:
+        self._check_locked()
+        return checksum.read(self, run)
 
     def write(self, buffers: Sequence[memoryview | bytes], offset: int) -> None:
         left = [memoryview(buffer).cast("B") for buffer in buffers]
@@ -84,6 +95,7 @@ class FileBlocks:
     def unlock(self) -> None:
         """Give up the lock and keep the descriptor: a call under way in another thread may be about to use it."""
         self._is_unlocked = True
+        self.descriptor.value = CLOSED
         with suppress(OSError):  # closed meanwhile
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
@@ -94,6 +106,7 @@ class FileBlocks:
     def close(self) -> None:
         """Close the file. Later calls fail, even if another file has the descriptor's number by then."""
         descriptor, self._descriptor = self._descriptor, CLOSED
+        self.descriptor.value = CLOSED
         if descriptor != CLOSED:
             with suppress(OSError):  # or a process that was forked meanwhile would keep the lock
                 fcntl.flock(descriptor, fcntl.LOCK_UN)

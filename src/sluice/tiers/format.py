@@ -1,9 +1,11 @@
 """The format of a page file, as bytes.
 
-    [ header, 4 KiB | index: one entry a page | record | record | ... ]
+    [ header, 4 KiB | index: one entry a page | extent | extent | ... ]
 
-A *record* is one page of all layers, one layer after the other and its keys before its values, so that one layer of a
-page is contiguous. Records begin at multiples of 4 KiB, so that they can be mapped and read past the page cache.
+An *extent* is some pages side by side: the first layer of all of them, then the second, and so on. A layer of a page is
+its keys, and behind them its values. So pages that follow each other in an extent are read at once, one layer of them.
+An extent has as many pages as make a layer `EXTENT_BYTES` long; the last one may have fewer. Extents begin at multiples
+of 4 KiB, so that they can be mapped and read past the page cache.
 
 An entry names its page by a digest of its tokens and of all before them, and the parent page by the same: it need not
 know where the parent lies, or whether it is there.
@@ -14,13 +16,17 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from sluice.types import PageKey
 
 BLOCK = 4096
+EXTENT_BYTES = 256 << 10
+"""Bytes of a layer in an extent, about: where pages are larger, an extent is one page."""
 SALT_BYTES = 1024
 """Room for an `extra_key` in UTF-8: 256 characters of any kind."""
 ENTRY_HEAD_BYTES = 96
@@ -28,7 +34,7 @@ TOKEN_BYTES = CHECKSUM_BYTES = 4
 DIGEST_BYTES = 32
 """Room for a digest."""
 MAGIC = b"SluiceKV"
-VERSION = 1
+VERSION = 2
 UNFINISHED = MAGIC
 """The whole header of a file that is still being made: it is a page file, and holds nothing."""
 _HEADER = struct.Struct("<8sIII")
@@ -48,12 +54,20 @@ class PageFileInUse(PageFileError):
 
 
 class PageLost(Exception):
-    """A stored page is cut off, or is not what was stored. It has to be computed again."""
+    """A stored page is cut off, or is not what was stored. It has to be computed again.
+
+    Args:
+        page: its number, where one page is known to be lost.
+    """
+
+    def __init__(self, message: str, page: int | None = None) -> None:
+        super().__init__(message)
+        self.page = page
 
 
 @dataclass(frozen=True, slots=True)
 class PageGeometry:
-    """What a record is made of. Nothing in a file of another geometry can be used."""
+    """What a page is made of. Nothing in a file of another geometry can be used."""
 
     model: str
     """Digest of the weights and the config."""
@@ -69,16 +83,18 @@ class PageGeometry:
     head_dim: int
     part_bytes: int
     """Bytes of the keys of one layer of a page; the values take as many."""
+    checksum: str
+    """Name of the checksum of a layer."""
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page, without the padding of its record."""
+        """Bytes of a page."""
         return 2 * self.num_layers * self.part_bytes
 
     @property
-    def record_bytes(self) -> int:
-        """Bytes from the beginning of a record to that of the next."""
-        return round_up(self.page_bytes, BLOCK)
+    def extent_pages(self) -> int:
+        """Pages of an extent, but for the last one."""
+        return max(1, EXTENT_BYTES // (2 * self.part_bytes))
 
     @property
     def entry_bytes(self) -> int:
@@ -103,25 +119,31 @@ NAMES = (
     ("layout", "the layout"),
     ("code", "what was computed by"),
     ("part_bytes", "bytes of a layer's keys:"),
+    ("checksum", "checksums by"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """Offsets in a file of `num_pages` records, in bytes."""
+    """Offsets in a file of `num_pages` pages, in bytes."""
 
     geometry: PageGeometry
     num_pages: int
 
     @classmethod
     def within(cls, geometry: PageGeometry, size: int) -> FileLayout:
-        """Return the layout of as many records as fit into `size` bytes.
+        """Return the layout of as many pages as fit into `size` bytes.
 
         Raises:
             PageFileError: not even one fits.
         """
         rest = size - 2 * BLOCK  # the header, and what rounds up the index
-        pages = rest // (geometry.record_bytes + geometry.entry_bytes)
+        extent = geometry.extent_pages
+        whole, left = divmod(rest, extent_bytes(geometry, extent) + extent * geometry.entry_bytes)
+        last = left // (geometry.page_bytes + geometry.entry_bytes)
+        while last and extent_bytes(geometry, last) + last * geometry.entry_bytes > left:
+            last -= 1  # its padding
+        pages = whole * extent + last
         if pages < 1:
             least = cls(geometry, 1).file_bytes
             raise PageFileError(
@@ -135,22 +157,35 @@ class FileLayout:
         return self.num_pages * self.geometry.entry_bytes
 
     @property
-    def records_at(self) -> int:
+    def extents_at(self) -> int:
+        """Where the first extent begins."""
         return BLOCK + round_up(self.index_bytes, BLOCK)
 
     @property
     def file_bytes(self) -> int:
-        return self.records_at + self.num_pages * self.geometry.record_bytes
+        whole, last = divmod(self.num_pages, self.geometry.extent_pages)
+        of_whole = extent_bytes(self.geometry, self.geometry.extent_pages)
+        return self.extents_at + whole * of_whole + extent_bytes(self.geometry, last)
 
     def entry_at(self, page: int) -> int:
         return BLOCK + page * self.geometry.entry_bytes
 
-    def record_at(self, page: int) -> int:
-        return self.records_at + page * self.geometry.record_bytes
-
     def part_at(self, page: int, layer: int) -> int:
         """Return where the keys of a layer of a page begin; its values follow them."""
-        return self.record_at(page) + 2 * layer * self.geometry.part_bytes
+        return int(self.parts_at(np.array(page), layer))
+
+    def parts_at(self, pages: npt.NDArray[np.int64], layers: npt.NDArray[np.int64] | int) -> npt.NDArray[np.int64]:
+        """Return where the keys of layers of pages begin, for arrays of numbers that can be broadcast together."""
+        size = self.geometry.extent_pages
+        extents, places = np.divmod(pages, size)
+        counts = np.minimum(size, self.num_pages - extents * size)
+        begin = self.extents_at + extents * extent_bytes(self.geometry, size)
+        return np.asarray(begin + (layers * counts + places) * (2 * self.geometry.part_bytes), dtype=np.int64)
+
+
+def extent_bytes(geometry: PageGeometry, pages: int) -> int:
+    """Return the bytes of an extent of so many pages."""
+    return round_up(pages * geometry.page_bytes, BLOCK)
 
 
 def round_up(count: int, unit: int) -> int:
@@ -158,7 +193,7 @@ def round_up(count: int, unit: int) -> int:
 
 
 def split(data: memoryview, part_bytes: int) -> list[memoryview]:
-    """Return the keys and values of each layer of a page, in the order of a record."""
+    """Return the keys and values of each layer of a page, in their order."""
     return [data[start : start + part_bytes] for start in range(0, data.nbytes, part_bytes)]
 
 
@@ -213,12 +248,7 @@ class Checksums:
     """The checksums of a page: one a layer, so that a layer can be read alone, and one of all of them."""
 
     layers: tuple[int, ...]
-    """CRC-32 of each layer's keys and values."""
-
-    @classmethod
-    def of(cls, parts: Sequence[memoryview]) -> Checksums:
-        """Return the checksums of a page's keys and values of each layer, in their order."""
-        return cls(tuple(layer_checksum(k, v) for k, v in zip(parts[::2], parts[1::2], strict=True)))
+    """Of each layer's keys and values, by the checksum that the geometry names."""
 
     @property
     def whole(self) -> int:
@@ -230,14 +260,9 @@ class Checksums:
         return struct.pack(f"<{len(self.layers)}I", *self.layers)
 
 
-def layer_checksum(k: memoryview, v: memoryview) -> int:
-    """Return the CRC-32 of a layer's keys and values."""
-    return zlib.crc32(v, zlib.crc32(k))
-
-
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry of the index: which tokens a record holds, and its checksums."""
+    """An entry of the index: which tokens a page holds, and its checksums."""
 
     key: PageKey
     checksums: Checksums

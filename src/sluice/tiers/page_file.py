@@ -1,16 +1,19 @@
 """PageFile: a file of fixed size that holds pages of KV, so that a later process finds them again.
 
-A store erases the page's entry in the index, writes the record and then the entry. A load compares the record with the
-checksum of its entry. So a page is what was stored or it is lost, even if a process is killed or a
+A store erases the page's entry in the index, writes the page and then the entry. A load compares each layer of the page
+with its checksum in the entry. So a page is what was stored or it is lost, even if a process is killed or a
 disk returns wrong bytes. The file is never flushed to the medium on purpose: after a loss of power pages may be lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from sluice.tiers.blocks import Blocks
+from sluice.tiers.checksums import Run, find_checksum
 from sluice.tiers.format import (
     ENTRY_HEAD_BYTES,
     Checksums,
@@ -19,7 +22,6 @@ from sluice.tiers.format import (
     PageLost,
     decode_entry,
     encode_entry,
-    layer_checksum,
 )
 from sluice.types import PageKey, StoredPage
 
@@ -35,13 +37,22 @@ class PageFile:
     Args:
         blocks: the file; closed with this object.
         index: the entries of its index, by page.
+
+    Raises:
+        ValueError: the checksums of this layout cannot be computed here; in words that follow "it".
     """
 
     def __init__(self, blocks: Blocks, layout: FileLayout, index: dict[int, Entry]) -> None:
         self.layout = layout
         self._blocks = blocks
         self._named = set(index)
-        self._checksums = {page: entry.checksums for page, entry in index.items()}
+        self._checksum = find_checksum(layout.geometry.checksum)
+        self._stored = np.zeros(layout.num_pages, dtype=np.bool_)
+        """Which pages hold something."""
+        self._expected = np.zeros((layout.num_pages, layout.geometry.num_layers), dtype=np.uint32)
+        """The checksums of their layers."""
+        for page, entry in index.items():
+            self._set(page, entry.checksums)
         self._number = 1 + max((entry.number for entry in index.values()), default=0)
 
     def write(self, page: int, key: PageKey | None, parts: Sequence[memoryview]) -> int:
@@ -56,14 +67,15 @@ class PageFile:
             ValueError: the key does not fit into the index.
         """
         self.erase(page)
-        found = Checksums.of(parts)
+        found = Checksums(tuple(self._checksum.of(k, v) for k, v in zip(parts[::2], parts[1::2], strict=True)))
         line = None if key is None else encode_entry(Entry(key, found, self._number), self.layout.geometry)
-        self._blocks.write(parts, self.layout.record_at(page))
+        for first, offset in self._pieces(page):
+            self._blocks.write(parts[first : first + self._parts_at_once], offset)
         if line is not None:
             self._blocks.write([line], self.layout.entry_at(page))
             self._named.add(page)
             self._number += 1
-        self._checksums[page] = found
+        self._set(page, found)
         return found.whole
 
     def read(self, page: int, parts: Sequence[memoryview]) -> int:
@@ -73,34 +85,35 @@ class PageFile:
             PageLost: the file does not hold what was stored there; the buffers may hold anything.
             OSError: the system's own reason.
         """
-        expected = self._expected(page)
-        self._blocks.read(parts, self.layout.record_at(page))
-        found = Checksums.of(parts)
-        if found != expected:
-            raise _lost(page, found.whole, expected.whole)
-        return found.whole
+        for layer in range(self.layout.geometry.num_layers):
+            self.read_layer([page], layer, parts[2 * layer], parts[2 * layer + 1])
+        return Checksums(tuple(self._expected[page].tolist())).whole
 
-    def read_layer(self, page: int, layer: int, k: memoryview, v: memoryview) -> None:
-        """Load one layer of a page. Several threads may read at once, if no other thread writes to the page.
+    def read_layer(self, pages: Sequence[int], layer: int, k: memoryview, v: memoryview) -> None:
+        """Load one layer of some pages. Several threads may read at once, if no other thread writes to the pages.
+
+        Args:
+            k: writable memory of the keys of all of them, one page after the other.
+            v: that of their values.
 
         Raises:
-            PageLost: as `read`.
+            PageLost: as `read`. It names the first page that is lost.
             OSError: as `read`.
         """
-        expected = self._expected(page).layers[layer]
-        self._blocks.read([k, v], self.layout.part_at(page, layer))
-        if (found := layer_checksum(k, v)) != expected:
-            raise _lost(page, found, expected)
-
-    def _expected(self, page: int) -> Checksums:
-        checksums = self._checksums.get(page)
-        if checksums is None:
-            raise PageLost(f"page {page} of the file is empty")
-        return checksums
+        numbers = np.asarray(pages, dtype=np.int64)
+        if not self._stored[numbers].all():
+            empty = next(page for page in pages if not self._stored[page])
+            raise PageLost(f"page {empty} of the file is empty", empty)
+        run = Run(self.layout.parts_at(numbers, layer), self._expected[numbers, layer], k, v)
+        differs = self._blocks.read_run(self._checksum, run)
+        if differs is not None:
+            page, stored = pages[differs.place], run.expected[differs.place]
+            raise PageLost(f"page {page} of the file has checksum {differs.found:08x}, {stored:08x} was stored", page)
 
     def expect(self, page: int) -> None:
         """Announce that a page will be read, so that the system may fetch it meanwhile."""
-        self._blocks.expect(self.layout.record_at(page), self.layout.geometry.page_bytes)
+        for _, offset in self._pieces(page):
+            self._blocks.expect(offset, self._parts_at_once * self.layout.geometry.part_bytes)
 
     def erase(self, page: int) -> None:
         """Empty a page, for later processes as well.
@@ -108,7 +121,7 @@ class PageFile:
         Raises:
             OSError: the system's own reason. The page is empty for this process all the same.
         """
-        self._checksums.pop(page, None)
+        self._stored[page] = False
         if page in self._named:
             self._blocks.write([EMPTY_HEAD], self.layout.entry_at(page))
             self._named.discard(page)
@@ -123,6 +136,22 @@ class PageFile:
     def close(self) -> None:
         """Close the file, so that another engine may use it."""
         self._blocks.close()
+
+    def _set(self, page: int, checksums: Checksums) -> None:
+        self._expected[page] = checksums.layers
+        self._stored[page] = True
+
+    @property
+    def _parts_at_once(self) -> int:
+        """Parts of a page that lie one behind the other: those of a layer, or all, where a page is an extent."""
+        geometry = self.layout.geometry
+        return 2 * geometry.num_layers if geometry.extent_pages == 1 else 2
+
+    def _pieces(self, page: int) -> Iterator[tuple[int, int]]:
+        """Return where the pieces of a page lie: the number of the first part of each, and its offset."""
+        first = np.arange(0, 2 * self.layout.geometry.num_layers, self._parts_at_once)
+        offsets = self.layout.parts_at(np.array(page), first // 2)
+        return zip(first.tolist(), offsets.tolist(), strict=True)
 
 
 class Index(NamedTuple):
@@ -156,10 +185,6 @@ def read_index(blocks: Blocks, layout: FileLayout) -> Index:
             elif data[:ENTRY_HEAD_BYTES] != EMPTY_HEAD:
                 damaged.append(page)
     return Index(entries, tuple(damaged))
-
-
-def _lost(page: int, found: int, expected: int) -> PageLost:
-    return PageLost(f"page {page} of the file has checksum {found:08x}, {expected:08x} was stored")
 
 
 def restored(entries: Mapping[int, Entry]) -> list[StoredPage]:

@@ -152,11 +152,15 @@ class QueueLoader:
 class StoredPages(Protocol):
     """KV pages on a disk, by their number there: a `PageFile`."""
 
-    def read_layer(self, page: int, layer: int, k: memoryview, v: memoryview) -> None:
-        """Copy keys and values of one layer of a page, as bytes.
+    def read_layer(self, pages: Sequence[int], layer: int, k: memoryview, v: memoryview) -> None:
+        """Copy keys and values of one layer of some pages, as bytes.
+
+        Args:
+            k: writable memory of the keys of all of them, one page after the other.
+            v: that of their values.
 
         Raises:
-            Exception: the page cannot be read, or is not what was stored; the message is for the user.
+            Exception: a page cannot be read, or is not what was stored; the message is for the user.
         """
         ...
 
@@ -187,9 +191,8 @@ class DiskLoader(Generic[Fence]):
     def __init__(self, stored: StoredPages, ring: PagedKV, block_pages: int, report: Report) -> None:
         pages = DevicePages([ring])
         self._stored = stored
-        self._views = [pages.views(page) for page in range(pages.num_pages)]
-        self._block_pages = block_pages
-        self._page_bytes = pages.page_bytes
+        self._buffers = [pages.views(first, block_pages) for first in range(0, pages.num_pages, block_pages)]
+        self._part_bytes = pages.part_bytes
         self._report = report
         self._report_every = max(1, pages.num_pages // block_pages // 2)
         self._reader = Background("sluice-read-ahead")
@@ -256,11 +259,12 @@ class DiskLoader(Generic[Fence]):
 
     def _read(self, read: _Read) -> None:
         began, load = time.perf_counter(), read.load
-        for place, page in enumerate(load.pages, start=read.buffer * self._block_pages):
-            if self._closed.is_set():
-                return  # the read before this one hung, and its file may be closed and its number used again
-            self._stored.read_layer(page, load.layer, *self._views[place])
-        self.totals.bytes += len(load.pages) * self._page_bytes
+        if self._closed.is_set():
+            return  # the read before this one hung, and its file may be closed and its number used again
+        size = len(load.pages) * self._part_bytes
+        k, v = self._buffers[read.buffer]
+        self._stored.read_layer(load.pages, load.layer, k[:size], v[:size])
+        self.totals.bytes += 2 * size
         self.totals.seconds += time.perf_counter() - began
         read.is_done = True
 

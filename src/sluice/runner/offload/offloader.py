@@ -6,6 +6,7 @@ which happens when its request has ended or was preempted.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -117,7 +118,7 @@ class Offloader:
         self.ring_kv = new_kv(replace(state.shape.layer, num_pages=shape.num_pages))
         self._loader = new_loader(self.ring_kv, shape.block_pages)
         self._reader = RingReader(DeviceRing(shape.num_blocks), self._loader)
-        self._stored: dict[int, list[int]] = {}
+        self._stored: dict[int, array[int]] = {}
         """Slot -> pages of its request on the tier."""
         self._thread = Background("sluice-offloaded-chunk")
         self._half_done: _HalfDone | None = None
@@ -159,7 +160,7 @@ class Offloader:
             OffloadFailed: the work failed now or before.
         """
         chunk = part.chunk
-        stored = self._stored.setdefault(chunk.slot, [])
+        stored = self._stored.setdefault(chunk.slot, array("i"))
         stored.extend(part.stored_pages)
         if chunk.slot in self._failed:
             raise OffloadFailed("the work on this chunk failed before")
@@ -167,7 +168,7 @@ class Offloader:
             half_done = self._half_done
             goes_on = half_done is not None and half_done.chunk == chunk and half_done.granted == part.first
             if half_done is None or not goes_on or part.stop == 0:
-                half_done = self._begin(step, part, tuple(stored[: part.base // self._state.shape.page_size]))
+                half_done = self._begin(step, part, stored[: part.base // self._state.shape.page_size])
             hidden = self._go_on(half_done, part)
         except Exception as error:
             self._failed.add(chunk.slot)
@@ -191,7 +192,7 @@ class Offloader:
             self._thread.close(UNWINDING)
             self._loader.close()
 
-    def _begin(self, step: int, part: ChunkSlice, stored: tuple[int, ...]) -> _HalfDone:
+    def _begin(self, step: int, part: ChunkSlice, stored: Sequence[int]) -> _HalfDone:
         """Drop what is half done, and begin a chunk.
 
         Args:
