@@ -18,7 +18,8 @@ from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import Phase, WatchedRunner
 from sluice.engine.messages import Message, Stats
 from sluice.engine.protocols import Pending, Runner
-from sluice.process.client import EngineClient, Inbox, OutputOrderError
+from sluice.process.client import EngineClient, Inbox
+from sluice.process.delivery import OutputOrderError
 from sluice.process.heartbeat import SIZE, Counts, SharedHeartbeat
 from sluice.process.liveness import LivenessWatch
 from sluice.process.wire import Frame, Incoming, Outgoing, Outputs, WireError, decode, encode

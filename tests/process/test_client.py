@@ -11,7 +11,8 @@ from recovery_world import arrived, in_a_loop
 from serving import run
 from sluice.engine.clock import VirtualClock
 from sluice.engine.messages import Abort, Message, Submit
-from sluice.process.client import MAX_TOGETHER, UNNUMBERED, EngineClient, EngineGone, OutputOrderError
+from sluice.process.client import MAX_TOGETHER, UNNUMBERED, EngineClient, EngineGone
+from sluice.process.delivery import OutputOrderError
 from sluice.process.wire import Outputs
 from sluice.testing import resolved
 from sluice.types import CachedTokens, FinishReason, Output, TokenLogprobs

@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from array import array
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from sluice.engine.clock import WallClock
 from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Stats, WatchSteps
 from sluice.engine.step_watch import StepsSeen
+from sluice.process.delivery import Delivery
 from sluice.process.engine_state import RecoveryStats
 from sluice.process.observer import Observer, OpenRequest
 from sluice.process.quarantine import Quarantine
 from sluice.process.start_rate import StartRate
 from sluice.process.wire import Outputs
-from sluice.types import CachedTokens, FinishReason, Output, Submit
+from sluice.types import FinishReason, Output, Submit
 
 Send = Callable[[Message], None]
 UNNUMBERED = 0
@@ -38,50 +39,11 @@ class EngineGone(RuntimeError):
     """The engine cannot serve: its process ended, or the server is shutting down."""
 
 
-class OutputOrderError(RuntimeError):
-    """An output repeats tokens that were delivered, or skips some: a message was lost."""
+class _OpenRequest(NamedTuple):
+    """A request that has neither ended nor been aborted."""
 
-
-@dataclass(slots=True, eq=False)
-class _OpenRequest:
-    """A request that has neither ended nor been aborted, and what was delivered of it."""
-
-    request: Submit
     inbox: Inbox
-    has_output: bool = False
-    output_ids: array[int] = field(default_factory=lambda: array("i"))
-    prompt_logprobs_sent: int = 0
-    """Log-probabilities of its prompt that were delivered."""
-    cached: CachedTokens | None = None
-    """As the first engine reported them: the cache of a later engine does not change the client's usage."""
-    times_sent: int = 0
-
-    def submit(self) -> Submit:
-        """Return the message with which an engine starts the request, or continues it."""
-        return replace(
-            self.request,
-            output_ids=tuple(self.output_ids),
-            prompt_logprobs_sent=self.prompt_logprobs_sent,
-            is_resumed=self.times_sent > 0,
-        )
-
-    def add(self, output: Output) -> Output:
-        """Keep an output, and return it with the cached tokens that were reported first.
-
-        Raises:
-            OutputOrderError: tokens before it are missing, or it repeats some.
-        """
-        if output.start != len(self.output_ids):
-            raise OutputOrderError(
-                f"request {output.request_id}: an output starts at token {output.start}, but"
-                f" {len(self.output_ids)} tokens were delivered"
-            )
-        self.output_ids.extend(output.token_ids)
-        self.prompt_logprobs_sent += len(output.prompt_logprobs)
-        if self.cached is None:
-            self.cached = output.cached
-        total, host, disk = self.cached
-        return output._replace(num_cached_tokens=total, num_host_tokens=host, num_disk_tokens=disk)
+    delivery: Delivery
 
 
 class EngineClient:
@@ -139,7 +101,7 @@ class EngineClient:
         """Return the requests that have neither ended nor been aborted."""
         return [
             OpenRequest(request_id, each.request.arrived, len(each.request.prompt), len(each.output_ids))
-            for request_id, each in self._open.items()
+            for request_id, (_, each) in self._open.items()
         ]
 
     def watch_steps(self, is_on: bool) -> None:
@@ -191,10 +153,24 @@ class EngineClient:
         self._fail_queries(NO_ENGINE)
         culprit = self._quarantine.engine_died(in_flight)
         if culprit is not None:
-            self.recovery.ended_requests += 1
-            error = f"the engine died while it worked on this request alone: it {how}"
-            start = len(self._open[culprit].output_ids)
-            self.dispatch([Output(culprit, start, (), 0, FinishReason.ERROR, error)])
+            self.give_up(culprit, f"the engine died while it worked on this request alone: it {how}")
+
+    def give_up(self, request_id: int, error: str) -> None:
+        """End a request that cannot be continued, if it is open."""
+        entry = self._open.get(request_id)
+        if entry is None:
+            return
+        self.recovery.ended_requests += 1
+        self.dispatch([Output(request_id, len(entry.delivery.output_ids), (), 0, FinishReason.ERROR, error)])
+
+    def resend(self, request_id: int) -> None:
+        """Send a request again, with what was delivered of it, if it is open: what had worked on it is gone."""
+        entry = self._open.get(request_id)
+        if entry is None or self._send is None:
+            return
+        if self._died_at is None:
+            self._died_at = self.now()
+        self._send_request(entry.delivery, self._send)
 
     def submit(self, requests: Sequence[Submit], inbox: Inbox | None = None) -> Inbox:
         """Number and send requests, and return the inbox for their outputs. The caller must `close` it.
@@ -213,7 +189,7 @@ class EngineClient:
             request_id = next(self._ids)
             inbox.request_ids.append(request_id)
             numbered = replace(request, request_id=request_id)
-            self._open[request_id] = _OpenRequest(numbered, inbox)
+            self._open[request_id] = _OpenRequest(inbox, Delivery.of(numbered))
             self._set_idle()
             self._quarantine.add(request_id)
             self._start_rate.arrived()
@@ -282,13 +258,14 @@ class EngineClient:
             entry = self._open.get(output.request_id)
             if entry is None:
                 continue
-            entry.inbox.put(entry.add(output))
-            if not entry.has_output:
-                entry.has_output = True
+            inbox, delivery = entry
+            inbox.put(delivery.add(output))
+            if not delivery.has_output:
+                delivery.has_output = True
                 has_failed = output.finish_reason is not None and output.finish_reason.is_failure
                 (self._start_rate.left if has_failed else self._start_rate.started)()
             if output.token_ids or output.embedding:
-                self._got_token(output.request_id, entry)
+                self._got_token(output.request_id, delivery)
             if output.finish_reason is not None:
                 self._remove(output.request_id)
         self._send_admitted()
@@ -299,7 +276,7 @@ class EngineClient:
         if entry is None:
             return
         self._observer.ended(request_id, reason)
-        if not entry.has_output:
+        if not entry.delivery.has_output:
             self._start_rate.left()
         self._remove(request_id)
         if self._send is not None:
@@ -322,17 +299,20 @@ class EngineClient:
         if self._send is None:
             return
         for request_id in self._quarantine.admit():
-            entry = self._open[request_id]
-            if entry.times_sent:
-                self.recovery.replayed_requests += 1
-                self.recovery.replayed_tokens += len(entry.output_ids)
-            message = entry.submit()
-            entry.times_sent += 1
-            self._send(message)
+            self._send_request(self._open[request_id].delivery, self._send)
 
-    def _got_token(self, request_id: int, entry: _OpenRequest) -> None:
+    def _send_request(self, delivery: Delivery, send: Send) -> None:
+        """Send a request, for the first time or again."""
+        if delivery.times_sent:
+            self.recovery.replayed_requests += 1
+            self.recovery.replayed_tokens += len(delivery.output_ids)
+        message = delivery.submit()
+        delivery.times_sent += 1
+        send(message)
+
+    def _got_token(self, request_id: int, delivery: Delivery) -> None:
         self._quarantine.got_token(request_id)
-        if self._died_at is not None and entry.times_sent > 1:
+        if self._died_at is not None and delivery.times_sent > 1:
             self.recovery.resumed(self.now() - self._died_at)
             self._died_at = None
 

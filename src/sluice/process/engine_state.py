@@ -89,8 +89,8 @@ class EngineState:
     """Seconds without a tick, as of that reading."""
     stats: RecoveryStats = field(default_factory=RecoveryStats)
 
-    def serving(self, pid: int, disabled_tiers: Mapping[Tier, str]) -> None:
-        """Record that a process takes requests."""
+    def serving(self, pid: int | None, disabled_tiers: Mapping[Tier, str]) -> None:
+        """Record that a process takes requests; `pid` is None where it is one of several replicas."""
         self.pid, self.is_serving, self.is_refusing, self.is_asleep, self.loading = pid, True, False, False, None
         self.disabled_tiers = disabled_tiers
 

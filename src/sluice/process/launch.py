@@ -14,7 +14,7 @@ from sluice.config import ServerConfig
 from sluice.engine.messages import Message, Shutdown, Stats
 from sluice.engine.step_watch import StepsSeen
 from sluice.process.activity import Activity, activity_of
-from sluice.process.client import OutputOrderError
+from sluice.process.delivery import OutputOrderError
 from sluice.process.heartbeat import Reading
 from sluice.process.liveness import LivenessWatch, LoadingWatch
 from sluice.process.socket_folder import SocketFolder
