@@ -20,15 +20,13 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from sluice.assembly.explain import explain
 from sluice.assembly.ranks import refuse_ranks
-from sluice.chat.choosing import NO_PARSER, Chosen
 from sluice.config import ConfigError, EngineConfig, ServerConfig
 from sluice.engine.clock import WallClock
 from sluice.http.announcement import announcement, own_command
 from sluice.http.app import create_app
 from sluice.http.auth import read_admin_keys, read_keys
-from sluice.http.backend import Backend, Service
+from sluice.http.backend import Backend
 from sluice.http.body import BodyLimits
 from sluice.http.calls import Listener, RequestLog
 from sluice.http.chat_template_file import read_chat_template
@@ -38,11 +36,11 @@ from sluice.http.http_server import HttpServer
 from sluice.http.isolation import read_isolation
 from sluice.http.loop_watchdog import LoopWatchdog
 from sluice.http.metrics import Metrics
-from sluice.http.options import model_names
 from sluice.http.origins import allowed_origins
 from sluice.http.otel import open_traces
-from sluice.http.parsers import check_parsers, choose_replies
+from sluice.http.parsers import check_parsers
 from sluice.http.responses.store import ResponseStore
+from sluice.http.served_model import ServedModel
 from sluice.http.tls import read_certificate
 from sluice.http.trace_feed import TraceFeed
 from sluice.http.unknown_fields import IgnoredFieldsLog
@@ -56,8 +54,7 @@ from sluice.process.rank_node import run_node
 from sluice.process.sleep import Sleep
 from sluice.process.supervisor import Supervisor
 from sluice.process.wire import FACTORY, Ready, Start
-from sluice.text.tokenizer import Tokenizer, TokenizerError
-from sluice.types import seed_source
+from sluice.text.tokenizer import TokenizerError
 
 LOGGER = logging.getLogger("sluice.server")
 SWITCH_SECONDS = 0.001
@@ -281,64 +278,25 @@ async def live(
         EngineStartError, TokenizerError: the checkpoint cannot be served.
     """
     ready = await supervisor.start()
-    tokenizer = await _open_tokenizer(server, ready, chat_template)
-    with contextlib.closing(tokenizer):
-        names = model_names(server, ready.model)
-        name = metrics.model = names[0]
-        eos_token_ids = tokenizer.eos_token_ids.union(ready.eos_token_ids)
+    folder = Path(ready.tokenizer_folder)
+    model = await ServedModel.open(server, ready, folder, chat_template, given)
+    with contextlib.closing(model):
+        name = metrics.model = model.names[0]
         freeze_gc()
-        new_seed = seed_source(ready.config.model.seed)
-        chosen = choose_replies(server, tokenizer.chat_template_source)
 
         def serve_with(engine: Ready) -> None:
             metrics.classes = engine.limits.classes
-            # What is derived for the first engine is set for later ones.
-            reasons = {**ready.reasons, **engine.reasons, **chosen.reasons}
-            settings = explain(with_choices(server, names, chosen), engine.config, reasons, given)
-            backend.open(
-                Service(
-                    names,
-                    tokenizer,
-                    engine.limits,
-                    eos_token_ids,
-                    client,
-                    settings,
-                    engine.memory,
-                    engine.sampling_defaults,
-                    new_seed,
-                    chosen.format,
-                    engine.architecture,
-                )
-            )
+            backend.open(model.service(engine, client))
 
         serve_with(ready)
         command = own_command(sys.argv[0], sys.executable)
-        chat = tokenizer.has_chat_template
-        print(announcement(url, name, ready, chosen, chat=chat, command=command, page=server.page), flush=True)
+        chat = model.tokenizer.has_chat_template
+        print(announcement(url, name, ready, model.chosen, chat=chat, command=command, page=server.page), flush=True)
         with LoopWatchdog(metrics.pauses.add):
             how = await supervisor.run(serve_with)
         backend.close(how)
     print(f"sluice: error: {one_line(how)}", file=sys.stderr)
     return how
-
-
-async def _open_tokenizer(server: ServerConfig, ready: Ready, chat_template: str | None) -> Tokenizer:
-    return await asyncio.to_thread(
-        Tokenizer.from_folder,
-        Path(ready.tokenizer_folder),
-        allow_special_tokens=server.allow_special_tokens,
-        chat_template=chat_template,
-    )
-
-
-def with_choices(server: ServerConfig, names: Sequence[str], chosen: Chosen) -> ServerConfig:
-    """Return the options with what the loaded model decides."""
-    return replace(
-        server,
-        served_model_name=",".join(names),
-        tool_call_parser=chosen.tool_name or NO_PARSER,
-        reasoning_parser=chosen.reasoning_name or NO_PARSER,
-    )
 
 
 def listen(host: str, port: int) -> socket.socket:
