@@ -53,13 +53,14 @@ ARROWS = {
         "sim": "types config kv scheduler engine tracing bench assembly routing catalog",
         "http": "version types config faults limits footprint engine assembly text constraints chat process vectors"
         " catalog",
+        "fleet": "types config engine assembly models text process routing http",
         "outputs": "types",
         "library": "types config limits engine text constraints outputs vectors",
         "llm": "types engine assembly text outputs library",
         "quantize": "types config models text llm",
         "async_llm": "types config process text outputs vectors library",
         "terminal": "types config llm outputs",
-        "cli": "version types config tiers tracing assembly bench catalog sim http llm quantize terminal",
+        "cli": "version types config tiers tracing assembly bench catalog sim http fleet llm quantize terminal",
         "__init__": "types config llm async_llm",
         "__main__": "cli",
     }.items()

@@ -39,6 +39,28 @@ def test_a_request_is_sent_again_with_all_that_was_delivered() -> None:
     in_a_loop(test)
 
 
+def test_a_request_that_another_replica_has_begun_goes_on() -> None:
+    def test() -> None:
+        sent: list[Message] = []
+        client = EngineClient(sent.append)
+        begun = replace(REQUEST, output_ids=(7, 8), prompt_logprobs_sent=2, is_resumed=True)
+        inbox = client.submit([begun])
+        assert sent == [replace(begun, request_id=1)]
+        client.dispatch([Output(1, 2, (9,), 0)])
+        client.resend(1)
+        assert sent[1:] == [replace(begun, request_id=1, output_ids=(7, 8, 9))]
+        assert (client.recovery.replayed_requests, client.recovery.replayed_tokens) == (1, 3)
+        client.dispatch([Output(1, 3, (10,), 0)])
+        assert [output.start for output in arrived(inbox)] == [2, 3]
+        client.give_up(1, "no replica")
+        assert [output.error for output in arrived(inbox)] == ["no replica"]
+        client.resend(1)
+        client.give_up(1, "again")
+        assert len(sent) == 2
+
+    in_a_loop(test)
+
+
 def test_cached_tokens_do_not_change() -> None:
     """Another engine has another cache, but `usage` must not change in the middle of a stream."""
 

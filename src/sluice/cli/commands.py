@@ -31,6 +31,14 @@ def serve(given: dict[str, Any]) -> int:
     return run(server, engine, given=names)
 
 
+def fleet(given: dict[str, Any]) -> int:
+    """`sluice fleet`."""
+    _warn_of_namesakes()
+    from sluice.fleet.command import run_fleet
+
+    return _run("fleet", run_fleet, given)
+
+
 def explain(given: dict[str, Any]) -> int:
     """`sluice explain`."""
     from sluice.assembly.devices import resolve_here

@@ -1,4 +1,4 @@
-"""The command line: `sluice serve`, `chat`, `generate`, `explain`, `quantize`, `bench`, `simulate`, `tune`, and others.
+"""The command line: `sluice serve`, `fleet`, `chat`, `generate`, `explain`, `bench`, `simulate`, `tune`, and others.
 
 The flags are the options of `config`, so that flags, `LLM(...)` and documentation cannot disagree. A command's
 imports are made when it runs: `--help` loads neither torch nor the server. Every error is one line on standard
@@ -29,6 +29,7 @@ from sluice.cli.parsing import (
 )
 from sluice.config import ENGINE_GROUPS
 from sluice.config.arguments import add_foreign_flags, add_options
+from sluice.fleet.arguments import add_fleet_arguments
 from sluice.quantize.command import add_quantize_arguments
 from sluice.sim.command import add_simulate_arguments
 from sluice.sim.tune_command import add_tune_arguments
@@ -62,6 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_serve(commands)
+    _add_fleet(commands)
     _add_chat(commands)
     _add_generate(commands)
     _add_models(commands)
@@ -83,6 +85,11 @@ def _add_serve(commands: Any) -> None:
     for group in ("server", *ENGINE_GROUPS):
         add_options(parser, group)
     add_foreign_flags(parser)
+
+
+def _add_fleet(commands: Any) -> None:
+    help = "serve a model with several replicas, on a cluster of Ray"
+    add_fleet_arguments(add_command(commands, "fleet", help, run.fleet))
 
 
 def _add_chat(commands: Any) -> None:

@@ -16,22 +16,39 @@ SUFFIXES: Mapping[str, int] = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10,
 
 
 def add_options(
-    parser: argparse.ArgumentParser, group: str, own: Collection[str] = (), default: str | None = None
+    parser: argparse.ArgumentParser,
+    group: str,
+    own: Collection[str] = (),
+    default: str | None = None,
+    hidden: Collection[str] = (),
 ) -> None:
     """Add the flags of one group of `config`, but those that the command has itself. Aliases are not listed.
 
     Args:
         default: what holds for options that are left out, in words; None: the default of each.
+        hidden: options that are not listed.
     """
-    shown = parser.add_argument_group(group)
-    types = {item.name: str(item.type) for item in fields(GROUPS[group])}
-    defaults = {item.name: item.default for item in fields(GROUPS[group])}
-    for name, option in options_of(GROUPS[group]):
-        if name == "model" or name in own:
+    add_fields(parser.add_argument_group(group), GROUPS[group], {"model", *own}, default, hidden)
+
+
+def add_fields(
+    shown: argparse._ArgumentGroup,
+    group: type,
+    own: Collection[str] = (),
+    default: str | None = None,
+    hidden: Collection[str] = (),
+) -> None:
+    """Add the flags of one group of options, as `add_options`."""
+    types = {item.name: str(item.type) for item in fields(group)}
+    defaults = {item.name: item.default for item in fields(group)}
+    for name, option in options_of(group):
+        if name in own:
             continue
         settings = _settings(option, types[name], defaults[name])
         if default is not None:
             settings["help"] = f"{option.help} (default: {default})"
+        if name in hidden:
+            settings["help"] = argparse.SUPPRESS
         shorts = (option.short,) if option.short else ()
         shown.add_argument(flag(name), *shorts, dest=name, **settings)
         for alias in option.aliases:

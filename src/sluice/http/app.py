@@ -41,7 +41,7 @@ from sluice.http.hosts import HostChecked
 from sluice.http.info import add_description, add_health, add_info
 from sluice.http.isolation import CacheIsolation
 from sluice.http.metrics import Metrics
-from sluice.http.metrics_page import add_metrics
+from sluice.http.metrics_page import Page, add_metrics
 from sluice.http.ollama_routes import add_ollama
 from sluice.http.openai import CHAT_BODY, COMPLETION_BODY, parse_chat, parse_completion
 from sluice.http.origins import Origins
@@ -95,6 +95,7 @@ def create_app(
     sleep: Sleep | None = None,
     responses: ResponseStore | None = None,
     feed: TraceFeed | None = None,
+    more_metrics: Callable[[Page], None] = lambda page: None,
 ) -> Starlette:
     """Return the HTTP application over a backend that may open and close at any time.
 
@@ -112,11 +113,21 @@ def create_app(
         sleep: of the engine. None: there are no routes for it.
         responses: those that are stored. None: none is.
         feed: of `/v1/trace`, beside the page at `/`, which needs no key. None: there is neither.
+        more_metrics: adds to /metrics what only some servers have.
     """
     metrics = Metrics() if metrics is None else metrics
     bodies = BodyReader(body_limits or BodyLimits(), strict_fields=strict_fields)
     responses = ResponseStore(0, 0) if responses is None else responses
-    routes = make_routes(backend, bodies, isolation or CacheIsolation(), metrics, clock, responses, feed=feed)
+    routes = make_routes(
+        backend,
+        bodies,
+        isolation or CacheIsolation(),
+        metrics,
+        clock,
+        responses,
+        feed=feed,
+        more_metrics=more_metrics,
+    )
     if sleep is not None:
         add_sleep(routes, backend, sleep)
     app = Starlette(routes=routes.starlette_routes(), exception_handlers=ERROR_HANDLERS)
@@ -143,13 +154,14 @@ def make_routes(
     responses: ResponseStore,
     *,
     feed: TraceFeed | None = None,
+    more_metrics: Callable[[Page], None] = lambda page: None,
 ) -> Routes:
     """Return all routes. The arguments are those of `create_app`."""
     routes, threads = Routes(), TokenizerThreads()
     _add_generation(routes, backend, bodies, threads, isolation, clock, responses)
     _add_tokenizing(routes, backend, bodies, threads)
     add_info(routes, backend, int(clock()))
-    add_metrics(routes, backend, metrics)
+    add_metrics(routes, backend, metrics, more=more_metrics)
     add_health(routes, backend)
     add_description(routes)
     add_docs_page(routes)

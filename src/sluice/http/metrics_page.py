@@ -6,7 +6,7 @@ Names are vLLM's where vLLM has the metric, else they begin with `sluice:`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -225,10 +225,18 @@ class Page(Collector):
         return generate_latest(registry)
 
 
-def add_metrics(routes: Routes, backend: Backend, metrics: Metrics, *, wait_seconds: float = WAIT_SECONDS) -> None:
+def add_metrics(
+    routes: Routes,
+    backend: Backend,
+    metrics: Metrics,
+    *,
+    wait_seconds: float = WAIT_SECONDS,
+    more: Callable[[Page], None] = lambda page: None,
+) -> None:
     """Add the route.
 
     Args:
+        more: adds metrics beside those of every server.
         wait_seconds: after which the engine's numbers are those of its last answer.
     """
 
@@ -250,6 +258,7 @@ def add_metrics(routes: Routes, backend: Backend, metrics: Metrics, *, wait_seco
             page.add_engine(stats)
             (page_size,) = (setting.value for setting in service.settings if setting.name == "page_size")
             page.add_cache_config(page_size, stats.occupancy.total_pages)
+        more(page)
         return Response(page.render(), media_type=CONTENT_TYPE)
 
 

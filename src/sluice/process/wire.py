@@ -76,6 +76,8 @@ class Ready:
     """The name in the checkpoint's `config.json`."""
     disabled_tiers: Mapping[Tier, str] = field(default_factory=dict)
     """Tiers that an engine before had, and that could not be opened again -> why."""
+    fingerprint: str = ""
+    """Of its weights, if it is a replica of a fleet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,67 @@
+"""What proxy, ingress and handle take of each request and of each token, against a single server."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+from benchmarks.fleets.process import fleet, free_port, wait_for_line
+from benchmarks.fleets.streams import bodies, play
+
+ENGINE = ("--threads", "1", "--max-total-tokens", "16384")
+ROUNDS = 3
+
+
+@contextmanager
+def single_server() -> Iterator[str]:
+    """Run `sluice serve`, and yield its URL."""
+    port = free_port()
+    command = [sys.executable, "-m", "sluice", "serve", "--port", str(port), "--no-page", *ENGINE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        wait_for_line(process, "curl")
+        yield f"http://127.0.0.1:{port}"
+        process.terminate()
+
+
+def measure(requests: int, tokens: int, streams: int) -> dict[str, Any]:
+    """Return the medians of both, measured in turn, while both run."""
+    found: dict[str, list[dict[str, float]]] = {"server": [], "fleet": []}
+    with single_server() as server, fleet("--replicas", "1", *ENGINE) as world:
+        urls = {"server": server, "fleet": world.url}
+        for url in urls.values():
+            asyncio.run(play(url, bodies(4, 20)))  # warm
+        for _ in range(ROUNDS):
+            for name, url in urls.items():
+                found[name].append(asyncio.run(one_round(url, requests, tokens, streams)))
+    medians = {
+        name: {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
+        for name, rounds in found.items()
+    }
+    added = {key: medians["fleet"][key] - medians["server"][key] for key in medians["server"]}
+    return {"rounds": found, "median": medians, "added": added}
+
+
+async def one_round(url: str, requests: int, tokens: int, streams: int) -> dict[str, float]:
+    """Measure requests of one token, one after the other; one stream; and several streams at once."""
+    times = []
+    body = bodies(1, 1)[0]
+    for _ in range(requests):
+        began = asyncio.get_running_loop().time()
+        await play(url, [body])
+        times.append(asyncio.get_running_loop().time() - began)
+    (alone,) = await play(url, [bodies(1, tokens)[0]])
+    began = asyncio.get_running_loop().time()
+    await play(url, bodies(streams, tokens))
+    seconds = asyncio.get_running_loop().time() - began
+    return {
+        "request_ms": statistics.median(times) * 1e3,
+        "itl_ms": statistics.median(after - before for before, after in pairwise(alone.moments)) * 1e3,
+        "stream_tokens_per_s": (len(alone.moments) - 1) / (alone.moments[-1] - alone.moments[0]),
+        "streams_tokens_per_s": streams * tokens / seconds,
+    }

@@ -1,0 +1,121 @@
+"""FleetProcess: `sluice fleet` as a child process on a cluster of its own, and the pids of its replicas. Linux only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+REPLICA = "ray::ServeReplica:sluice:replica"
+START_SECONDS, STOP_SECONDS = 180.0, 60.0
+
+
+class FleetProcess:
+    """A fleet that serves.
+
+    Args:
+        process: the command, in a session of its own.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        self.process = process
+        self.url = url
+
+    def replicas(self) -> list[int]:
+        """Return the processes of the replicas that have begun, oldest first."""
+        return sorted(pid for pid in descendants(self.process.pid) if command_of(pid).startswith(REPLICA))
+
+    def kill_replica(self, place: int = 0) -> int:
+        """Kill a replica and its engine, as a machine that fails would. Returns its pid."""
+        pid = self.replicas()[place]
+        family = [pid, *descendants(pid)]
+        for each in family:
+            with_signal(each, signal.SIGKILL)
+        return pid
+
+    def wait_for_replicas(self, count: int, seconds: float = START_SECONDS) -> None:
+        """Wait until there are so many replicas with an engine."""
+        until = time.monotonic() + seconds
+        while sum(bool(descendants(pid)) for pid in self.replicas()) != count:
+            if time.monotonic() > until:
+                raise TimeoutError(f"there are {len(self.replicas())} replicas, and not {count}")
+            time.sleep(0.2)
+
+
+@contextmanager
+def fleet(*options: str, port: int | None = None) -> Iterator[FleetProcess]:
+    """Run `sluice fleet` with options."""
+    port = free_port() if port is None else port
+    command = [sys.executable, "-m", "sluice", "fleet", "--port", str(port), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            wait_for_line(process, "curl")
+            yield FleetProcess(process, f"http://127.0.0.1:{port}")
+        finally:
+            family = descendants(process.pid)
+            with_signal(process.pid, signal.SIGTERM)
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            for pid in family:  # what a cluster that was cut off leaves behind
+                with_signal(pid, signal.SIGKILL)
+
+
+def wait_for_line(process: subprocess.Popen[str], beginning: str) -> None:
+    """Read what a command prints until a line that begins so.
+
+    Raises:
+        RuntimeError: it ended before.
+    """
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip().startswith(beginning):
+            return
+    raise RuntimeError(f"the fleet ended with status {process.wait()}")
+
+
+def run_command(options: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run `sluice fleet` to its end."""
+    command = [sys.executable, "-m", "sluice", "fleet", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return all processes below one."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = [int(each) for each in task.read_text().split()]
+        except OSError:
+            continue
+        for child in children:
+            found += [child, *descendants(child)]
+    return found
+
+
+def command_of(pid: int) -> str:
+    """Return the command line of a process, or what it calls itself; nothing if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def with_signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

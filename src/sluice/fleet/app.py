@@ -1,0 +1,90 @@
+"""The fleet as an application of Ray Serve: for `sluice fleet`, `serve run sluice.fleet:build_app` and config files."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sluice.config import ConfigError
+from sluice.fleet.arguments import given_of
+from sluice.fleet.options import RAY_PREFIX, FleetPlan
+from sluice.fleet.resources import resources_of_replica, with_threads
+
+INSTALL = "pip install 'sluice-llm[ray]'"
+FACTORY = "sluice.fleet.engine:build"
+ROUTER, AFFINITY = "sluice.fleet.ray_routers:FleetRouter", "sluice.fleet.ray_routers:AffinityRouter"
+REPLICA, INGRESS = "replica", "ingress"
+"""Names of the deployments."""
+MOST_CALLS = 1 << 16
+"""Calls that a replica or an ingress may have at once: their queues are those of the engine and of the HTTP routes."""
+DRAIN_LOOK_SECONDS = 0.5
+START_ATTEMPTS = 3
+
+
+def build_app(args: Mapping[str, Any]) -> Any:
+    """Return the application (`ray.serve.Application`).
+
+    Args:
+        args: options of `sluice fleet` by their names with underscores, as `model`, `replicas` and `max_total_tokens`.
+
+    Raises:
+        ConfigError: an option that there is not, that a fleet does not take, or a bad value.
+    """
+    ray, _ = import_ray()
+    plan = FleetPlan.of(given_of(args), FACTORY)
+    if plan.fleet.address is not None:
+        raise ConfigError("address is an option of `sluice fleet`: Ray has the cluster that this application runs on")
+    total = ray.cluster_resources() if ray.is_initialized() else {"CPU": os.cpu_count() or 1}
+    return application(placed(plan, total), has_gpus=total.get("GPU", 0) > 0)
+
+
+def import_ray() -> tuple[Any, Any]:
+    """Return the modules `ray` and `ray.serve`.
+
+    Raises:
+        ConfigError: they are not installed.
+    """
+    try:
+        return importlib.import_module("ray"), importlib.import_module("ray.serve")
+    except ImportError as error:
+        raise ConfigError(f"sluice fleet needs Ray Serve, which is not installed ({error}): {INSTALL}") from error
+
+
+def placed(plan: FleetPlan, total: Mapping[str, float]) -> FleetPlan:
+    """Return the plan with the threads of each rank, by the cores that a cluster has."""
+    return replace(plan, engine=with_threads(plan.engine, int(total.get("CPU", 1)), plan.fleet.replicas))
+
+
+def application(plan: FleetPlan, *, has_gpus: bool) -> Any:
+    """Return the application of a plan with its threads (`placed`)."""
+    from sluice.fleet.deployments import Ingress, Replica
+
+    _, serve = import_ray()
+    config = importlib.import_module("ray.serve.config")
+    takes = resources_of_replica(plan.engine, has_gpus=has_gpus)
+    is_stock = plan.fleet.router == RAY_PREFIX
+    router = config.RequestRouterConfig(
+        request_router_class=AFFINITY if is_stock else ROUTER,
+        request_router_kwargs={"do_eviction": True} if is_stock else {},
+    )
+    common = {
+        "max_ongoing_requests": MOST_CALLS,
+        "graceful_shutdown_timeout_s": plan.server.drain_timeout,
+        "graceful_shutdown_wait_loop_s": DRAIN_LOOK_SECONDS,
+        "max_constructor_retry_count": START_ATTEMPTS,
+    }
+    replica = serve.deployment(
+        Replica,
+        name=REPLICA,
+        num_replicas=plan.fleet.replicas,
+        ray_actor_options={"num_cpus": takes["CPU"], "num_gpus": takes.get("GPU", 0)},
+        request_router_config=router,
+        **common,
+    )
+    ingress = serve.deployment(serve.ingress()(Ingress), name=INGRESS, ray_actor_options={"num_cpus": 0}, **common)
+    version = uuid.uuid4().hex
+    return ingress.bind(plan, version, replica.bind(plan, version))

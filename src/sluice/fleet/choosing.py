@@ -1,0 +1,120 @@
+"""Chooser: which replica of a fleet serves a request, of those that have the model.
+
+The router of Ray asks in a thread of its own; the rest comes from the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sluice.fleet.identity import Identity
+from sluice.routing.dispatch import Dispatcher, NoReplica, RoutedRequest
+
+LOGGER = logging.getLogger("sluice.fleet")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A replica that runs."""
+
+    key: str
+    identity: Identity
+    version: str
+    """Of the application that started it: it is another one after each update."""
+
+
+class Counts(NamedTuple):
+    """What a chooser has counted."""
+
+    sent: Mapping[str, int]
+    """Requests by the key of their replica."""
+    kept_out: int
+    """Replicas that run and may not serve."""
+
+
+class Chooser:
+    """Chooses replicas by a policy, and keeps out those of another model.
+
+    Args:
+        identity: that of the replicas which may serve.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, identity: Identity) -> None:
+        self.identity = identity
+        self._dispatcher = dispatcher
+        self._lock = threading.Lock()
+        self._open: set[int] = set()
+        self._kept_out: set[str] = set()
+        self._sent: Counter[str] = Counter()
+
+    @property
+    def replicas(self) -> list[str]:
+        """Keys of the replicas that may serve, as far as they are known."""
+        with self._lock:
+            return list(self._dispatcher.loads)
+
+    def counts(self) -> Counts:
+        """Return what has happened so far."""
+        with self._lock:
+            return Counts(dict(self._sent), len(self._kept_out))
+
+    def admit(self, candidates: Iterable[Candidate]) -> list[str]:
+        """Take the replicas that run for all that there are, and return the keys of those that may serve."""
+        with self._lock:
+            return self._admit(candidates)
+
+    def choose(self, request_id: int, request: RoutedRequest, candidates: Iterable[Candidate]) -> str | None:
+        """Return the key of the replica that a request goes to; None: none of them may serve it.
+
+        A second call for the same request takes the place of the first one.
+        """
+        with self._lock:
+            self._admit(candidates)
+            self._close(request_id)
+            try:
+                key = self._dispatcher.route(request_id, request)
+            except NoReplica:
+                return None
+            self._open.add(request_id)
+            self._sent[key] += 1
+            return key
+
+    def first_token(self, request_id: int) -> None:
+        """Note that a request has a token."""
+        with self._lock:
+            if request_id in self._open:
+                self._dispatcher.first_token(request_id)
+
+    def ended(self, request_id: int) -> None:
+        """Note that a request is over at its replica. Further calls have no effect."""
+        with self._lock:
+            self._close(request_id)
+
+    def _close(self, request_id: int) -> None:
+        if request_id in self._open:
+            self._open.remove(request_id)
+            self._dispatcher.ended(request_id)
+
+    def _admit(self, candidates: Iterable[Candidate]) -> list[str]:
+        admitted: list[str] = []
+        foreign: set[str] = set()
+        for each in candidates:
+            reason = each.identity.difference(self.identity)
+            if reason is None:
+                admitted.append(each.key)
+                continue
+            foreign.add(each.key)
+            if each.key not in self._kept_out:
+                LOGGER.warning("the replica %s is kept out: %s", each.key, reason)
+        self._kept_out = foreign
+        for key in self._dispatcher.loads.keys() - set(admitted):
+            self._dispatcher.remove_replica(key)
+        for key in admitted:
+            if key not in self._dispatcher.loads:
+                self._dispatcher.add_replica(key)
+        return admitted

@@ -1,0 +1,110 @@
+"""FleetCluster: a cluster of Ray, as `sluice fleet` uses it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from sluice.config import ConfigError, ServerConfig
+from sluice.fleet.resources import Resources
+
+APP = "sluice"
+"""Name of the application: another one of this name takes its place."""
+LOCAL = "127.0.0.1"
+OBJECT_STORE_BYTES = 128 << 20
+"""Prompts and answers pass through it only if they are large."""
+ASK_SECONDS = 60.0
+
+
+class FleetCluster:
+    """A cluster that runs a fleet.
+
+    Args:
+        address: of a cluster; None: a new one of this machine.
+
+    Raises:
+        ConfigError: there is none at the address.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        self._ray: Any = importlib.import_module("ray")
+        self._serve: Any = importlib.import_module("ray.serve")
+        self._is_own = address is None
+        try:
+            if address is None:
+                self._start()
+            else:
+                self._ray.init(address=address, log_to_driver=False, logging_level="WARNING")
+        except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
+            where = "on this machine" if address is None else f"at --address {address}"
+            raise ConfigError(f"Ray cannot be reached {where}: {error}") from error
+
+    def _start(self) -> None:
+        # Ray would send statistics of its use to its makers.
+        importlib.import_module("ray._common.usage.usage_lib").set_usage_stats_enabled_via_env_var(False)
+        self._ray.init(
+            address="local",
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            logging_level="WARNING",
+            _node_ip_address=LOCAL,  # Ray's ports run what they are told
+        )
+
+    def total(self) -> Mapping[str, float]:
+        """Return the resources of all machines."""
+        resources: Mapping[str, float] = self._ray.cluster_resources()
+        return resources
+
+    def machines(self) -> list[Resources]:
+        """Return what is free on each machine. What a fleet has that is to be updated counts as free."""
+        nodes = {each["NodeID"]: each["Resources"] for each in self._ray.nodes() if each["Alive"]}
+        if self._has_fleet():
+            return list(nodes.values())
+        state = importlib.import_module("ray._private.state")
+        free: Mapping[str, Resources] = state.available_resources_per_node()
+        return [free.get(node, {}) for node in nodes]
+
+    def deploy(self, application: Any, server: ServerConfig) -> None:
+        """Start an application, or update the one that runs, and wait until it serves.
+
+        Raises:
+            ConfigError: Ray Serve runs already, with another address.
+            RuntimeError: the application cannot be started.
+        """
+        logging = {"log_level": "WARNING", "enable_access_log": False}
+        self._serve.start(
+            proxy_location="EveryNode",
+            http_options={
+                "host": server.host,
+                "port": server.port,
+                "ssl_certfile": server.ssl_certfile,
+                "ssl_keyfile": server.ssl_keyfile,
+            },
+            logging_config=logging,
+        )
+        self._serve.run(application, name=APP, route_prefix="/", logging_config=logging)
+
+    def http_address(self) -> tuple[str, int]:
+        """Return host and port of the proxies."""
+        options = importlib.import_module("ray.serve.context")._get_global_client().http_config
+        return options.host, options.port
+
+    def introduction(self, deployment: str) -> bytes:
+        """Return the `Ready` of a replica."""
+        handle = self._serve.get_deployment_handle(deployment, APP)
+        _, ready = handle.introduce.remote(b"").result(timeout_s=ASK_SECONDS)
+        return bytes(ready)
+
+    def delete(self) -> None:
+        """End the application when what runs has ended, or after the drain timeout."""
+        self._serve.delete(APP)
+
+    def close(self) -> None:
+        """Leave the cluster; one that was started here ends."""
+        if self._is_own:
+            self._serve.shutdown()
+        self._ray.shutdown()
+
+    def _has_fleet(self) -> bool:
+        return APP in self._serve.status().applications

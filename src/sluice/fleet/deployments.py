@@ -1,0 +1,116 @@
+"""The deployments of a fleet on Ray Serve: replicas, each of which is a server without HTTP, and the ingress."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from typing import Any
+
+from starlette.applications import Starlette
+
+from sluice.fleet.front import Front
+from sluice.fleet.identity import Identity
+from sluice.fleet.options import FleetPlan
+from sluice.fleet.ray_replicas import RayReplicas
+from sluice.fleet.replica import ReplicaServer
+from sluice.process.client import EngineClient
+from sluice.process.engine_state import EngineState
+from sluice.process.launch import EngineTimeouts
+from sluice.process.logs import configure_logging
+from sluice.process.supervisor import Supervisor
+from sluice.process.wire import Ready, Start, encode
+
+
+class Replica:
+    """An engine, and what keeps one running.
+
+    Args:
+        version: of the application.
+    """
+
+    async def __init__(self, plan: FleetPlan, version: str) -> None:  # type: ignore[misc]  # Ray awaits it
+        server = plan.server
+        enter(plan.folder)
+        configure_logging(server.log_level, server.log_format)
+        self._version = version
+        self._key: str = importlib.import_module("ray.serve").get_replica_context().replica_id.unique_id
+        self._state = EngineState()
+        self._client = EngineClient(recovery=self._state.stats)
+        start = Start(
+            plan.engine,
+            plan.factory,
+            server.log_level,
+            server.log_format,
+            server.inject_fault or "",
+            start_seconds=0.9 * server.start_timeout,
+        )
+        limit = server.max_engine_restarts
+        self._supervisor = Supervisor(start, self._client, self._state, limit, EngineTimeouts.of(server))
+        self._ready = await self._supervisor.start()
+        self._identity = Identity.of(self._ready)
+        self._server = ReplicaServer(self._client, self._identity)
+        self._running = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        self._client.fail(await self._supervisor.run())
+
+    async def stream(self, call: bytes) -> AsyncGenerator[bytes, None]:
+        """Serve a request (`ReplicaServer.stream`)."""
+        async with aclosing(self._server.stream(call)) as frames:
+            async for frame in frames:
+                yield frame
+
+    async def introduce(self, target: bytes) -> tuple[str, bytes]:
+        """Return the version of this replica, and its `Ready` in the form of `wire`."""
+        return self._version, encode(self._ready)
+
+    async def stats(self, target: bytes, flush: bool) -> tuple[str, bytes | None]:
+        """Return the key of this replica, and its `Stats` in the form of `wire`, if there is an engine."""
+        return self._key, await self._server.stats(flush=flush)
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """Tell the routers what this replica is. Ray asks once, when it is ready."""
+        own = self._identity
+        return {"model": own.model, "fingerprint": own.fingerprint, "wire": own.wire, "version": self._version}
+
+    async def check_health(self) -> None:
+        """Let Ray replace this replica when no other engine is started here."""
+        if self._state.has_given_up:
+            raise RuntimeError(self._state.status)
+
+    async def __del__(self) -> None:
+        self._running.cancel()
+        await asyncio.wait({self._running})
+        await self._supervisor.close()
+
+
+class Ingress:
+    """The HTTP application.
+
+    Args:
+        replicas: handle of their deployment.
+        version: of the application.
+    """
+
+    async def __init__(self, plan: FleetPlan, version: str, replicas: Any) -> None:  # type: ignore[misc]
+        enter(plan.folder)
+        configure_logging(plan.server.log_level, plan.server.log_format)
+        found = RayReplicas(replicas)
+        ready: Ready = await found.introduction(version)
+        self._front = await Front.open(plan, ready, found)
+
+    def __serve_build_asgi_app__(self) -> Starlette:
+        """Return the application. Ray calls this after the constructor."""
+        return self._front.app
+
+    async def __del__(self) -> None:
+        await self._front.close()
+
+
+def enter(folder: str) -> None:
+    """Let paths be relative to a folder, if this machine has it."""
+    with suppress(OSError):
+        os.chdir(folder)

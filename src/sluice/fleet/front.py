@@ -1,0 +1,125 @@
+"""Front: the HTTP application of a fleet. It is that of one server, whose engine is the replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.applications import Starlette
+
+from sluice.fleet.choosing import Chooser
+from sluice.fleet.identity import Identity
+from sluice.fleet.link import EPOCH, FleetLink, Replicas
+from sluice.fleet.options import RAY_PREFIX, FleetPlan
+from sluice.fleet.replica_metrics import replica_metrics
+from sluice.http.app import create_app
+from sluice.http.auth import read_keys
+from sluice.http.backend import Backend
+from sluice.http.body import BodyLimits
+from sluice.http.calls import Listener, RequestLog
+from sluice.http.chat_template_file import read_chat_template
+from sluice.http.hosts import answered_names
+from sluice.http.isolation import read_isolation
+from sluice.http.metrics import Metrics
+from sluice.http.origins import allowed_origins
+from sluice.http.otel import open_traces
+from sluice.http.parsers import check_parsers
+from sluice.http.responses.store import ResponseStore
+from sluice.http.served_model import ServedModel
+from sluice.http.unknown_fields import IgnoredFieldsLog
+from sluice.process.client import EngineClient
+from sluice.process.engine_process import freeze_gc
+from sluice.process.engine_state import EngineState
+from sluice.process.wire import Ready
+from sluice.routing.dispatch import Dispatcher
+from sluice.routing.policies import RouterOptions, make_policy
+
+
+@dataclass(frozen=True)
+class Front:
+    """The application, and what is to be closed after it."""
+
+    app: Starlette
+    link: FleetLink
+    closing: contextlib.ExitStack
+
+    @classmethod
+    async def open(cls, plan: FleetPlan, ready: Ready, replicas: Replicas) -> Front:
+        """Make the application of a fleet.
+
+        Args:
+            ready: what the engine of a replica is like.
+
+        Raises:
+            ConfigError: the API keys or the chat template cannot be read.
+            TokenizerError: the tokenizer cannot be used.
+        """
+        server = plan.server
+        keys, isolation, template = read_keys(server), read_isolation(server, plan.engine), read_chat_template(server)
+        check_parsers(server)
+        state, metrics = EngineState(), Metrics()
+        client = EngineClient(observer=metrics, recovery=state.stats)
+        with contextlib.ExitStack() as undo:
+            listeners: list[Listener] = [RequestLog(), IgnoredFieldsLog()]
+            if server.otlp_traces_endpoint is not None:
+                listeners.append(undo.enter_context(contextlib.closing(open_traces(server.otlp_traces_endpoint))))
+            model = await ServedModel.open(server, ready, tokenizer_folder(plan, ready), template, plan.given)
+            undo.callback(model.close)
+            chooser = chooser_of(plan, ready)
+            link = FleetLink(client, replicas, chooser, server.restart_timeout)
+            metrics.model, metrics.classes = model.names[0], ready.limits.classes
+            backend = Backend(state)
+            backend.open(model.service(ready, client))
+            client.attach(link.send, EPOCH)
+            state.serving(None, ready.disabled_tiers)
+            freeze_gc()
+            app = create_app(
+                backend,
+                body_limits=BodyLimits(server.max_request_bytes),
+                strict_fields=server.strict_fields,
+                api_keys=keys,
+                hosts=answered_names(server, ip_address_of(server.host)),
+                origins=allowed_origins(server),
+                isolation=isolation,
+                metrics=metrics,
+                listeners=listeners,
+                responses=ResponseStore(server.max_stored_responses, server.max_stored_response_bytes),
+                more_metrics=replica_metrics(chooser, link.totals),
+            )
+            return cls(app, link, undo.pop_all())
+
+    async def close(self) -> None:
+        """Abort what runs, and end the processes of the application."""
+        await self.link.close()
+        self.closing.close()
+
+
+def chooser_of(plan: FleetPlan, ready: Ready) -> Chooser:
+    """Return what chooses replicas, by the policy that the options name."""
+    cache = ready.config.cache
+    assert cache.page_size is not None and cache.max_total_tokens is not None, f"not resolved: {cache}"
+    size = cache.max_total_tokens if cache.enable_prefix_caching else 0
+    # Ray's own router chooses without one.
+    name = "round-robin" if plan.fleet.router == RAY_PREFIX else plan.fleet.router
+    return Chooser(Dispatcher(make_policy(name, RouterOptions(size, cache.page_size))), Identity.of(ready))
+
+
+def tokenizer_folder(plan: FleetPlan, ready: Ready) -> Path:
+    """Return the folder of the tokenizer on this machine, which may not be that of a replica."""
+    from sluice.models.hub import BUNDLED, resolve_checkpoint
+
+    if (folder := Path(ready.tokenizer_folder)).is_dir():
+        return folder
+    model = plan.engine.model
+    cache = None if model.download_dir is None else Path(model.download_dir)
+    if model.tokenizer is not None:
+        return resolve_checkpoint(model.tokenizer, cache=cache, weights=False)
+    return resolve_checkpoint(model.model or str(BUNDLED), revision=model.revision, cache=cache, weights=False)
+
+
+def ip_address_of(host: str) -> str:
+    """Return the address that a proxy listens on."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return str(found[0][4][0])

@@ -1,0 +1,178 @@
+"""FleetLink: what the ingress's client sends to in place of an engine. It sends each request to a replica.
+
+A replica may be lost at any moment: its process or its machine ends, it is replaced, its engine cannot be started. The
+client has the prompt and all that was delivered, so the request goes on at another replica of the same model, as it
+does in another engine of one server.
+
+Everything here runs in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from contextvars import Context
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Stats
+from sluice.fleet.calls import Call
+from sluice.fleet.choosing import Chooser
+from sluice.fleet.totals import FleetTotals
+from sluice.process.client import EngineClient
+from sluice.process.delivery import OutputOrderError
+from sluice.process.log_limiter import LogLimiter
+from sluice.process.restarts import Backoff
+from sluice.process.wire import Failed, Outputs, WireError, decode
+from sluice.types import Submit
+
+LOGGER = logging.getLogger("sluice.fleet")
+EPOCH = 0
+"""Number of the link as the client's engine: it is never replaced."""
+MAX_LOSSES = 10
+"""Replicas that may be lost one after the other with a request that gets no token from any of them."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+"""Seconds before a request is sent again."""
+LOG_SECONDS = 5.0
+
+
+class ReplicaLost(Exception):
+    """A replica cannot go on with a request; the message says why."""
+
+
+class Replicas(Protocol):
+    """The way to the replicas."""
+
+    def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        """Send a request to the replica that its chooser chooses, and yield what comes back, in the form of `wire`.
+
+        To close the generator aborts the request.
+
+        Raises:
+            ReplicaLost: the replica cannot go on.
+        """
+        ...
+
+    async def stats(self, chooser: Chooser, *, flush: bool) -> Mapping[str, Stats]:
+        """Return the state of each replica that answers, by key.
+
+        Args:
+            chooser: knows which may serve.
+            flush: let them forget what is cached and not in use, first.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class _Losses:
+    """Replicas that were lost with a request since its last token."""
+
+    since: float
+    count: int = 0
+    pauses: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE))
+
+
+class FleetLink:
+    """Sends requests to replicas, and what comes back to the client.
+
+    Args:
+        patience: seconds for which a request without a new token is sent again and again before it fails.
+        sleep: waits, in seconds.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        replicas: Replicas,
+        chooser: Chooser,
+        patience: float,
+        sleep: Callable[[float], Coroutine[None, None, None]] = asyncio.sleep,
+    ) -> None:
+        self._client = client
+        self._replicas = replicas
+        self._chooser = chooser
+        self._patience = patience
+        self._sleep = sleep
+        self._serving: dict[int, asyncio.Task[None]] = {}
+        self._losses: dict[int, _Losses] = {}
+        self._asking: set[asyncio.Task[None]] = set()
+        self._lost = LogLimiter(LOG_SECONDS)
+        self.totals = FleetTotals()
+
+    def send(self, message: Message) -> None:
+        """Send a message of the client."""
+        match message:
+            case Submit():
+                # Ray numbers and cancels calls by the context, which would be that of the HTTP call.
+                task = asyncio.get_running_loop().create_task(self._serve(message), context=Context())
+                self._serving[message.request_id] = task
+            case Abort(request_id):
+                self._losses.pop(request_id, None)
+                if request_id in self._serving:
+                    self._serving.pop(request_id).cancel()
+            case QueryStats() | FlushCache():
+                asking = asyncio.get_running_loop().create_task(self._ask(message), context=Context())
+                self._asking.add(asking)
+                asking.add_done_callback(self._asking.discard)
+            case other:
+                raise ValueError(f"a fleet takes no {other!r}")
+
+    async def close(self) -> None:
+        """Abort all requests."""
+        tasks = {*self._serving.values(), *self._asking}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _serve(self, request: Submit) -> None:
+        """Let a replica work on a request until it ends, or until that replica is lost."""
+        request_id = request.request_id
+        call = Call(request, self._chooser, self._client.now)
+        try:
+            await self._stream(call)
+        except (ReplicaLost, OutputOrderError, WireError) as error:
+            await self._again(request_id, str(error))
+        finally:
+            self._chooser.ended(request_id)
+            if self._serving.get(request_id) is asyncio.current_task():
+                del self._serving[request_id]
+                self._losses.pop(request_id, None)
+
+    async def _stream(self, call: Call) -> None:
+        has_ended = False
+        async with aclosing(self._replicas.stream(call)) as frames:
+            async for data in frames:
+                match decode(data):
+                    case Outputs(outputs) as frame:
+                        if any(output.token_ids for output in outputs):
+                            self._chooser.first_token(call.request.request_id)
+                            self._losses.pop(call.request.request_id, None)
+                        has_ended = has_ended or any(output.finish_reason is not None for output in outputs)
+                        self._client.deliver(frame, EPOCH)
+                    case Failed(message):
+                        raise ReplicaLost(message)
+                    case other:
+                        raise WireError(f"unexpected message {other!r}")
+        if not has_ended:
+            raise ReplicaLost("its stream ended before the request did")
+
+    async def _again(self, request_id: int, how: str) -> None:
+        """Send a request to another replica, after a pause, or give it up."""
+        self._chooser.ended(request_id)
+        losses = self._losses.setdefault(request_id, _Losses(self._client.now()))
+        losses.count += 1
+        seconds = self._client.now() - losses.since
+        if losses.count > MAX_LOSSES or seconds > self._patience:
+            message = f"{losses.count} replicas were lost one after the other in {seconds:.0f} s, the last one: {how}"
+            self._client.give_up(request_id, message)
+            return
+        self._lost.warn(LOGGER, f"a replica was lost, and its requests go on at others: {how}")
+        await self._sleep(losses.pauses.next())
+        self._client.resend(request_id)
+
+    async def _ask(self, message: QueryStats | FlushCache) -> None:
+        answers = await self._replicas.stats(self._chooser, flush=isinstance(message, FlushCache))
+        self._client.deliver(self.totals.update(answers, message.query_id), EPOCH)

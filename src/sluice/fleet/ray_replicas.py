@@ -1,0 +1,92 @@
+"""RayReplicas: the way to the replicas through a handle of Ray Serve."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from sluice.engine.messages import Stats
+from sluice.fleet.calls import Call, Target
+from sluice.fleet.choosing import Chooser
+from sluice.fleet.link import ReplicaLost
+from sluice.process.wire import Ready, decode
+
+LOGGER = logging.getLogger("sluice.fleet")
+ASK_SECONDS = 5.0
+"""For a replica to tell its state."""
+INTRODUCTION_PAUSE = 0.5
+"""Seconds until a replica of the own version is looked for again."""
+
+
+class RayReplicas:
+    """Sends calls and questions to replicas.
+
+    Args:
+        handle: of their deployment (`ray.serve.handle.DeploymentHandle`).
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._streams = handle.options(method_name="stream", stream=True)
+        exceptions = importlib.import_module("ray.exceptions")
+        serve_exceptions = importlib.import_module("ray.serve.exceptions")
+        self._errors: tuple[type[Exception], ...] = (
+            exceptions.RayError,
+            serve_exceptions.RayServeException,
+            TimeoutError,
+        )
+
+    async def introduction(self, version: str) -> Ready:
+        """Wait for a replica of a version, and return what its engine is like."""
+        while True:
+            try:
+                theirs, data = await self._handle.introduce.remote(Target(version=version))
+            except self._errors as error:
+                LOGGER.warning("a replica did not say what it is: %s", one_line_of(error))
+            else:
+                if theirs == version:
+                    ready = decode(data)
+                    assert isinstance(ready, Ready), f"not ready: {ready}"
+                    return ready
+            await asyncio.sleep(INTRODUCTION_PAUSE)
+
+    async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        frames = self._streams.remote(call)
+        is_over = False
+        try:
+            async for frame in frames:
+                yield frame
+            is_over = True
+        except self._errors as error:
+            is_over = True
+            raise ReplicaLost(one_line_of(error)) from error
+        finally:
+            if not is_over:
+                frames.cancel()
+
+    async def stats(self, chooser: Chooser, *, flush: bool) -> Mapping[str, Stats]:
+        first = await self._stats(Target(chooser), flush)
+        others = [key for key in chooser.replicas if key not in first]
+        answers = await asyncio.gather(*(self._stats(Target(chooser, key), flush) for key in others))
+        for answer in answers:
+            first.update(answer)
+        return first
+
+    async def _stats(self, target: Target, flush: bool) -> dict[str, Stats]:
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                key, data = await self._handle.stats.remote(target, flush)
+        except self._errors as error:
+            LOGGER.info("a replica does not tell its state: %s", one_line_of(error))
+            return {}
+        stats = None if data is None else decode(data)
+        return {key: stats} if isinstance(stats, Stats) else {}
+
+
+def one_line_of(error: Exception) -> str:
+    """Return the last line of an error that is not empty: those of Ray are long, and end with what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"

@@ -1,0 +1,44 @@
+"""What `/metrics` of a fleet has beside the metrics of a server: each replica by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from sluice.engine.messages import Stats
+from sluice.fleet.choosing import Chooser
+from sluice.fleet.totals import FleetTotals
+from sluice.http.metrics_page import Page
+
+LABEL = "replica"
+
+
+def replica_metrics(chooser: Chooser, totals: FleetTotals) -> Callable[[Page], None]:
+    """Return what adds the metrics of the replicas to a page."""
+
+    def add(page: Page) -> None:
+        stats, counts = totals.latest, chooser.counts()
+        page.gauge("sluice:replicas", "Replicas that may serve.", len(chooser.replicas))
+        page.gauge("sluice:replicas_kept_out", "Replicas of another model or version.", counts.kept_out)
+        page.counter("sluice:replica_requests", "Requests sent to a replica.", counts.sent, LABEL)
+        page.gauge("sluice:replica_running", "Requests on its device.", _of(stats, _running), LABEL)
+        page.gauge("sluice:replica_waiting", "Requests that wait there.", _of(stats, _waiting), LABEL)
+        page.gauge("sluice:replica_kv_usage", "Share of its pages in use.", _of(stats, _usage), LABEL)
+
+    return add
+
+
+def _of(stats: Mapping[str, Stats], value: Callable[[Stats], float]) -> dict[str, float]:
+    return {key: value(each) for key, each in stats.items()}
+
+
+def _running(stats: Stats) -> float:
+    return stats.occupancy.running
+
+
+def _waiting(stats: Stats) -> float:
+    return stats.occupancy.waiting
+
+
+def _usage(stats: Stats) -> float:
+    occupancy = stats.occupancy
+    return 1 - (occupancy.free_pages + occupancy.cached_pages) / max(1, occupancy.total_pages)

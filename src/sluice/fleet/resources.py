@@ -1,0 +1,66 @@
+"""What a replica takes of a machine, and how many of them fit on those of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from sluice.assembly.ranks import layout_of
+from sluice.config import ConfigError, EngineConfig
+
+Resources = Mapping[str, float]
+"""By Ray's names."""
+
+
+def with_threads(engine: EngineConfig, cores: int, replicas: int) -> EngineConfig:
+    """Return the options with a share of the cores for each rank of each replica, unless they say how many.
+
+    Args:
+        cores: of all machines.
+    """
+    if engine.model.threads is not None:
+        return engine
+    share = max(1, cores // (replicas * layout_of(engine.parallel).size))
+    return replace(engine, model=replace(engine.model, threads=share))
+
+
+def resources_of_replica(engine: EngineConfig, *, has_gpus: bool) -> dict[str, float]:
+    """Return what a replica takes, all its ranks together.
+
+    Args:
+        engine: with the threads of each rank.
+        has_gpus: whether the cluster has any.
+    """
+    size, device = layout_of(engine.parallel).size, engine.model.device
+    if device.startswith("cuda") or (device == "auto" and has_gpus):
+        return {"CPU": float(size), "GPU": float(size)}
+    assert engine.model.threads is not None, f"not resolved: {engine.model}"
+    return {"CPU": float(size * engine.model.threads)}
+
+
+def num_fitting(each: Resources, machines: Sequence[Resources]) -> int:
+    """Return how many replicas fit on machines, of which one replica takes one."""
+    return sum(min(int(machine.get(name, 0) // count) for name, count in each.items()) for machine in machines)
+
+
+def refuse_shortage(each: Resources, replicas: int, machines: Sequence[Resources]) -> None:
+    """Check that replicas fit on the machines.
+
+    Args:
+        machines: what is free on each.
+
+    Raises:
+        ConfigError: they do not; it says what is free and what each takes.
+    """
+    if (fitting := num_fitting(each, machines)) >= replicas:
+        return
+    free = "; ".join(shown({name: machine.get(name, 0) for name in each}) for machine in machines) or "nothing"
+    raise ConfigError(
+        f"--replicas {replicas} is more than fit: each takes {shown(each)} of one machine, and free are {free}, which"
+        f" is enough for {fitting}; lower --replicas, --threads or --tp-size, or add machines"
+    )
+
+
+def shown(resources: Resources) -> str:
+    """Return the resources for a message."""
+    return " and ".join(f"{resources[name]:g} {name}" for name in ("CPU", "GPU") if name in resources)

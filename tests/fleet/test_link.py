@@ -1,0 +1,184 @@
+"""Streams over replicas that die, leave, and are of another model: told tokens never change, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from fleet_world import THEIRS, FleetWorld, Replica, outputs_of
+from serving import run
+from shadow_engine import NUM_PAGES, VOCAB
+from sluice.fleet.link import MAX_LOSSES
+from sluice.process.client import UNNUMBERED
+from sluice.testing import oracle, resolved
+from sluice.types import FinishReason, Output, Submit
+
+STREAMS, TOKENS = 24, 20
+
+
+def request(number: int, tokens: int = TOKENS) -> Submit:
+    """Return a request of its own prompt and seed."""
+    prompt = tuple(1 + (number * 7 + place) % (VOCAB - 1) for place in range(5 + number % 9))
+    return Submit(UNNUMBERED, prompt, replace(resolved(tokens), seed=number))
+
+
+def expected(asked: Submit) -> list[int]:
+    return list(oracle(asked.prompt, asked.sampling, vocab_size=VOCAB))
+
+
+def tokens_of(outputs: list[Output]) -> list[int]:
+    for before, after in pairwise(outputs):
+        assert after.start == before.start + len(before.token_ids)
+    return [token for output in outputs for token in output.token_ids]
+
+
+async def play(world: FleetWorld, on_turn: Callable[[int], None] = lambda turn: None) -> list[list[Output]]:
+    """Serve all streams, and return their outputs."""
+    inboxes = [world.client.submit([request(number)]) for number in range(STREAMS)]
+    turn = 0
+    while world.client.num_open:
+        on_turn(turn)
+        await world.turn()
+        turn += 1
+        assert turn < 5000, "the streams do not end"
+    found = [await outputs_of(inbox) for inbox in inboxes]
+    await world.link.close()
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_killed_replicas_lose_no_token(seed: int) -> None:
+    async def test() -> None:
+        world = FleetWorld(seed=seed)
+        moments = sorted(world.draw.sample(range(1, 40), 5))
+
+        def on_turn(turn: int) -> None:
+            if turn in moments:
+                world.kill(world.draw.choice(list(world.replicas)))
+                if world.draw.random() < 0.7 or not world.replicas:
+                    world.add(Replica(f"after {turn}"))
+
+        found = await play(world, on_turn)
+        assert [tokens_of(outputs) for outputs in found] == [expected(request(each)) for each in range(STREAMS)]
+        assert world.client.recovery.replayed_tokens > 0
+        assert world.client.recovery.ended_requests == 0
+
+    run(test)
+
+
+def test_a_rolling_update_loses_no_token() -> None:
+    """Replicas get no new requests, finish theirs, and leave; the ingress of the old version keeps those of the new one
+    out, whose weights are others."""
+
+    async def test() -> None:
+        world = FleetWorld()
+        leaving = [("a", 4), ("b", 8)]
+
+        def on_turn(turn: int) -> None:
+            for key, moment in leaving:
+                if turn == moment:
+                    world.add(Replica(f"new {key}", THEIRS, version="2"))
+
+        found = await play(world, on_turn)
+        assert [tokens_of(outputs) for outputs in found] == [expected(request(each)) for each in range(STREAMS)]
+        assert all(not key.startswith("new") for _, key in world.sent_to)
+
+    run(test)
+
+
+def test_a_stream_goes_on_only_where_the_weights_are_the_same() -> None:
+    async def test() -> None:
+        world = FleetWorld(["a"])
+        inbox = world.client.submit([request(3)])
+        for _ in range(5):
+            await world.turn()
+        world.add(Replica("other", THEIRS))
+        world.kill("a")
+        for _ in range(5):
+            await world.turn()
+        world.add(Replica("b"))
+        await world.settle()
+        assert tokens_of(await outputs_of(inbox)) == expected(request(3))
+        assert world.replicas["other"].client.num_open == 0
+
+    run(test)
+
+
+def test_a_request_that_loses_every_replica_fails() -> None:
+    """Its replicas die before it gets a token: it must not end all there are, and its client gets a reason."""
+
+    async def test() -> None:
+        world = FleetWorld(["0"])
+        inbox = world.client.submit([request(1)])
+        count = 0
+        while world.client.num_open:
+            for _ in range(6):
+                await asyncio.sleep(0)
+            if len(world.sent_to) > count:
+                world.kill(world.sent_to[-1][1])
+                count = len(world.sent_to)
+                world.add(Replica(str(count)))
+        (last,) = await outputs_of(inbox)
+        assert last.finish_reason is FinishReason.ERROR
+        assert last.error is not None
+        assert f"{MAX_LOSSES + 1} replicas were lost one after the other" in last.error
+        assert "was killed" in last.error
+
+    run(test)
+
+
+def test_a_request_that_its_client_leaves_is_aborted_at_the_replica() -> None:
+    async def test() -> None:
+        world = FleetWorld(["a"])
+        inbox = world.client.submit([request(1, tokens=100)])
+        for _ in range(4):
+            await world.turn()
+        assert world.replicas["a"].client.num_open == 1
+        inbox.close()
+        for _ in range(4):
+            await world.turn()
+        assert world.replicas["a"].client.num_open == 0
+        assert world.chooser.replicas == ["a"]
+
+    run(test)
+
+
+def test_deadlines_are_of_the_replicas_clock() -> None:
+    """Clocks of two machines begin at different moments."""
+
+    async def test() -> None:
+        world = FleetWorld([])
+        world.add(Replica("a", clock_offset=50.0))
+        now = world.clock.now()
+        world.client.submit([replace(request(1), start_deadline=now + 4, deadline=now + 9, arrived=int(now * 1e6))])
+        for _ in range(8):
+            await asyncio.sleep(0)
+        (delivery,) = [each.delivery for each in world.replicas["a"].client._open.values()]
+        there = delivery.request
+        assert (there.start_deadline, there.deadline, there.arrived) == (54.0, 59.0, 50_000_000)
+
+    run(test)
+
+
+def test_the_state_of_a_fleet_is_the_sum_of_its_replicas() -> None:
+    async def test() -> None:
+        world = FleetWorld(router="round-robin")
+        await play(world)
+        asking = asyncio.create_task(world.client.stats())
+        while not asking.done():
+            await world.turn()
+        stats = asking.result()
+        assert stats.occupancy.total_pages == 3 * NUM_PAGES
+        before = stats.totals.decode_tokens
+        world.kill("a")
+        asking = asyncio.create_task(world.client.stats())
+        while not asking.done():
+            await world.turn()
+        assert asking.result().totals.decode_tokens == before
+        assert asking.result().occupancy.total_pages == 2 * NUM_PAGES
+
+    run(test)

@@ -1,0 +1,57 @@
+"""The options of a fleet: of the command line, and of an application of Ray Serve."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from sluice.cli import main
+from sluice.config import ConfigError
+from sluice.fleet import build_app
+from sluice.fleet.arguments import given_of
+from sluice.fleet.options import REFUSED, FleetPlan
+
+FACTORY = "any:factory"
+
+
+def test_an_application_takes_the_options_of_the_command() -> None:
+    given = given_of({"model": "some/model", "replicas": "3", "max_total_tokens": 4096, "strict_fields": "true"})
+    plan = FleetPlan.of(given, FACTORY)
+    assert (plan.fleet.replicas, plan.engine.model.model, plan.engine.cache.max_total_tokens) == (3, "some/model", 4096)
+    assert plan.server.strict_fields
+    assert not plan.server.page
+    assert {"replicas", "model", "max_total_tokens", "strict_fields"} <= plan.given
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        ({"replicas": "x"}, "invalid int value: 'x'"),
+        ({"replicas": 0}, "--replicas must be at least 1, got 0"),
+        ({"replica": 2}, "unrecognized arguments: --replica=2"),
+        ({"router": "best"}, "--router must be one of round-robin"),
+        ({"dtype": "int4"}, "--dtype must be one of"),
+        ({"port": 0}, "--port 0 is not supported by a fleet"),
+    ],
+)
+def test_bad_options_are_refused(args: dict[str, Any], part: str) -> None:
+    with pytest.raises(ConfigError, match=part):
+        FleetPlan.of(given_of(args), FACTORY)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_options_of_one_server_are_refused_by_name(name: str) -> None:
+    values: dict[str, Any] = {"page": True, "enable_admin": True, "idle_unload": 5.0, "max_connections": 5}
+    values |= {"nnodes": 2, "node_rank": 1}
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} is not supported by a fleet"):
+        FleetPlan.of({name: values.get(name, "x")}, FACTORY)
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_without_ray_the_extra_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "--replicas", "2"]) == 2
+    assert "pip install 'sluice-llm[ray]'" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="needs Ray Serve, which is not installed"):
+        build_app({"replicas": 2})

@@ -1,0 +1,40 @@
+"""What replicas take, and what a cluster that is too small is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.config import ConfigError, EngineConfig
+from sluice.fleet.resources import num_fitting, refuse_shortage, resources_of_replica, with_threads
+
+
+def test_replicas_share_the_cores_unless_they_are_told_how_many() -> None:
+    assert with_threads(EngineConfig(), 8, 3).model.threads == 2
+    assert with_threads(EngineConfig(), 2, 3).model.threads == 1
+    assert with_threads(EngineConfig.from_options({"tp_size": 2}), 8, 2).model.threads == 2
+    assert with_threads(EngineConfig.from_options({"threads": 5}), 8, 3).model.threads == 5
+
+
+def test_a_replica_takes_what_all_its_ranks_take() -> None:
+    cpu = EngineConfig.from_options({"tp_size": 2, "threads": 3})
+    assert resources_of_replica(cpu, has_gpus=False) == {"CPU": 6}
+    assert resources_of_replica(cpu, has_gpus=True) == {"CPU": 2, "GPU": 2}
+    own = EngineConfig.from_options({"device": "cpu", "threads": 3})
+    assert resources_of_replica(own, has_gpus=True) == {"CPU": 3}
+
+
+def test_a_replica_needs_one_machine() -> None:
+    machines = [{"CPU": 3.0, "GPU": 1.0}, {"CPU": 3.0, "GPU": 1.0}, {"CPU": 16.0}]
+    assert num_fitting({"CPU": 2, "GPU": 2}, machines) == 0
+    assert num_fitting({"CPU": 1, "GPU": 1}, machines) == 2
+    assert num_fitting({"CPU": 2}, machines) == 10
+
+
+def test_a_shortage_says_what_is_free_and_what_each_takes() -> None:
+    refuse_shortage({"CPU": 2}, 2, [{"CPU": 4.0}])
+    with pytest.raises(ConfigError) as caught:
+        refuse_shortage({"CPU": 1, "GPU": 2}, 3, [{"CPU": 4.0, "GPU": 3.0}, {"CPU": 4.0}])
+    assert str(caught.value) == (
+        "--replicas 3 is more than fit: each takes 1 CPU and 2 GPU of one machine, and free are 4 CPU and 3 GPU; 4 CPU"
+        " and 0 GPU, which is enough for 1; lower --replicas, --threads or --tp-size, or add machines"
+    )

@@ -1,0 +1,160 @@
+"""A fleet without Ray: replicas with real engines over the shadow model, which die where a test wants them to.
+
+Link, client, chooser, calls, the bytes of every message, the engines' loops and schedulers (checked by their laws) are
+real. A turn is one step of every engine; no time passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import random
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+
+from shadow_engine import PAGE_SIZE, shadow_engine
+from sluice.engine.clock import VirtualClock
+from sluice.engine.messages import Stats
+from sluice.fleet.calls import Call
+from sluice.fleet.choosing import Candidate, Chooser
+from sluice.fleet.identity import Identity
+from sluice.fleet.link import EPOCH, FleetLink, ReplicaLost
+from sluice.fleet.replica import ReplicaServer
+from sluice.process.client import EngineClient, Inbox
+from sluice.process.wire import Outputs, decode
+from sluice.routing.dispatch import Dispatcher
+from sluice.routing.policies import RouterOptions, make_policy
+from sluice.testing import ManualLink
+from sluice.types import Output, Submit
+
+OURS = Identity("shadow", "weights", "form")
+THEIRS = Identity("shadow", "other weights", "form")
+PATIENCE = 300.0
+
+
+class Replica:
+    """A replica of a fleet.
+
+    Args:
+        version: of the application.
+    """
+
+    def __init__(self, key: str, identity: Identity = OURS, version: str = "1", clock_offset: float = 0.0) -> None:
+        self.key = key
+        self.candidate = Candidate(key, identity, version)
+        clock = VirtualClock(clock_offset)
+        self._link = ManualLink()
+        self.engine = shadow_engine(self._link)
+        self.client = EngineClient(self._link.put, clock=clock.now)
+        self.server = ReplicaServer(self.client, identity)
+        self.died = asyncio.Event()
+        self.received: list[Submit] = []
+
+    def turn(self) -> None:
+        """Make a step, and deliver what it brought."""
+        self.engine.step()
+        outputs, self._link.outputs = self._link.outputs, []
+        self.client.deliver(Outputs(tuple(outputs)))
+        for stats in self._link.stats:
+            self.client.deliver(stats)
+        self._link.stats = []
+
+    async def stream(self, data: bytes) -> AsyncGenerator[bytes, None]:
+        """Serve a request until the replica dies.
+
+        Raises:
+            ReplicaLost: it has died.
+        """
+        async with aclosing(self.server.stream(data)) as frames:
+            while True:
+                following = asyncio.ensure_future(anext(frames, None))
+                dying = asyncio.ensure_future(self.died.wait())
+                try:
+                    await asyncio.wait({following, dying}, return_when=asyncio.FIRST_COMPLETED)
+                    if dying.done():
+                        raise ReplicaLost(f"{self.key} was killed")
+                    frame = following.result()
+                finally:
+                    for task in (following, dying):
+                        task.cancel()
+                    await asyncio.wait({following, dying})
+                if frame is None:
+                    return
+                yield frame
+
+
+class FleetWorld:
+    """An ingress's client and link, and the replicas.
+
+    Args:
+        keys: of the first replicas.
+        router: as in `--router`.
+    """
+
+    def __init__(self, keys: Sequence[str] = ("a", "b", "c"), router: str = "prefix-aware", seed: int = 0) -> None:
+        self.draw = random.Random(seed)
+        self.clock = VirtualClock(1000.0)
+        self.replicas: dict[str, Replica] = {}
+        for key in keys:
+            self.add(Replica(key))
+        policy = make_policy(router, RouterOptions(256, PAGE_SIZE))
+        self.chooser = Chooser(Dispatcher(policy), OURS)
+        self.client = EngineClient(clock=self.clock.now)
+        self.link = FleetLink(self.client, self, self.chooser, PATIENCE, self._sleep)
+        self.client.attach(self.link.send, EPOCH)
+        self.sent_to: list[tuple[int, str]] = []
+        """Requests and the replicas that they were sent to."""
+
+    def add(self, replica: Replica) -> None:
+        self.replicas[replica.key] = replica
+
+    def kill(self, key: str) -> None:
+        """End a replica in the middle of whatever it does."""
+        self.replicas.pop(key).died.set()
+
+    async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        candidates = [each.candidate for each in self.replicas.values()]
+        key = call.chooser.choose(call.request.request_id, call, candidates)
+        if key is None:
+            key = self.draw.choice(list(self.replicas)) if self.replicas else None
+        if key is None:
+            raise ReplicaLost("there is no replica")
+        self.sent_to.append((call.request.request_id, key))
+        async with aclosing(self.replicas[key].stream(pickle.loads(pickle.dumps(call)))) as frames:
+            async for frame in frames:
+                yield frame
+
+    async def stats(self, chooser: Chooser, *, flush: bool) -> Mapping[str, Stats]:
+        answers = {}
+        for key, replica in self.replicas.items():
+            data = await replica.server.stats(flush=flush)
+            if data is not None:
+                answers[key] = decode(data)
+        return {key: stats for key, stats in answers.items() if isinstance(stats, Stats)}
+
+    async def turn(self) -> None:
+        """Let tasks run, and each engine make a step."""
+        for _ in range(8):
+            await asyncio.sleep(0)
+        for replica in list(self.replicas.values()):
+            replica.turn()
+
+    async def settle(self, turns: int = 2000) -> None:
+        """Let turns pass until no request is open."""
+        for _ in range(turns):
+            if not self.client.num_open:
+                return
+            await self.turn()
+        raise AssertionError(f"{self.client.num_open} requests are open after {turns} turns")
+
+    async def _sleep(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        await asyncio.sleep(0)
+
+
+async def outputs_of(inbox: Inbox) -> list[Output]:
+    """Return all outputs of requests that have ended, without waiting."""
+    found: list[Output] = []
+    while sum(each.finish_reason is not None for each in found) < len(inbox.request_ids):
+        found += await inbox.get()
+    return found
