@@ -10,7 +10,7 @@ ngram` and one without. They are given the same requests in turns (A B B A ...),
     noise    the same at temperature 2, in which hardly a pair of tokens comes again
 
 Each is measured with 1, 4 and 32 requests at a time: tokens a second, from the first token of all to the last.
-`beside` measures the gaps of 4 streams beside prompts of 2,000 tokens, which arrive one after the other.
+`beside` measures the gaps of 4 streams while prompts of 2,000 tokens are computed, which arrive one after the other.
 """
 
 from __future__ import annotations
@@ -120,9 +120,15 @@ class Rig:
         began, ended = min(each[0] for each in times), max(each[-1] for each in times)
         return sum(at > began for each in times for at in each) / (ended - began)
 
-    def gaps(self, ids: Sequence[int]) -> list[float]:
-        """Return the seconds between arrivals of tokens of each request."""
-        return [after - before for each in ids for before, after in pairwise(sorted(set(self.link.times[each])))]
+    def latest(self, ids: Sequence[int]) -> float:
+        """Return the time of the latest token of some requests."""
+        return max(self.link.times[each][-1] for each in ids)
+
+    def gaps(self, ids: Sequence[int], began: float, ended: float) -> list[float]:
+        """Return the seconds between arrivals of tokens of each request, of those that a span of time overlaps."""
+        times = [sorted(set(self.link.times[each])) for each in ids]
+        pairs = [pair for each in times for pair in pairwise(each)]
+        return [after - before for before, after in pairs if after > began and before < ended]
 
     def drafts(self) -> tuple[int, int, int]:
         """Return rows with drafts, drafts, and those that were accepted, since the engine began."""
@@ -174,7 +180,7 @@ def measure_rates(pair: Pair, kind: Kind, batch: int, tokens: int, rounds: int, 
 
 
 def measure_beside(pair: Pair, tokens: int, rounds: int, seed: int) -> dict[str, Any]:
-    """Measure the gaps of streams that quote, beside long prompts that arrive one after the other."""
+    """Measure the gaps of streams that quote while long prompts are computed, which arrive one after the other."""
     gaps: dict[str, list[float]] = {"plain": [], "ngram": []}
     for number in range(rounds):
         draw = random.Random(seed + number)
@@ -184,10 +190,13 @@ def measure_beside(pair: Pair, tokens: int, rounds: int, seed: int) -> dict[str,
             ids = [rig.submit(each, seed, tokens, 0.0) for each in prompts]
             while not all(rig.link.times.get(each) for each in ids):
                 rig.engine.step()
+            began = rig.latest(ids)
+            others: list[int] = []
             for prompt in long:
-                rig.finish([rig.submit(prompt, seed, 1, 0.0)])
+                others.append(rig.submit(prompt, seed, 1, 0.0))
+                rig.finish(others)
             rig.finish(ids)
-            gaps["plain" if rig is pair.plain else "ngram"] += rig.gaps(ids)
+            gaps["plain" if rig is pair.plain else "ngram"] += rig.gaps(ids, began, rig.latest(others))
     return {name: quantiles(each) for name, each in gaps.items()}
 
 

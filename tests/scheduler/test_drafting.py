@@ -95,19 +95,36 @@ def test_requests_with_drafts_run_in_the_same_steps() -> None:
     assert shapes[4:] == [{0: 2, 3: 2, 4: 2}] * len(shapes[4:])
 
 
-def test_drafts_leave_prompts_their_tokens() -> None:
-    """A prompt that is half computed has the chunk that it would have without."""
+def test_drafts_have_what_prompts_leave_of_a_chunk() -> None:
+    """Drafts beside whole chunks made the steps longer that streams wait for longest anyway."""
     bench = bench_of(chunk=8, batch=12, running=2)
     queue(bench, 0, 1, max_tokens=30)
     steps_of(bench)
     queue(bench, 1, 30)
-    (plan,) = steps_of(bench)
-    assert [(chunk.length, chunk.num_drafts) for chunk in plan.chunks] == [(4, 3), (8, 0)]
+    steps = [[(chunk.length, chunk.num_drafts) for chunk in plan.chunks] for plan in steps_of(bench, 4)]
+    assert steps == [[(1, 0), (8, 0)]] * 3 + [[(3, 2), (6, 0)]]
+
+
+def test_drafts_are_not_beside_prompts_that_are_never_cut() -> None:
+    bench = bench_of(chunk=0, batch=60, running=2)
+    queue(bench, 0, 1, max_tokens=30)
+    steps_of(bench)
+    queue(bench, 1, 30)
+    assert [drafts_of(plan) for plan in steps_of(bench, 2)] == [{0: 0, 1: 0}, {0: 4, 1: 4}]
+
+
+def test_overlap_goes_on_beside_prompts() -> None:
+    """A request was left out of every other step, to have drafts for which there was no room."""
+    bench = bench_of(depth=2, lookahead=1, chunk=8, running=2, pages=100)
+    arrivals = {0: Submit(0, (1, 2, 3), resolved(60)), 4: Submit(1, (3,) * 80, resolved(2))}
+    plans = [drafts_of(plan) for plan in played(bench, 20, arrivals)]
+    assert [plan for plan in plans if 1 in plan][1:9] == [{0: 0, 1: 0}] * 8
+    assert plans[-1] == {0: 4}
 
 
 def test_drafts_come_off_no_budget_of_prompts() -> None:
     """`max_prefill_tokens` counts the decodes, and what they guess beside them is neither."""
-    bench = bench_of(chunk=8, max_prefill_tokens=9, running=2)
+    bench = bench_of(chunk=8, max_prefill_tokens=9, running=2, itl_target=10_000_000)
     queue(bench, 0, 1, max_tokens=30)
     steps_of(bench)
     queue(bench, 1, 30)
@@ -115,21 +132,22 @@ def test_drafts_come_off_no_budget_of_prompts() -> None:
     assert [(chunk.length, chunk.num_drafts) for chunk in plan.chunks] == [(5, 4), (8, 0)]
 
 
-@pytest.mark.parametrize(("schedule", "chunk", "drafts"), [("mixed", 8, 3), ("mixed", 0, 0), ("prefill-first", 8, 4)])
-def test_what_waits_for_memory_may_use_the_tokens_of_a_mixed_step(schedule: str, chunk: int, drafts: int) -> None:
-    """Under prefill-first a step of decodes has none. What is never cut needs any number of tokens."""
-    bench = bench_of(schedule=schedule, chunk=chunk, pages=12, batch=12, running=2, reserve="full")
+@pytest.mark.parametrize(("schedule", "chunk"), [("mixed", 8), ("mixed", 0), ("prefill-first", 8)])
+def test_what_waits_for_memory_keeps_no_stream_from_drafts(schedule: str, chunk: int) -> None:
+    """Streams had none for as long as a prompt waited that could not begin."""
+    bench = bench_of(schedule=schedule, chunk=chunk, pages=12, batch=40, running=2, reserve="full")
     queue(bench, 0, 1, max_tokens=30)
     steps_of(bench)
     queue(bench, 1, 30)
     (plan,) = steps_of(bench)
-    assert drafts_of(plan) == {0: drafts}
+    assert drafts_of(plan) == {0: 4}
 
 
 @pytest.mark.parametrize("status", ["forced", "loading", "offloaded"])
-def test_others_than_new_prompts_may_use_the_tokens(status: str) -> None:
-    """Tokens that a grammar forced, prompts whose prefix comes from a tier, and contexts longer than the device."""
-    bench = bench_of(chunk=8, batch=12, running=2)
+def test_before_prompts_drafts_leave_them_their_chunk(status: str) -> None:
+    """With a target drafts are planned first. Prompts may be tokens that a grammar forced, a prefix that comes from a
+    tier, and contexts longer than the device."""
+    bench = bench_of(chunk=8, batch=12, running=2, itl_target=10_000_000)
     queue(bench, 0, 1, max_tokens=30)
     steps_of(bench)
     state, limits = bench.scheduler.state, bench.scheduler.scheduler.limits

@@ -9,8 +9,9 @@ import pytest
 from recording import RecordingRunner
 from sluice.engine.messages import FlushCache, Submit
 from sluice.scheduler.drafting import STEP_DRAFTS
-from sluice.scheduler.guesser import RunnerGuesser
+from sluice.scheduler.guesser import Drafts, RunnerGuesser
 from sluice.scheduler.measured_drafter import MeasuredDrafter, drafter_of
+from sluice.scheduler.ngram import NgramGuesser
 from sluice.scheduler.request import Request
 from sluice.testing import resolved
 from sluice.types import NGRAM, BatchPlan, DraftLimits
@@ -112,14 +113,49 @@ def test_a_step_has_no_more_drafts_than_there_is_memory_for() -> None:
     assert max(plan.num_drafts for plan in runner.plans) == STEP_DRAFTS
 
 
-def test_a_request_of_a_batch_without_guesses_is_asked_for_ever_more_rarely() -> None:
-    """Looking up 32 requests in every step took a sixth of it."""
-    drafter = drafter_of(DraftLimits(NGRAM), 4)
-    request, asked = Request(Submit(1, tuple(range(50)), resolved(1000))), 0
+class CountingGuesser(NgramGuesser):
+    """Counts what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def propose(self, request: Request, at_most: int) -> Drafts:
+        self.asked += 1
+        return super().propose(request, at_most)
+
+    def hopes(self, request: Request) -> bool:
+        self.asked += 1
+        return super().hopes(request)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_batch_without_guesses_asks_for_about_one_request_in_a_step(overlaps: bool) -> None:
+    """Looking up all of 32 requests took a sixth of each step."""
+    drafter = MeasuredDrafter(guesser := CountingGuesser(), 4)
+    requests = [Request(Submit(number, tuple(range(50)), resolved(1000))) for number in range(12)]
+    asked = []
     for step in range(200):
+        before = guesser.asked
+        wanted = [request for request in requests if drafter.wants(request)] if overlaps else requests
         assert drafter.pays(12)
-        before = drafter.num_asked
-        drafter.propose(request, 4)
-        asked += drafter.num_asked > before
-        request.tokens.append(100 + step)
-    assert 25 <= asked <= 40
+        for request in drafter.awake(wanted):
+            drafter.propose(request, 4)
+            request.tokens.append(100 + step)
+        asked.append(guesser.asked - before)
+    assert asked[0] >= 12
+    assert 80 <= sum(asked[-100:]) <= 130
+
+
+def test_a_request_that_has_drafts_is_asked_for_in_each_step() -> None:
+    drafter = MeasuredDrafter(guesser := CountingGuesser(), 4)
+    request, other = (Request(Submit(number, (1, 2) * 20, resolved(1000))) for number in (1, 2))
+    for step in range(20):
+        assert drafter.pays(2)
+        assert drafter.awake([request, other]) == ([request, other] if step % 2 == 0 else [request])
+        found = {1: drafter.propose(request, 4)}
+        if step % 2 == 0:
+            drafter.propose(other, 4)  # it has none, and rests
+        chosen = drafter.choose(2, found, 4)
+        drafter.verified(request, len(chosen[1]), len(chosen[1]))
+    assert guesser.asked == 20 + 10

@@ -115,17 +115,20 @@ class BatchBuilder:
     def add_drafts(
         self, drafts: Mapping[int, Sequence[int]], requests: Mapping[int, Request], *, in_runner: bool
     ) -> None:
-        """Add drafts to decodes whose requests have nothing else pending. Their rows move behind the other decodes.
+        """Add drafts to decodes whose requests have nothing else pending. Their rows move behind those of the other
+        decodes.
 
         Args:
             drafts: by request, at least one each; there are pages for them.
             in_runner: whether the runner guesses the tokens, so that they are only counted here.
         """
-        plain = [chunk for chunk in self._chunks if chunk.request_id not in drafts]
+        decodes, prompts = self._chunks[: self.num_decodes], self._chunks[self.num_decodes :]
+        plain: list[Chunk] = []
         drafted: list[Chunk] = []
-        for chunk in self._chunks:
+        for chunk in decodes:
             ids = drafts.get(chunk.request_id)
             if ids is None:
+                plain.append(chunk)
                 continue
             request, end = requests[chunk.request_id], chunk.end + len(ids)
             lease = request.lease
@@ -143,7 +146,7 @@ class BatchBuilder:
             self.num_drafts += len(ids)
             self.num_tokens += len(ids)
             self._context += len(ids)
-        self._chunks = [*plain, *drafted]
+        self._chunks = [*plain, *drafted, *prompts]
 
     def lengthen(self, request: Request, length: int) -> None:
         """Plan `length` tokens more of a resident request whose prompt has a chunk in this step, in the same row."""

@@ -28,6 +28,10 @@ class Drafter(Protocol):
         for a step; one without decodes may have drafts of contexts longer than the device."""
         ...
 
+    def awake(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Return those that are worth asking for in this step, of the requests that decode in it."""
+        ...
+
     def propose(self, request: Request, at_most: int) -> Sequence[int]:
         """Return guesses of the tokens behind those of a request of which nothing is pending, best first to check.
 

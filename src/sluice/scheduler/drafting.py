@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from sluice.kv.manager import ResidentLease
 from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.drafter import Drafter
 from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
@@ -40,10 +41,10 @@ def ready_to_decode(state: SchedulerState, limits: SchedulerLimits) -> list[Requ
 def waits_for_drafts(state: SchedulerState, limits: SchedulerLimits, request: Request) -> bool:
     """Return whether a request that may have its next chunk is left out of this step, to have drafts in the next: not
     all of its tokens are known, or rows of others that have drafts are in flight. In a pipeline these are in other
-    steps anyway."""
-    if state.drafter is None or not (request.pending or state.num_drafting) or not state.drafter.wants(request):
+    steps anyway. None is left out while steps have no room for drafts."""
+    if state.drafter is None or not state.has_room_for_drafts or not (request.pending or state.num_drafting):
         return False
-    return request.pending > 0 or limits.pipeline_stages == 1
+    return (request.pending > 0 or limits.pipeline_stages == 1) and state.drafter.wants(request)
 
 
 def draft(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
@@ -52,26 +53,39 @@ def draft(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, a
     drafter = state.drafter
     if drafter is None or not drafter.pays(batch.num_decodes) or not batch.num_decodes:
         return
+    rows = drafter.awake([state.requests[chunk.request_id] for chunk in batch.rows[: batch.num_decodes]])
+    if not rows:
+        return
     room = min(adder.room_for_drafts(), most_drafts(limits.num_draft_tokens))
-    pages = state.kv.available - sum(1 for _ in state.running())
+    state.has_room_for_drafts = room > 0
+    found = proposed(state, drafter, rows, min(room, limits.num_draft_tokens)) if room > 0 else {}
+    chosen = drafter.choose(batch.num_decodes, found, room) if found else found
+    if chosen:
+        batch.add_drafts(chosen, state.requests, in_runner=drafter.in_runner)
+
+
+def proposed(state: SchedulerState, drafter: Drafter, rows: Sequence[Request], of_row: int) -> dict[int, Sequence[int]]:
+    """Return guesses for requests that have a row in this step, at most so many for each, and none that takes a page
+    from the next token of a running request."""
+    pages = state.kv.available - state.num_running
     found: dict[int, Sequence[int]] = {}
-    for chunk in batch.rows:
-        request = state.requests[chunk.request_id]
-        is_wanted = drafter.wants(request)
-        if request.pending > 1 or (request.lookahead and not is_wanted):
+    for request in rows:
+        if request.pending > 1:
+            continue
+        # A request that waits for nothing need not be asked for where nothing is in flight that might wait for it.
+        is_wanted = drafter.wants(request) if request.lookahead or state.num_in_flight else True
+        if request.lookahead and not is_wanted:
             continue
         if is_wanted:  # others wait for such rows alone, so one that is planned in any step keeps none waiting
             request.is_drafting = True
             state.num_drafting += 1
-        at_most = min(limits.num_draft_tokens, room, request.max_tokens - request.num_outputs - 1)
+        at_most = min(of_row, request.max_tokens - request.num_outputs - 1)
         at_most = min(at_most, tokens_held(request, state.kv.page_size, pages))
         drafts = drafter.propose(request, at_most) if at_most > 0 else ()
         if drafts:
             found[request.id] = drafts
             pages -= lease_of(request).missing(request.scheduled + len(drafts))
-    chosen = drafter.choose(batch.num_decodes, found, room) if found else found
-    if chosen:
-        batch.add_drafts(chosen, state.requests, in_runner=drafter.in_runner)
+    return found
 
 
 def tokens_held(request: Request, page_size: int, pages: int) -> int:

@@ -1,4 +1,9 @@
-"""MeasuredDrafter: guesses tokens, and as many as have shown to be worth it."""
+"""MeasuredDrafter: guesses tokens, and as many as have shown to be worth it.
+
+Looking for guesses costs the host time in every step, which is lost where there are none. So in a batch a request that
+had no draft rests: it is not asked for in the next 1, 2, 4 and more steps, up to about as many as there are requests.
+Then a batch without guesses asks for one request in a step.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +53,7 @@ class MeasuredDrafter:
         self._misses: dict[int, Misses] = {}
         """By request."""
         self._matches: dict[int, int] = {}
-        """Of the guesses of this step, by request."""
-        self.num_asked = 0
-        """Guesses that were asked for."""
+        """Of the guesses of this step that were not chosen yet, by request."""
         self._step = 0
         """Steps with decodes."""
         self._rows = 0
@@ -59,32 +62,37 @@ class MeasuredDrafter:
         """Of requests in a batch that were asked for and had no draft."""
 
     def wants(self, request: Request) -> bool:
-        """Return whether there is likely to be a good guess. After each that was wrong twice as many tokens overlap."""
+        """Return whether there is likely to be a good guess. After each that was wrong twice as many tokens overlap.
+        Where none is likely, the request rests."""
+        if not self._pays or self._is_resting(request):
+            return False
         misses = self._misses.get(request.id)
-        is_paused = misses is not None and len(request.tokens) < misses.until
-        return self._pays and not is_paused and self._guesser.hopes(request)
+        if misses is not None and len(request.tokens) < misses.until:
+            return False
+        if self._guesser.hopes(request):
+            return True
+        self._rest(request.id)
+        return False
 
     def pays(self, rows: int) -> bool:
-        """Return whether drafts may be worth it. Asking costs the host time, so in a batch a request that had no draft
-        is asked for again after 1, 2, 4 and more steps, up to half as many as there are requests."""
+        """Return whether drafts may be worth it. Requests that were asked for in the step before and had none rest."""
         self._guesser.begin_step()
         if not rows:
             return False
         for request_id in self._matches:
-            before = self._rests.get(request_id)
-            length = min(1 if before is None else 2 * before.length, self._rows // 2)
-            if length:
-                self._rests[request_id] = Rest(length, self._step + length)
+            self._rest(request_id)
         self._step, self._rows = self._step + 1, rows
         self._pays = self._sizer.pays(rows)
         self._matches.clear()
         return self._pays
 
+    def awake(self, requests: Sequence[Request]) -> Sequence[Request]:
+        rests, step = self._rests, self._step
+        if not rests:
+            return requests
+        return [one for one in requests if (rest := rests.get(one.id)) is None or step > rest.until]
+
     def propose(self, request: Request, at_most: int) -> Sequence[int]:
-        rest = self._rests.get(request.id)
-        if rest is not None and self._step <= rest.until:
-            return ()
-        self.num_asked += 1
         token_ids, self._matches[request.id] = self._guesser.propose(request, at_most)
         return token_ids
 
@@ -122,6 +130,17 @@ class MeasuredDrafter:
 
     def flush(self) -> None:
         self._guesser.flush()
+
+    def _is_resting(self, request: Request) -> bool:
+        rest = self._rests.get(request.id)
+        return rest is not None and self._step <= rest.until
+
+    def _rest(self, request_id: int) -> None:
+        """Let a request rest that was asked for in this step in vain; a lone one does not."""
+        before = self._rests.get(request_id)
+        length = min(1 if before is None else 2 * before.length, self._rows - 1)
+        if length > 0:
+            self._rests[request_id] = Rest(length, self._step + length)
 
 
 def drafter_of(limits: DraftLimits, most: int) -> MeasuredDrafter:

@@ -151,7 +151,10 @@ def groups_of(limits: SchedulerLimits) -> tuple[tuple[Pass, ...], ...]:
     prefill: tuple[Pass, ...] = (load_back, fair) if has_several else (load_back, partial, admit)
     if limits.schedule == "mixed":
         both = Kinds(prefill=True, decode=True)
-        return ((decode, draft, forced, with_kinds(offloaded_first, both), *prefill, with_kinds(offloaded, both)),)
+        prefill = (forced, with_kinds(offloaded_first, both), *prefill)
+        # With a target drafts have their part of the time to it. Without one they have what prompts leave.
+        rows = (decode, draft, *prefill) if limits.itl_target else (decode, *prefill, draft)
+        return ((*rows, with_kinds(offloaded, both)),)
     of_prompts, of_decodes = Kinds(prefill=True, decode=False), Kinds(prefill=False, decode=True)
     prefill = (forced, with_kinds(offloaded_first, of_prompts), *prefill, with_kinds(offloaded, of_prompts))
     return (prefill, (decode, draft, with_kinds(offloaded, of_decodes)))

@@ -99,13 +99,18 @@ class PrefillAdder:
         return limits if self._timed is None else self._timed.priced(limits, self.state.kv.page_size)
 
     def room_for_drafts(self) -> int:
-        """Return the drafts that this step takes, 0 or less if none: they take nothing that prompts could have."""
-        left, beside_prompts = self.limits.max_batch_tokens - self._batch.num_tokens, self._prompts_want_tokens()
+        """Return the drafts that this step takes, 0 or less if none.
+
+        With an ITL target, as many as keep the step within it, before prompts, for which half of the time is left.
+        Without one, beside prompts as many as the step could have tokens of prompts more: it is no longer than with a
+        whole chunk, so streams wait no longer for their next tokens than without drafts.
+        """
+        left = self.limits.max_batch_tokens - self._batch.num_tokens
         if self._timed is not None:
-            left = min(left, self._timed.room_for_drafts(beside_prompts=beside_prompts))
-        if not beside_prompts:
+            return min(left, self._room_to_target(left))
+        if len(self._batch.rows) == self._batch.num_decodes:
             return left
-        return left - self.limits.chunked_prefill_size if self.limits.chunked_prefill_size else 0
+        return min(left, self._chunk.left(0)) if self.limits.chunked_prefill_size else 0
 
     def is_full(self) -> bool:
         """Return whether no prefill token is left, and note the limit that says so."""
@@ -246,13 +251,19 @@ class PrefillAdder:
     def _num_prompts(self) -> int:
         return len(self._planned) - self._num_forced
 
-    def _prompts_want_tokens(self) -> bool:
-        """Return whether prompts could use what the decodes of this step leave; also those that cannot be cut."""
-        state = self.state
-        if self.limits.schedule != "mixed":
-            return False
-        started = state.partial or state.forced or state.loading or state.offloaded
-        return bool(started or (state.waiting and state.free_slots))
+    def _room_to_target(self, left: int) -> int:
+        """Return the drafts that a step with an ITL target takes before prompts.
+
+        Args:
+            left: tokens of the batch that decodes leave.
+        """
+        assert self._timed is not None, "no target"
+        state, beside_prompts = self.state, False
+        if self.limits.schedule == "mixed":  # else a step of decodes has no prompts
+            started = state.partial or state.forced or state.loading or state.offloaded
+            beside_prompts = bool(started or (state.waiting and state.free_slots))
+        room = self._timed.room_for_drafts(beside_prompts=beside_prompts)
+        return min(room, left - self.limits.chunked_prefill_size) if beside_prompts else room
 
     def _room(self, start: int = 0) -> tuple[int, Bound]:
         """Return what the tightest budget leaves for tokens from position `start` on, and which budget it is."""

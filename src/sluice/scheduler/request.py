@@ -77,9 +77,8 @@ class Request:
     """Drafts of its row in flight, or masked positions, behind `scheduled`. Nothing is planned before they are accepted
     or not."""
     num_drafted: int = 0
-    """Drafts of all its rows that were committed."""
-    num_accepted: int = 0
-    """Those that were accepted."""
+    """Drafts of all its rows that were committed. Only a law reads it: such a request may hold the page of its next
+    token."""
     num_passes: int = 0
     """Passes over its open block that were committed."""
     is_drafting: bool = False

@@ -127,7 +127,6 @@ def verified(drafter: Drafter, request: Request, chunk: Chunk, brought: Brought)
     end = min(chunk.known_end + brought.accepted, len(request.tokens) - 1)  # a stop token may be among the drafts
     if brought.tokens:
         request.num_drafted += chunk.num_drafts
-        request.num_accepted += brought.accepted
         drafter.verified(request, chunk.num_drafts, brought.accepted)
     else:
         end = chunk.known_end - 1

@@ -135,7 +135,7 @@ class Scheduler:
         """Return how full the scheduler is now."""
         state, kv = self.state, self.state.kv
         return Occupancy(
-            running=sum(1 for _ in state.running()) + len(state.offloaded),
+            running=state.num_running + len(state.offloaded),
             waiting=len(state.waiting),
             free_pages=kv.pool.num_free,
             cached_pages=kv.tree.num_evictable,

@@ -75,6 +75,8 @@ class SchedulerState:
         self.num_draft_tokens = limits.num_draft_tokens
         self.num_drafting = 0
         """Rows in flight that were planned when drafts were wanted for them."""
+        self.has_room_for_drafts = True
+        """The latest step that could have drafts had room for some."""
         self.reservation = reservation_of(limits)
         self.step = 0
         """Number of the next plan."""
@@ -125,6 +127,11 @@ class SchedulerState:
         yield from self.partial.values()
         yield from self.decoding.values()
         yield from self.forced.values()
+
+    @property
+    def num_running(self) -> int:
+        """How many requests `running` yields."""
+        return len(self.partial) + len(self.decoding) + len(self.forced)
 
     def started(self) -> Iterator[Request]:
         """Yield the requests whose context is on the device, or is being loaded, and that are to go on."""

@@ -47,6 +47,9 @@ class OracleDrafter:
     def pays(self, rows: int) -> bool:
         return True
 
+    def awake(self, requests: Sequence[Request]) -> Sequence[Request]:
+        return requests
+
     def propose(self, request: Request, at_most: int) -> Sequence[int]:
         self.open.add(request.id)
         share = 1.0 if self._is_eager else _share(request.tokens, 2)
