@@ -91,6 +91,9 @@ def test_steps_are_counted_by_what_they_held() -> None:
     # chunks of 1 and 6, then of 4 beside a decode, then a decode
     assert (totals.steps, totals.failed_steps, totals.decode_tokens) == (3, 0, 2)
     assert (totals.prefill_chunks, totals.prefill_tokens) == (3, 11)
+    assert (totals.prefill_squares, totals.prefill_products) == (7 * 7 + 4 * 4, pytest.approx(7.0 + 4.0)), (
+        "a second each"
+    )
     assert counted(totals) == {Bound.CHUNKED_PREFILL_SIZE: 1, Bound.NOTHING: 2}
     assert totals.tokens is not None
     assert totals.step_seconds is not None
@@ -163,7 +166,8 @@ def test_a_request_that_never_begins_is_not_timed() -> None:
     assert engine.meter.num_open == 3
     engine.link.put(Abort(2), Abort(0))
     totals = finish(engine).totals
-    assert [tally and sum(tally.counts) for tally in totals[-6:-2]] == [2, 2, 2, 2]
+    times = (totals.queue_seconds, totals.prefill_seconds, totals.decode_seconds, totals.inference_seconds)
+    assert [tally and sum(tally.counts) for tally in times] == [2, 2, 2, 2]
     assert engine.meter.num_open == 0
 
 

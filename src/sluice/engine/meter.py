@@ -143,6 +143,10 @@ class Totals(NamedTuple):
     """From the launch of its first step to its end, if it got a token or its embedding."""
     grammars: GrammarTotals = GrammarTotals()
     drafts: DraftTotals = DraftTotals()
+    prefill_squares: int = 0
+    """Sum of the squares of the prefill tokens of the steps that were timed."""
+    prefill_products: float = 0.0
+    """Sum of these tokens times the seconds of their step. Over the squares it is what a token takes in large steps."""
 
 
 @dataclass(slots=True)
@@ -216,6 +220,7 @@ class Meter:
     def __init__(self) -> None:
         self._open: dict[int, _Times] = {}
         self._steps = self._failed = self._decodes = self._chunks = self._prefill = self._blocks = self._passes = 0
+        self._squares, self._products = 0, 0.0
         self._bound_by = dict.fromkeys(Bound, 0)
         self._pace = PaceMeter()
         self._drafts = DraftMeter()
@@ -251,7 +256,11 @@ class Meter:
         self._decodes += decodes
         self._chunks += len(plan.chunks) - decodes
         of_offloaded = sum(part.chunk.length for part in plan.slices if part.completes and part.is_decode)
-        self._prefill += sum(chunk.length for chunk in plan.chunks[plan.num_decodes :]) - of_offloaded
+        prefill = sum(chunk.length for chunk in plan.chunks[plan.num_decodes :]) - of_offloaded
+        self._prefill += prefill
+        if times.micros and not failed:
+            self._squares += prefill * prefill
+            self._products += prefill * times.micros / 1e6
         self._bound_by[plan.bound_by] += 1
         self._tokens.add(tokens)
         self._step_seconds.add(times.launch_seconds + times.wait_seconds)
@@ -287,6 +296,8 @@ class Meter:
             decode_tokens=self._decodes,
             prefill_chunks=self._chunks,
             prefill_tokens=self._prefill,
+            prefill_squares=self._squares,
+            prefill_products=self._products,
             bound_by=tuple(self._bound_by.values()),
             tokens=self._tokens.tally(),
             step_seconds=self._step_seconds.tally(),

@@ -1,0 +1,28 @@
+"""How much prefill an engine has before it."""
+
+from __future__ import annotations
+
+from array import array
+
+from sluice.kv.manager import KVManager
+from sluice.kv.nodes import Node
+from sluice.scheduler.state import SchedulerState
+
+
+def queued_prefill_tokens(state: SchedulerState) -> int:
+    """Return how many prompt tokens are not computed and in no cache, of all requests. A waiting request is compared
+    with the cache as it is now; nothing is changed by that."""
+    begun = sum(max(0, request.prefill_end - request.computed) for request in state.seated())
+    waiting = sum(
+        len(request.tokens) - cached_anywhere(state.kv, request.tokens, request.cacheable, request.extra_key)
+        for request in (*state.waiting, *state.compiling.values())
+    )
+    return begun + waiting
+
+
+def cached_anywhere(kv: KVManager, tokens: array[int], most: int, extra_key: str) -> int:
+    """Return how many of a prompt's first tokens, at most `most`, are in whole cached pages, on the device or behind
+    it."""
+    found: list[Node] = []
+    kv.tree.match_any(found, tokens, most, extra_key)
+    return len(found) * kv.page_size
