@@ -49,7 +49,7 @@ ARROWS = {
         "process": "types config faults limits footprint engine assembly parallel",
         "bench": "version types config limits engine tracing assembly text process",
         "catalog": "config models text device",
-        "routing": "config",
+        "routing": "config kv",
         "sim": "types config kv scheduler engine tracing bench assembly routing catalog",
         "http": "version types config faults limits footprint engine assembly text constraints chat process vectors"
         " catalog",

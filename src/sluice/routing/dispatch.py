@@ -1,9 +1,10 @@
 """Dispatcher: sends requests to replicas by a policy, and counts what each replica has to do.
 
 A replica's load is known from what was sent to it and what came back: a prompt is queued until the first token of its
-answer, and a request is open until its end. So a replica need not be asked, and is never late to answer.
+answer, and a request is open until its end. So a replica need not be asked, and is never late to answer. If it tells
+what it has to do all the same (`Occupancy`), a policy can use that, with what was sent since.
 
-Replicas come and go. Each has a key, which is a name of the caller's.
+Replicas come and go. Each has a key, which is a name of the caller's. Times are seconds of the caller's clock.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import NamedTuple, Protocol
+
+from sluice.routing.occupancy import Occupancy
+from sluice.routing.prefixes import PrefixIndex
 
 
 class NoReplica(Exception):
@@ -31,6 +36,11 @@ class RoutedRequest(Protocol):
         """Namespace of the prefix cache."""
         ...
 
+    @property
+    def session(self) -> str | None:
+        """Conversation that it belongs to, if that is known."""
+        ...
+
     def tokens(self) -> Sequence[int]:
         """Return the ids of its prompt."""
         ...
@@ -44,11 +54,44 @@ class Load:
     """Prompt tokens, without those expected in its cache, of requests that have no token yet."""
     num_requests: int = 0
     """Requests that have not ended."""
+    published: Occupancy | None = None
+    """What it said of itself last; None: nothing yet."""
+    taken_at: float = 0.0
+    """When that was so."""
+    sent_since: int = 0
+    """Those of `queued_tokens` that were sent since then."""
 
     @property
     def order(self) -> tuple[int, int]:
         """Replicas with less to do have smaller ones."""
         return self.queued_tokens, self.num_requests
+
+    def speed(self, usual: float) -> float:
+        """Return the seconds that a prompt token takes.
+
+        Args:
+            usual: if it has not published that.
+        """
+        said = self.published
+        return usual if said is None else said.seconds_per_prefill_token or usual
+
+    def backlog(self, now: float) -> float:
+        """Return the prompt tokens that are to be computed before those of a new request: what the replica had queued
+        when it said so, less what it has computed since at its speed, and what was sent since."""
+        said = self.published
+        if said is None:
+            return self.queued_tokens
+        speed = self.speed(usual=0.0)
+        computed = (now - self.taken_at) / speed if speed else 0.0
+        return max(0.0, said.queued_prefill_tokens - computed) + self.sent_since
+
+
+def usual_speed(loads: Collection[Load]) -> float:
+    """Return the mean seconds of a prompt token of the replicas that have published theirs. If none has, a token counts
+    as a second, and times are numbers of tokens."""
+    speeds = [load.speed(usual=0.0) for load in loads]
+    known = [speed for speed in speeds if speed]
+    return fmean(known) if known else 1.0
 
 
 class Choice(NamedTuple):
@@ -69,8 +112,22 @@ class Policy(ABC):
         """Forget what is known of a replica."""
         return
 
+    def prefixes(self, key: str) -> PrefixIndex | None:
+        """Return what is known of a replica's cache, to be told what it stores and removes; None: the policy does not
+        look at that."""
+        return None
+
+    def uncached_tokens(self, request: RoutedRequest, key: str) -> int:
+        """Return the prompt tokens that a replica is expected to compute for a request, at least 1."""
+        return request.num_tokens
+
+    @property
+    def most_bytes(self) -> int:
+        """Memory that its knowledge takes at most, with the replicas that there are."""
+        return 0
+
     @abstractmethod
-    def choose(self, request: RoutedRequest, loads: Mapping[str, Load]) -> Choice:
+    def choose(self, request: RoutedRequest, loads: Mapping[str, Load], now: float) -> Choice:
         """Return the replica that serves a request. It is sent there.
 
         Args:
@@ -81,6 +138,7 @@ class Policy(ABC):
 class _Sent(NamedTuple):
     load: Load
     uncached_tokens: int
+    at: float
 
 
 class Dispatcher:
@@ -92,7 +150,7 @@ class Dispatcher:
 
     def __init__(self, policy: Policy, replicas: Iterable[str] = ()) -> None:
         self.loads: dict[str, Load] = {}
-        self._policy = policy
+        self.policy = policy
         self._queued: dict[int, _Sent] = {}
         self._open: dict[int, Load] = {}
         for key in replicas:
@@ -107,7 +165,7 @@ class Dispatcher:
         if key in self.loads:
             raise ValueError(f"there is a replica {key!r} already")
         self.loads[key] = Load()
-        self._policy.add_replica(key)
+        self.policy.add_replica(key)
 
     def remove_replica(self, key: str) -> None:
         """Send no more requests to a replica. Those that it has may go on to their ends, or be sent elsewhere once they
@@ -117,7 +175,7 @@ class Dispatcher:
             KeyError: there is no replica of this key.
         """
         del self.loads[key]
-        self._policy.remove_replica(key)
+        self.policy.remove_replica(key)
 
     @property
     def queued(self) -> Sequence[int]:
@@ -129,11 +187,29 @@ class Dispatcher:
         """Ids of requests that have not ended, in the order in which they came."""
         return list(self._open)
 
-    def route(self, request_id: int, request: RoutedRequest, among: Collection[str] | None = None) -> str:
+    def update(self, key: str, occupancy: Occupancy, taken_at: float) -> None:
+        """Note what a replica says of itself. What comes later than a younger one, or of a replica that has gone, is
+        left out.
+
+        Args:
+            taken_at: when it was so, or a moment before, such as that of asking: what was sent from then on is added.
+        """
+        load = self.loads.get(key)
+        if load is None or (load.published is not None and taken_at < load.taken_at):
+            return
+        load.published, load.taken_at = occupancy, taken_at
+        load.sent_since = sum(
+            sent.uncached_tokens for sent in self._queued.values() if sent.load is load and sent.at >= taken_at
+        )
+
+    def route(
+        self, request_id: int, request: RoutedRequest, *, now: float = 0.0, among: Collection[str] | None = None
+    ) -> str:
         """Return the key of the replica that a request goes to.
 
         Args:
             request_id: that of no open request.
+            now: compared with the times at which replicas published; it does not go back.
             among: replicas that may serve it, of those that are there; None: all.
 
         Raises:
@@ -144,11 +220,12 @@ class Dispatcher:
         if not loads:
             wanted = "" if among is None else f" among the {len(among)} that may serve it"
             raise NoReplica(f"there is no replica for request {request_id}{wanted}")
-        key, uncached = self._policy.choose(request, loads)
+        key, uncached = self.policy.choose(request, loads, now)
         load = self.loads[key]
-        self._queued[request_id] = _Sent(load, uncached)
+        self._queued[request_id] = _Sent(load, uncached, max(now, load.taken_at))
         self._open[request_id] = load
         load.queued_tokens += uncached
+        load.sent_since += uncached
         load.num_requests += 1
         return key
 
@@ -157,6 +234,8 @@ class Dispatcher:
         sent = self._queued.pop(request_id, None)
         if sent is not None:
             sent.load.queued_tokens -= sent.uncached_tokens
+            if sent.at >= sent.load.taken_at:
+                sent.load.sent_since -= sent.uncached_tokens
 
     def ended(self, request_id: int) -> None:
         """Note that a request is over, however it ended."""

@@ -1,4 +1,5 @@
-"""The policies of routers: in turn, to the least loaded, to the better of two, to where the prefix is."""
+"""The policies of routers: in turn, to the least loaded, to the better of two, to where the prefix is, and the one of
+`expected`."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from sluice.config import ConfigError
+from sluice.kv.digests import page_digests
 from sluice.routing.dispatch import Choice, Load, Policy, RoutedRequest
-from sluice.routing.prefixes import PrefixIndex, block_digests
+from sluice.routing.expected import ExpectedTtft
+from sluice.routing.prefixes import PrefixIndex
 
 
 class RoundRobin(Policy):
@@ -17,7 +20,7 @@ class RoundRobin(Policy):
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, request: RoutedRequest, loads: Mapping[str, Load]) -> Choice:
+    def choose(self, request: RoutedRequest, loads: Mapping[str, Load], now: float) -> Choice:
         chosen = self._next % len(loads)
         self._next = chosen + 1
         return Choice(list(loads)[chosen], request.num_tokens)
@@ -29,7 +32,7 @@ class LeastLoaded(Policy):
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, request: RoutedRequest, loads: Mapping[str, Load]) -> Choice:
+    def choose(self, request: RoutedRequest, loads: Mapping[str, Load], now: float) -> Choice:
         keys, count = list(loads), len(loads)
         chosen = min(((self._next + step) % count for step in range(count)), key=lambda place: loads[keys[place]].order)
         self._next = chosen + 1
@@ -47,7 +50,7 @@ class PowerOfTwo(Policy):
     def __init__(self, seed: int = 0) -> None:
         self._rng = random.Random(seed)
 
-    def choose(self, request: RoutedRequest, loads: Mapping[str, Load]) -> Choice:
+    def choose(self, request: RoutedRequest, loads: Mapping[str, Load], now: float) -> Choice:
         drawn = self._rng.sample(list(loads), min(2, len(loads)))
         return Choice(min(drawn, key=lambda key: loads[key].order), request.num_tokens)
 
@@ -62,12 +65,12 @@ class PrefixAware(Policy):
 
     Args:
         cache_tokens: tokens that the prefix cache of one replica holds.
-        block_tokens: prefixes are compared in blocks of this many.
+        page_size: tokens of a page of the replicas; prefixes are compared by pages.
     """
 
-    def __init__(self, cache_tokens: int, block_tokens: int) -> None:
-        self._capacity = cache_tokens // block_tokens
-        self._block_tokens = block_tokens
+    def __init__(self, cache_tokens: int, page_size: int) -> None:
+        self._capacity = cache_tokens // page_size
+        self._page_size = page_size
         self._indexes: dict[str, PrefixIndex] = {}
 
     def add_replica(self, key: str) -> None:
@@ -76,11 +79,13 @@ class PrefixAware(Policy):
     def remove_replica(self, key: str) -> None:
         del self._indexes[key]
 
-    def choose(self, request: RoutedRequest, loads: Mapping[str, Load]) -> Choice:
-        digests = list(block_digests(request.tokens(), self._block_tokens, request.extra_key))
-        matched = {key: self._indexes[key].match(digests) * self._block_tokens for key in loads}
-        # The last token of a prompt is computed in any case.
-        uncached = {key: max(1, request.num_tokens - tokens) for key, tokens in matched.items()}
+    def uncached_tokens(self, request: RoutedRequest, key: str) -> int:
+        digests = list(page_digests(request.tokens(), self._page_size, request.extra_key))
+        return self._indexes[key].uncached(digests, self._page_size, request.num_tokens)
+
+    def choose(self, request: RoutedRequest, loads: Mapping[str, Load], now: float) -> Choice:
+        digests = list(page_digests(request.tokens(), self._page_size, request.extra_key))
+        uncached = {key: self._indexes[key].uncached(digests, self._page_size, request.num_tokens) for key in loads}
 
         def order(key: str) -> tuple[int, int, int]:
             load = loads[key]
@@ -95,13 +100,18 @@ class RouterOptions(NamedTuple):
     """What policies are made from."""
 
     cache_tokens: int
-    """Of the prefix cache of one replica."""
-    block_tokens: int
-    """Of a page."""
+    """Of the prefix cache of one replica on its device."""
+    page_size: int
+    """Tokens of a page of the replicas."""
     seed: int = 0
+    tier_tokens: int = 0
+    """Of the tiers behind the device of one replica, if they hold cached pages."""
 
 
-POLICIES = ("round-robin", "least-loaded", "power-of-two", "prefix-aware")
+EXPECTED_TTFT = "expected-ttft"
+POLICIES = ("round-robin", "least-loaded", "power-of-two", "prefix-aware", EXPECTED_TTFT)
+PUBLISHED_TO = (EXPECTED_TTFT,)
+"""Policies that use what replicas publish of themselves."""
 
 
 def make_policy(name: str, options: RouterOptions) -> Policy:
@@ -117,5 +127,7 @@ def make_policy(name: str, options: RouterOptions) -> Policy:
         case "power-of-two":
             return PowerOfTwo(options.seed)
         case "prefix-aware":
-            return PrefixAware(options.cache_tokens, options.block_tokens)
+            return PrefixAware(options.cache_tokens, options.page_size)
+        case "expected-ttft":
+            return ExpectedTtft(options.cache_tokens + options.tier_tokens, options.page_size, options.seed)
     raise ConfigError(f"--router must be one of {', '.join(POLICIES)}, got {name!r}")

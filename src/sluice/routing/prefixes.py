@@ -1,52 +1,87 @@
-"""PrefixIndex: which prefixes a replica probably has in its cache, by digests of blocks of tokens."""
+"""PrefixIndex: which prefixes a replica has in its cache, by digests of pages of tokens.
+
+Digests are those of the engine's own pages (`kv.digests`). What was sent to a replica is expected to be there soon.
+Where the replica tells what it stores and removes, that is known, with the pages of answers too.
+"""
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from hashlib import blake2b
+from collections.abc import Iterable, Sequence
 
-DIGEST_BYTES = 8
-
-
-def block_digests(tokens: Sequence[int], block_tokens: int, extra_key: str = "") -> Iterator[bytes]:
-    """Yield a digest for each whole block: of its tokens, of all tokens before it, and of the namespace."""
-    ids, digest = array("i", tokens), extra_key.encode()
-    for start in range(0, len(ids) - block_tokens + 1, block_tokens):
-        digest = blake2b(digest + ids[start : start + block_tokens].tobytes(), digest_size=DIGEST_BYTES).digest()
-        yield digest
+BYTES_PER_PAGE = 250
+"""Memory that one digest takes in an index of CPython, at most."""
+_EXPECTED = 1
+"""Stands for a page that was sent, and of which the replica has told nothing."""
 
 
 class PrefixIndex:
-    """A bounded set of digests, least recently sent blocks leave first.
+    """A bounded set of digests. Those of the least recently sent prompts leave first.
 
-    A digest stands for a whole prefix, so the tree of prefixes needs no links. A block is as recent as the latest
-    prompt through it, and the blocks of one prompt are the more recent the nearer they are to its beginning: none
+    A digest stands for a whole prefix, so the tree of prefixes needs no links. A page is as recent as the latest
+    prompt through it, and the pages of one prompt are the more recent the nearer they are to its beginning: none
     leaves before those behind it.
 
     Args:
-        capacity: most blocks.
+        capacity: most digests.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._digests: OrderedDict[bytes, None] = OrderedDict()
+        self._places: OrderedDict[bytes, int] = OrderedDict()
+        """Where each page is: `_EXPECTED`, or a bit for each tier that holds it."""
+        self._bits: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self._digests)
+        return len(self._places)
+
+    @property
+    def most_bytes(self) -> int:
+        """Memory that it takes when it is full."""
+        return self._capacity * BYTES_PER_PAGE
 
     def match(self, digests: Sequence[bytes]) -> int:
-        """Return how many of a prompt's first blocks are in the set."""
+        """Return how many of a prompt's first pages are in the set."""
         for index, digest in enumerate(digests):
-            if digest not in self._digests:
+            if digest not in self._places:
                 return index
         return len(digests)
+
+    def uncached(self, digests: Sequence[bytes], page_size: int, num_tokens: int) -> int:
+        """Return how many tokens of a prompt are to be computed: at least the last one, since its logits are needed."""
+        return max(1, num_tokens - self.match(digests) * page_size)
 
     def add(self, digests: Sequence[bytes]) -> None:
         """Note that a prompt was sent."""
         for digest in reversed(digests[: self._capacity]):
-            self._digests[digest] = None
-            self._digests.move_to_end(digest)
-        while len(self._digests) > self._capacity:
-            self._digests.popitem(last=False)
+            self._places.setdefault(digest, _EXPECTED)
+            self._places.move_to_end(digest)
+        self._trim()
+
+    def stored(self, digests: Sequence[bytes], tier: str = "") -> None:
+        """Note that the replica holds pages on a tier. It may say so again."""
+        bit = self._bit(tier)
+        for digest in reversed(digests):
+            self._places[digest] = self._places.get(digest, 0) & ~_EXPECTED | bit
+        self._trim()
+
+    def removed(self, digests: Iterable[bytes], tier: str = "") -> None:
+        """Note that the replica holds pages on a tier no longer. Those that lie on no other are gone."""
+        others = ~_EXPECTED & ~self._bit(tier)
+        for digest in digests:
+            left = self._places.get(digest, 0) & others
+            if left:
+                self._places[digest] = left
+            else:
+                self._places.pop(digest, None)
+
+    def cleared(self) -> None:
+        """Note that the replica has forgotten all pages, or that what it told was lost."""
+        self._places.clear()
+
+    def _bit(self, tier: str) -> int:
+        return self._bits.setdefault(tier, 2 << len(self._bits))
+
+    def _trim(self) -> None:
+        while len(self._places) > self._capacity:
+            self._places.popitem(last=False)

@@ -1,0 +1,23 @@
+"""Requests as a router sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Asked:
+    ids: tuple[int, ...]
+    extra_key: str = ""
+    session: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+    def tokens(self) -> tuple[int, ...]:
+        return self.ids
+
+
+def text(seed: int, length: int) -> tuple[int, ...]:
+    return tuple(range(seed * 10_000, seed * 10_000 + length))
