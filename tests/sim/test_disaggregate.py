@@ -15,7 +15,7 @@ from sluice.cli import main
 from sluice.scheduler.laws import check_state
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
-from sluice.sim.disaggregate import decode_replicas_of, simulate_disaggregated
+from sluice.sim.disaggregate import IsApart, decode_replicas_of, simulate_disaggregated
 from sluice.sim.machine import Machine, write_machine
 from sluice.sim.remote import with_remote_tier
 from sluice.sim.replica import Replica
@@ -60,11 +60,12 @@ def split(
     *,
     world: World = WORLD,
     leaps: bool = True,
+    is_apart: IsApart = lambda request, now: True,
 ) -> list[Record]:
     first = replicas_of(setup, world, prefill)
     second = decode_replicas_of(setup, world, decode, transfer, workload, leaps=leaps)
     routers = sim_router("least-loaded", setup, prefill), sim_router("least-loaded", setup, decode)
-    return simulate_disaggregated(workload, first, second, routers)
+    return simulate_disaggregated(workload, first, second, routers, is_apart=is_apart)
 
 
 def test_the_second_token_waits_for_the_pages_and_for_nothing_else() -> None:
@@ -197,6 +198,8 @@ def test_the_command_splits_replicas(tmp_path: Path) -> None:
         "prefill_replicas": 1,
         "latency": 0.0,
         "token": 0.004,
+        "least_tokens": 0,
+        "patience": None,
     }
     assert gaps == pytest.approx([0.096, 4 * 0.096], rel=0.03)
 
@@ -212,6 +215,9 @@ def test_the_command_splits_replicas(tmp_path: Path) -> None:
         ([*SPLIT[:2], "--transfer-gbps", "0"], "--transfer-gbps must be above 0, got 0"),
         ([*SPLIT[:2], "--transfer-gbps", "5"], "needs the bytes of a token's KV"),
         ([*SPLIT, "--transfer-latency-ms", "nan"], "--transfer-latency-ms must be at least 0, got nan"),
+        ([*SPLIT, "--split-tokens", "-1"], "--split-tokens must be at least 0, got -1"),
+        ([*SPLIT, "--split-patience", "0"], "--split-patience must be above 0, got 0"),
+        (["--split-tokens", "9"], "--split-tokens needs --prefill-replicas"),
         ([*SPLIT, "--no-enable-prefix-caching"], "--prefill-replicas needs --enable-prefix-caching"),
         ([*SPLIT, "--windows", "3"], "--prefill-replicas is not accepted with --windows"),
     ],
@@ -223,3 +229,26 @@ def test_wrong_values_are_refused(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert said in error
+
+
+def test_short_prompts_are_computed_where_they_are_decoded() -> None:
+    """Their KV would travel for nothing, and they would wait behind long ones."""
+    workload = [arrival(0.1 * index, 40 if index % 2 else 120, 4) for index in range(20)]
+    found = split(workload, transfer=CopyRates(0.02, 0.0), is_apart=lambda request, now: request.num_tokens >= 100)
+    gaps = [record.arrivals[1].at - record.arrivals[0].at for record in found]
+    assert all(gap > 0.02 for gap in gaps[::2])
+    assert all(gap < 0.01 for gap in gaps[1::2])
+    assert [record.num_tokens for record in found] == [4] * 20
+
+
+@pytest.mark.parametrize(
+    ("flags", "gaps"), [([], 20), (["--split-tokens", "101"], 0), (["--split-patience", "0.01"], 0)]
+)
+def test_the_command_decides_by_length_and_load(tmp_path: Path, flags: list[str], gaps: int) -> None:
+    """Flags without effect would tell an operator that a split does not matter."""
+    out = tmp_path / "out.json"
+    flags = ["--prefill-replicas", "1", "--transfer-us-per-token", "500", "--json", str(out), *flags]
+    assert simulated(tmp_path, flags) == 0
+    requests = json.loads(out.read_bytes())["runs"][0]["requests"]
+    travelled = sum(each["arrivals"][1][0] - each["arrivals"][0][0] > 0.04 for each in requests)
+    assert travelled == gaps

@@ -13,7 +13,7 @@ from sluice.routing.policies import POLICIES
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.fleet import LocalFleet, ReplicaSpec, in_processes
 from sluice.sim.machine import Machine, write_machine
-from sluice.sim.routers import sim_router
+from sluice.sim.routers import publish_every, sim_router
 from sluice.sim.simulate import in_due_order, run
 from sluice.sim.workload import Arrival, Leaves, Prompt, Segment
 from sluice.sim.world import Residual, World
@@ -40,7 +40,7 @@ def traffic(count: int = 150) -> list[Arrival]:
 @pytest.mark.parametrize("name", POLICIES)
 def test_processes_change_nothing(name: str) -> None:
     """Every record, and so every choice of the router, is that of one process. 5 replicas make unequal parts."""
-    spec, arrivals = ReplicaSpec(SETUP, WORLD, 5, seed=2), traffic()
+    spec, arrivals = ReplicaSpec(SETUP, WORLD, 5, seed=2, publish_every=publish_every(name)), traffic()
     alone = in_due_order(
         list(run(arrivals, LocalFleet(spec.make(range(5))), sim_router(name, SETUP, 5, 7), epoch=EPOCH))
     )

@@ -60,9 +60,9 @@ def test_a_router_sees_no_step_before_it_ends() -> None:
     [replica] = replicas_of(SETUP, WORLD)
 
     class Watch(SimRouter):
-        def route(self, request_id: int, request: RoutedRequest) -> int:
+        def route(self, request_id: int, request: RoutedRequest, now: float) -> int:
             seen.append((replica.occupancy().running, replica.occupancy().waiting, self.loads[0].num_requests))
-            return super().route(request_id, request)
+            return super().route(request_id, request, now)
 
     # The first request's one step lasts from 0 to 0.002: at 0.0015 it runs, at 0.0025 it is over.
     requests = [arrival(0, 10, 1), arrival(0.0015, 10, 1), arrival(0.0045, 10, 1)]
@@ -168,7 +168,7 @@ def test_a_router_that_chooses_no_replica_is_named() -> None:
     """An index from the end would be taken for another replica."""
 
     class Wrong(SimRouter):
-        def route(self, request_id: int, request: RoutedRequest) -> int:
+        def route(self, request_id: int, request: RoutedRequest, now: float) -> int:
             return -1
 
     with pytest.raises(ConfigError, match="chose replica -1 of 2"):

@@ -137,7 +137,15 @@ def test_the_help_shows_what_holds_in_a_simulation(capsys: pytest.CaptureFixture
     )
     assert "--concurrency" not in shown
     assert "--background" not in shown
+    assert "--ignore-eos" not in shown
     assert "--turns" in shown
+
+
+def test_a_flag_that_would_change_nothing_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Simulated answers have their full length, whatever a model would do."""
+    with pytest.raises(SystemExit):
+        main(["simulate", "--calibrate", "machine.json", "--request-rate", "2", "--ignore-eos"])
+    assert "unrecognized arguments: --ignore-eos" in capsys.readouterr().err
 
 
 def test_results_name_the_workload_and_the_machine(folder: Path) -> None:

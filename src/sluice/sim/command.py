@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 WORKLOAD = frozenset(name for name, _ in options_of(WorkloadOptions))
 DEPEND_ON_ANSWERS = ("concurrency", "background", "background_prompt_tokens", "background_output_tokens")
 """Options of a workload whose arrivals depend on the answers, which are not known before."""
+NO_EFFECT = ("ignore_eos",)
+"""Options that change nothing: an answer of a synthetic workload always has its full length."""
 AS_MEASURED = "as measured; with --hardware that of a server"
 POOL = ("page_size", "max_total_tokens", "enable_prefix_caching")
 REDRAW_SECONDS = 0.2
@@ -73,7 +75,7 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     other = [name for name, _ in options_of(CacheConfig) if name not in POOL]
     add_options(parser, "cache", own=other, default=AS_MEASURED)
     synthetic = parser.add_argument_group("synthetic workload, instead of TRACE")
-    add_option_group(synthetic, WorkloadOptions, without=DEPEND_ON_ANSWERS)
+    add_option_group(synthetic, WorkloadOptions, without=(*DEPEND_ON_ANSWERS, *NO_EFFECT))
     synthetic.add_argument(
         "--ms-per-token",
         type=float,
@@ -161,7 +163,10 @@ def _asked(given: dict[str, Any]) -> Asked:
     seed = given.get("seed", 0)
     part, transfer = take_options(given, seed, replicas), take_transfer_options(given)
     if transfer and long:
-        raise ConfigError(f"{flag(next(iter(transfer)))} is not accepted with {flag(long[0])}")
+        raise ConfigError(
+            f"{flag(next(iter(transfer)))} is not accepted with {flag(long[0])}: prefill and decode replicas"
+            " are simulated on one clock in one process, and their routers look at each request"
+        )
     named: dict[str, Any] = {name: given[name] for name in ("calibrate", "hardware", "model") if name in given}
     return Asked(given.pop("trace", None), part, replicas, router, seed, transfer, named)
 
@@ -326,11 +331,12 @@ def _mixed(
 ) -> Sequence[Record]:
     """Simulate replicas that compute prompts and decode."""
     from sluice.sim.fleet import LocalFleet, ReplicaSpec, in_processes
-    from sluice.sim.routers import sim_router
+    from sluice.sim.routers import publish_every, sim_router
     from sluice.sim.simulate import in_due_order, run
 
     assert isinstance(asked.part, Whole), "windows are simulated elsewhere"
-    spec = ReplicaSpec(machine.setup, machine.world, asked.replicas, machine.depth, asked.seed)
+    every = publish_every(asked.router)
+    spec = ReplicaSpec(machine.setup, machine.world, asked.replicas, machine.depth, asked.seed, publish_every=every)
     router = sim_router(asked.router, machine.setup, asked.replicas, asked.seed)
     if asked.part.processes == 1:
         fleet = LocalFleet(spec.make(range(spec.replicas)))

@@ -17,6 +17,8 @@ from typing import NamedTuple, Protocol
 
 from sluice.bench.records import Arrival as TokenArrival
 from sluice.scheduler.setup import SchedulerSetup
+from sluice.sim.loop import StepTimes
+from sluice.sim.publishing import Published, PublishTimes
 from sluice.sim.replica import Done, Replica
 from sluice.sim.workload import Arrival
 from sluice.sim.world import World, WorldTimes
@@ -29,6 +31,8 @@ class Progress(NamedTuple):
     """Tickets of requests that have their first token."""
     done: list[Done]
     """Requests that are over."""
+    published: list[tuple[int, Published]]
+    """What replicas have published, each with its index."""
 
 
 class Fleet(Protocol):
@@ -62,9 +66,11 @@ class LocalFleet:
         self._replicas[replica].submit(arrival, ticket, first=first)
 
     def advance(self, until: float) -> Progress:
-        found = Progress([], [])
-        for replica in self._replicas:
+        found = Progress([], [], [])
+        for index, replica in enumerate(self._replicas):
             replica.advance(until)
+            if (published := replica.published()) is not None:
+                found.published.append((index, published))
             if replica.started:
                 found.started.extend(replica.started)
                 replica.started.clear()
@@ -83,20 +89,29 @@ class ReplicaSpec(NamedTuple):
     depth: int = 1
     seed: int = 0
     leaps: bool = True
+    publish_every: float = 0.0
+    """Seconds after which each says what it has to do, not all at once; 0: they do not."""
 
     def make(self, indexes: Sequence[int]) -> list[Replica]:
         """Return the replicas of some indexes."""
-        return [
-            Replica(
-                self.setup,
-                WorldTimes(self.world, self.setup, self.seed * self.replicas + index),
-                depth=self.depth,
-                intake=self.world.intake,
-                rates=self.world.copies,
-                leaps=self.leaps,
-            )
-            for index in indexes
-        ]
+        return [self.replica(index, self.times(index)) for index in indexes]
+
+    def times(self, index: int) -> WorldTimes:
+        """Return how long the steps of a replica take."""
+        return WorldTimes(self.world, self.setup, self.seed * self.replicas + index)
+
+    def replica(self, index: int, times: StepTimes) -> Replica:
+        """Return the replica of an index."""
+        every = self.publish_every
+        return Replica(
+            self.setup,
+            times,
+            depth=self.depth,
+            intake=self.world.intake,
+            rates=self.world.copies,
+            leaps=self.leaps,
+            publishes=PublishTimes(every, every * index / self.replicas) if every else None,
+        )
 
 
 class _Submission(NamedTuple):
@@ -124,6 +139,8 @@ class GroupedFleet:
         self._groups = groups
         self._places = places
         """Group of each replica, and its index there."""
+        self._firsts = [places.index((number, 0)) for number in range(len(groups))]
+        """The first replica of each group."""
 
     @property
     def size(self) -> int:
@@ -141,8 +158,8 @@ class GroupedFleet:
         for group in self._groups:
             group.connection.send((group.submissions, until))
             group.submissions.clear()
-        found = Progress([], [])
-        for group in self._groups:
+        found = Progress([], [], [])
+        for number, group in enumerate(self._groups):
             try:
                 answer = group.connection.recv()
             except EOFError as error:
@@ -152,6 +169,7 @@ class GroupedFleet:
                 raise answer
             found.started.extend(answer.started)
             found.done.extend(answer.done)
+            found.published.extend((self._firsts[number] + index, each) for index, each in answer.published)
         return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.copies import SimulatedCopies
 from sluice.sim.leap import Leaper
 from sluice.sim.loop import EngineLoop, SimLink, StepTimes
+from sluice.sim.publishing import Published, Publisher, PublishTimes
 from sluice.sim.remote import keep_remote, let_go, load_of
 from sluice.sim.runner import Answer, SimRunner
 from sluice.sim.workload import STOP_TOKEN, Arrival
@@ -67,6 +68,7 @@ class Replica:
         intake: seconds from the arrival of a request to when its engine can take it.
         rates: what copies with the disk take.
         leaps: do equal steps of decodes in one go; nothing but the speed depends on it.
+        publishes: when it says what it has to do; None: never. Nothing else depends on it.
     """
 
     def __init__(
@@ -78,10 +80,12 @@ class Replica:
         intake: float = 0.0,
         rates: CopyRates | None = None,
         leaps: bool = True,
+        publishes: PublishTimes | None = None,
     ) -> None:
         self.setup = setup
         self.clock = VirtualClock()
         self.link = SimLink(self.clock, self._take)
+        self._publisher = None if publishes is None else Publisher(publishes)
         scheduler = setup.build()
         copies = SimulatedCopies(setup, rates or CopyRates(), self.link.put, load_of(scheduler.state.kv))
         self.runner = SimRunner(self.clock, times, copies)
@@ -174,6 +178,22 @@ class Replica:
 
     def advance(self, until: float) -> None:
         """Do all that comes before a moment. What comes at it is left, so that requests that arrive then are seen."""
+        publisher = self._publisher
+        if publisher is not None and (at := publisher.due(until)) is not None:
+            self._advance(at)
+            publisher.look(at, self.engine, self._scheduler.state, self._unseen())
+        self._advance(until)
+
+    def published(self) -> Published | None:
+        """Return what it has published since the last call; None if that is nothing."""
+        return None if self._publisher is None else self._publisher.take()
+
+    def _unseen(self) -> Iterator[Arrival]:
+        """Yield the requests that its engine has not taken yet."""
+        known = self._scheduler.state.requests
+        return (request.arrival for request_id, request in self._open.items() if request_id not in known)
+
+    def _advance(self, until: float) -> None:
         loop, leaper = self._loop, self._leaper
         while (at := loop.next_event()) < until:
             if leaper is None or not loop.is_ready or not self._leap(leaper, at, min(until, self.link.next_at)):

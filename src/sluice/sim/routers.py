@@ -6,15 +6,20 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from sluice.routing.dispatch import Dispatcher, Load, Policy, RoutedRequest
-from sluice.routing.policies import RoundRobin, RouterOptions, make_policy
+from sluice.routing.policies import PUBLISHED_TO, RoundRobin, RouterOptions, make_policy
 from sluice.scheduler.setup import SchedulerSetup
+from sluice.sim.publishing import PUBLISH_SECONDS, Published
 
 
 class Router(Protocol):
     """Chooses replicas for requests (see `Dispatcher`). Requests are named by their tickets."""
 
-    def route(self, request_id: int, request: RoutedRequest) -> int:
-        """Return the index of the replica that serves a request. What has come back before it arrives is known."""
+    def route(self, request_id: int, request: RoutedRequest, now: float) -> int:
+        """Return the index of the replica that serves a request. What has come back before it arrives is known.
+
+        Args:
+            now: when the request arrives, in seconds.
+        """
         ...
 
     def first_token(self, request_id: int) -> None:
@@ -23,6 +28,10 @@ class Router(Protocol):
 
     def ended(self, request_id: int) -> None:
         """Note that a request is over."""
+        ...
+
+    def update(self, replica: int, published: Published) -> None:
+        """Note what a replica has published."""
         ...
 
 
@@ -34,31 +43,42 @@ class SimRouter:
     """
 
     def __init__(self, policy: Policy, replicas: int) -> None:
-        self._dispatcher = Dispatcher(policy, map(str, range(replicas)))
+        self.dispatcher = Dispatcher(policy, map(str, range(replicas)))
 
     @property
     def loads(self) -> Sequence[Load]:
         """What the replicas have to do, as far as the router knows."""
-        return list(self._dispatcher.loads.values())
+        return list(self.dispatcher.loads.values())
 
-    def route(self, request_id: int, request: RoutedRequest) -> int:
-        return int(self._dispatcher.route(request_id, request))
+    def route(self, request_id: int, request: RoutedRequest, now: float) -> int:
+        return int(self.dispatcher.route(request_id, request, now=now))
 
     def first_token(self, request_id: int) -> None:
-        self._dispatcher.first_token(request_id)
+        self.dispatcher.first_token(request_id)
 
     def ended(self, request_id: int) -> None:
-        self._dispatcher.ended(request_id)
+        self.dispatcher.ended(request_id)
+
+    def update(self, replica: int, published: Published) -> None:
+        self.dispatcher.update(str(replica), published.occupancy, published.taken_at)
 
 
-def sim_router(name: str, setup: SchedulerSetup, replicas: int, seed: int = 0) -> Router:
+def sim_router(name: str, setup: SchedulerSetup, replicas: int, seed: int = 0) -> SimRouter:
     """Return a router in front of equal replicas.
 
     Raises:
         ConfigError: there is no such policy.
     """
-    cache_tokens = setup.num_pages * setup.page_size if setup.prefix_caching else 0
-    return SimRouter(make_policy(name, RouterOptions(cache_tokens, setup.page_size, seed)), replicas)
+    size = setup.page_size
+    device, behind = setup.num_pages, setup.tiers.host_pages + setup.tiers.disk_pages
+    cached = (device * size, behind * size) if setup.prefix_caching else (0, 0)
+    options = RouterOptions(cached[0], size, seed, cached[1])
+    return SimRouter(make_policy(name, options), replicas)
+
+
+def publish_every(name: str) -> float:
+    """Return the seconds after which the replicas behind a router publish what they have to do; 0: it does not look."""
+    return PUBLISH_SECONDS if name in PUBLISHED_TO else 0.0
 
 
 def in_turn(replicas: int) -> Router:

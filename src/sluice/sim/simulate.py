@@ -12,7 +12,7 @@ from sluice.bench.records import CountedBy, Failure, Record
 from sluice.bench.workload import LONG, LONG_FACTOR, SHORT
 from sluice.config import ConfigError
 from sluice.scheduler.setup import SchedulerSetup
-from sluice.sim.fleet import Fleet, LocalFleet, ReplicaSpec
+from sluice.sim.fleet import Fleet, LocalFleet, Progress, ReplicaSpec
 from sluice.sim.loop import NEVER
 from sluice.sim.replica import Done, Replica, is_left
 from sluice.sim.routers import Router, in_turn
@@ -21,10 +21,17 @@ from sluice.sim.world import World
 
 
 def replicas_of(
-    setup: SchedulerSetup, world: World, count: int = 1, *, depth: int = 1, seed: int = 0, leaps: bool = True
+    setup: SchedulerSetup,
+    world: World,
+    count: int = 1,
+    *,
+    depth: int = 1,
+    seed: int = 0,
+    leaps: bool = True,
+    publish_every: float = 0.0,
 ) -> list[Replica]:
-    """Return equal replicas, whose steps have residuals of their own."""
-    return ReplicaSpec(setup, world, count, depth, seed, leaps).make(range(count))
+    """Return equal replicas, whose steps have residuals of their own (see `ReplicaSpec`)."""
+    return ReplicaSpec(setup, world, count, depth, seed, leaps, publish_every).make(range(count))
 
 
 def simulate(
@@ -111,32 +118,58 @@ def serve(
 
     def advance(until: float) -> Iterator[Done]:
         progress = fleet.advance(until)
-        for ticket in progress.started:
-            router.first_token(ticket)
+        tell(router, progress)
         for done in progress.done:
-            router.ended(done.ticket)
             on_end()
             yield done
 
-    for ticket, at, arrival, first in entries:
-        seen_at = at if not epoch else at // epoch * epoch
+    side = Side(fleet, router)
+    for entry in entries:
+        seen_at = entry.at if not epoch else entry.at // epoch * epoch
         if seen_at > now:
             now = seen_at
             for done in advance(now):
                 num_open -= 1
                 yield done
-        chosen = router.route(ticket, arrival)
-        if not 0 <= chosen < fleet.size:
-            raise ConfigError(f"the router chose replica {chosen} of {fleet.size}")
-        fleet.submit(chosen, arrival, ticket, first)
-        if first is not None:
-            router.first_token(ticket)
+        send(side, entry)
         num_open += 1
     for done in advance(NEVER):
         num_open -= 1
         yield done
     if num_open:
         raise RuntimeError(f"{num_open} requests never ended in the simulation")
+
+
+class Side(NamedTuple):
+    """Replicas, and what chooses among them."""
+
+    fleet: Fleet
+    router: Router
+
+
+def send(side: Side, entry: Entry) -> None:
+    """Let a request come to the replica that the router chooses.
+
+    Raises:
+        ConfigError: there is no such replica.
+    """
+    ticket, at, arrival, first = entry
+    chosen = side.router.route(ticket, arrival, at)
+    if not 0 <= chosen < side.fleet.size:
+        raise ConfigError(f"the router chose replica {chosen} of {side.fleet.size}")
+    side.fleet.submit(chosen, arrival, ticket, first)
+    if first is not None:
+        side.router.first_token(ticket)
+
+
+def tell(router: Router, progress: Progress) -> None:
+    """Tell a router what has come back from its replicas."""
+    for ticket in progress.started:
+        router.first_token(ticket)
+    for done in progress.done:
+        router.ended(done.ticket)
+    for replica, published in progress.published:
+        router.update(replica, published)
 
 
 def record_of(done: Done, session: int, turn: int) -> Record:

@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 
 GIGABIT = 1e9 / 8
 """Bytes."""
-OPTIONS = ("prefill_replicas", "transfer_latency_ms", "transfer_gbps", "transfer_us_per_token")
+OPTIONS = (
+    "prefill_replicas",
+    "transfer_latency_ms",
+    "transfer_gbps",
+    "transfer_us_per_token",
+    "split_tokens",
+    "split_patience",
+)
 
 
 class Disaggregation(NamedTuple):
@@ -25,6 +32,10 @@ class Disaggregation(NamedTuple):
     """Seconds of a transfer, whatever its length."""
     token: float
     """Seconds for the KV of a token."""
+    least_tokens: int = 0
+    """Prompts of fewer are computed where they are decoded (see `routing.split.SplitLimits`)."""
+    patience: float | None = None
+    """None: it does not matter how late the first token is."""
 
 
 def add_disaggregation_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +57,18 @@ def add_disaggregation_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="US",
         help="what sending the KV of a token takes, in place of --transfer-gbps",
+    )
+    group.add_argument(
+        "--split-tokens",
+        type=int,
+        metavar="N",
+        help="compute prompts of fewer tokens, without those cached there, where they are decoded (default: 0)",
+    )
+    group.add_argument(
+        "--split-patience",
+        type=float,
+        metavar="X",
+        help="compute a prompt where it is decoded if its first token comes X times as soon there (default: never)",
     )
 
 
@@ -73,7 +96,12 @@ def disaggregation_from(options: Mapping[str, float], machine: Machine) -> Disag
         raise ConfigError("--prefill-replicas cannot be simulated on a machine with contexts on tiers")
     if not 0 <= latency < math.inf:
         raise ConfigError(f"--transfer-latency-ms must be at least 0, got {latency:g}")
-    return Disaggregation(count, latency / 1000, _token_seconds(options, machine.token_bytes))
+    least, patience = int(options.get("split_tokens", 0)), options.get("split_patience")
+    if least < 0:
+        raise ConfigError(f"--split-tokens must be at least 0, got {least}")
+    if patience is not None and not patience > 0:
+        raise ConfigError(f"--split-patience must be above 0, got {patience:g}")
+    return Disaggregation(count, latency / 1000, _token_seconds(options, machine.token_bytes), least, patience)
 
 
 def _token_seconds(options: Mapping[str, float], token_bytes: int) -> float:

@@ -19,15 +19,13 @@ from statistics import fmean
 from sluice.config import ConfigError
 from sluice.routing.policies import POLICIES
 from sluice.sim.candidates import Candidate
-from sluice.sim.fleet import LocalFleet
+from sluice.sim.fleet import LocalFleet, ReplicaSpec
 from sluice.sim.loop import StepTimes
-from sluice.sim.replica import Replica
-from sluice.sim.routers import sim_router
+from sluice.sim.routers import publish_every, sim_router
 from sluice.sim.simulate import run
 from sluice.sim.slo import Figure, Slo
 from sluice.sim.tally import Counts, Tally
 from sluice.sim.workload import Arrival
-from sluice.sim.world import WorldTimes
 from sluice.types import BatchPlan, Bound
 
 KEPT_SHARE = 1 / 3
@@ -228,10 +226,11 @@ class Tuner:
         """Return the figures of a run; None: it would exceed its objectives by more than `limit`."""
         machine = candidate.machine
         world, setup = machine.world, machine.setup
-        times: list[StepTimes] = [WorldTimes(world, setup, seed * replicas + index) for index in range(replicas)]
-        if bounds is not None:
-            times = [CountedTimes(each, bounds) for each in times]
-        engines = [Replica(setup, each, depth=machine.depth, intake=world.intake, rates=world.copies) for each in times]
+        spec = ReplicaSpec(setup, world, replicas, machine.depth, seed, publish_every=publish_every(self._router))
+        engines = []
+        for index in range(replicas):
+            times = spec.times(index)
+            engines.append(spec.replica(index, times if bounds is None else CountedTimes(times, bounds)))
         router = sim_router(self._router, setup, replicas, seed)
         tally = Tally(self._slo, counts, limit)
         is_hopeless = False

@@ -158,6 +158,7 @@ class Job(NamedTuple):
     options: WindowOptions
     start: float
     arrivals: Iterable[Arrival]
+    publish_every: float = 0.0
 
 
 def between(arrivals: Sequence[Arrival], start: float, end: float) -> Sequence[Arrival]:
@@ -174,6 +175,7 @@ def simulate_windows(
     *,
     replicas: int = 1,
     new_router: NewRouter | None = None,
+    publish_every: float = 0.0,
     on_end: Callable[[], object] = lambda: None,
 ) -> list[WindowResult]:
     """Simulate one window of each stratum.
@@ -182,6 +184,7 @@ def simulate_windows(
         source: the arrivals; called in this process.
         span: seconds of the whole time.
         new_router: makes a router for a window; sent to a process. None: one replica after the other.
+        publish_every: of the replicas (see `ReplicaSpec`).
         on_end: called when a window is over.
 
     Raises:
@@ -200,6 +203,7 @@ def simulate_windows(
             options,
             start,
             source(max(0.0, start - options.warm_up), start + options.seconds + options.warm_up),
+            publish_every,
         )
         for start in starts
     )
@@ -231,7 +235,12 @@ def simulate_window(job: Job) -> WindowResult:
     if arrivals is None:
         return result
     engines = replicas_of(
-        machine.setup, machine.world, job.replicas, depth=machine.depth, seed=options.seed + round(job.start)
+        machine.setup,
+        machine.world,
+        job.replicas,
+        depth=machine.depth,
+        seed=options.seed + round(job.start),
+        publish_every=job.publish_every,
     )
     for record in run(arrivals, LocalFleet(engines), job.new_router(), epoch=options.epoch):
         result.simulated += 1

@@ -130,7 +130,7 @@ def run_windows(
     from tqdm import tqdm
 
     from sluice.bench.results import write_file
-    from sluice.sim.routers import sim_router
+    from sluice.sim.routers import publish_every, sim_router
     from sluice.sim.windows import estimates, simulate_windows, table
 
     with tqdm(total=options.windows, desc="simulating", unit="window", leave=False, disable=None) as bar:
@@ -141,6 +141,7 @@ def run_windows(
             options,
             replicas=replicas,
             new_router=partial(sim_router, router, machine.setup, replicas, options.seed),
+            publish_every=publish_every(router),
             on_end=bar.update,
         )
     found = estimates(results, options.seconds, options.seed)

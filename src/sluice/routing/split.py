@@ -1,0 +1,64 @@
+"""PrefillSplit: whether a prompt is computed apart, by a replica that does nothing else, or where it is decoded.
+
+A long prompt on a replica that decodes makes every stream there wait. Apart from them it disturbs none, but its KV has
+to travel, and prefill replicas that are busy make it late. Where all prompts are split (Zhong et al., "DistServe",
+2024), replicas that decode cannot help with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice.routing.dispatch import Dispatcher, RoutedRequest, usual_speed
+
+
+@dataclass(frozen=True, slots=True)
+class SplitLimits:
+    """Which prompts are computed apart.
+
+    Raises:
+        ValueError: a value that cannot be.
+    """
+
+    least_tokens: int = 0
+    """Prompt tokens, without those cached where it would be decoded, from which on a prompt is computed apart."""
+    patience: float = float("inf")
+    """How many times as late as on the replicas that decode its first token may be for that; below 1, it must be sooner
+    by as much. Infinite: it does not matter."""
+
+    def __post_init__(self) -> None:
+        if self.least_tokens < 0 or not self.patience > 0:
+            raise ValueError(f"least_tokens must be at least 0 and patience above 0, got {self}")
+
+
+class PrefillSplit:
+    """Decides by the length of a prompt, and by what the replicas have to do.
+
+    Args:
+        prefill: sends prompts to the replicas that do nothing else.
+        decode: sends requests to the replicas that decode.
+    """
+
+    def __init__(self, prefill: Dispatcher, decode: Dispatcher, limits: SplitLimits) -> None:
+        self._prefill = prefill
+        self._decode = decode
+        self._limits = limits
+
+    def is_apart(self, request: RoutedRequest, now: float = 0.0) -> bool:
+        """Return whether a request that arrives now goes to a prefill replica first. Nothing is sent by that."""
+        if not self._prefill.loads or not self._decode.loads:
+            return bool(self._prefill.loads)
+        uncached = min(self._decode.policy.uncached_tokens(request, key) for key in self._decode.loads)
+        if uncached < self._limits.least_tokens:
+            return False
+        usual = usual_speed([*self._prefill.loads.values(), *self._decode.loads.values()])
+        apart, together = (_soonest(each, request, now, usual) for each in (self._prefill, self._decode))
+        return apart <= self._limits.patience * together
+
+
+def _soonest(replicas: Dispatcher, request: RoutedRequest, now: float, usual: float) -> float:
+    """Return the seconds after which the first of some replicas would have computed a prompt."""
+    return min(
+        (load.backlog(now) + replicas.policy.uncached_tokens(request, key)) * load.speed(usual)
+        for key, load in replicas.loads.items()
+    )

@@ -1,0 +1,80 @@
+"""What a simulated replica publishes of itself, now and then: what it has to do.
+
+A router knows no more of it than it would of a server: how it was at its last moment of publishing.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from sluice.engine.engine import Engine
+from sluice.routing.occupancy import Occupancy, PrefillSpeed
+from sluice.scheduler.backlog import cached_anywhere, queued_prefill_tokens
+from sluice.scheduler.state import SchedulerState
+from sluice.sim.workload import Arrival
+
+PUBLISH_SECONDS = 0.5
+
+
+class PublishTimes(NamedTuple):
+    """When a replica says what it has to do, in seconds."""
+
+    every: float = PUBLISH_SECONDS
+    first: float = 0.0
+
+
+class Published(NamedTuple):
+    """What a router is told of a replica."""
+
+    occupancy: Occupancy
+    taken_at: float
+
+
+class Publisher:
+    """Looks into one engine at its times."""
+
+    def __init__(self, times: PublishTimes) -> None:
+        self._times = times
+        self._speed = PrefillSpeed()
+        self._latest = -math.inf
+        self._taken: Occupancy | None = None
+
+    def due(self, until: float) -> float | None:
+        """Return the last of its moments before another one; None if that was published. Those before it would be of
+        no use to a router that looks at `until`."""
+        every, first = self._times
+        if until == math.inf or until <= first:
+            return None
+        at = first + math.floor((until - first) / every) * every
+        at = at if at < until else at - every
+        return at if at > self._latest and at >= 0 else None
+
+    def look(self, at: float, engine: Engine, state: SchedulerState, unseen: Iterable[Arrival]) -> None:
+        """Note how an engine is at a moment.
+
+        Args:
+            unseen: requests that have arrived, and that the engine takes next.
+        """
+        self._latest = at
+        kv, totals, full = state.kv, engine.meter.totals(), engine.scheduler.occupancy()
+        queued = queued_prefill_tokens(state)
+        waiting = list(unseen)
+        for arrival in waiting:
+            length = arrival.prompt.length
+            queued += length - cached_anywhere(kv, array("i", arrival.tokens()), length - 1, arrival.extra_key)
+        self._taken = Occupancy(
+            queued_prefill_tokens=queued,
+            num_running=full.running + full.loading,
+            num_waiting=full.waiting + full.compiling + len(waiting),
+            free_tokens=(full.free_pages + full.cached_pages) * kv.page_size,
+            seconds_per_prefill_token=self._speed.seen(totals.prefill_squares, totals.prefill_products),
+            itl_margin=None if totals.itl is None else totals.itl.margin,
+        )
+
+    def take(self) -> Published | None:
+        """Return what a router has not been told yet; None if that is nothing."""
+        occupancy, self._taken = self._taken, None
+        return None if occupancy is None else Published(occupancy, self._latest)
