@@ -190,7 +190,8 @@ class Engine:
         return [] if known is None else self.scheduler.compiled(known.request_id, known.error)
 
     def _answer(self, query_id: int) -> list[Output]:
-        self.link.answer(Stats(query_id, self.scheduler.occupancy(), self.trace.latest, self._totals()))
+        queued = self.scheduler.queued_prefill_tokens()
+        self.link.answer(Stats(query_id, self.scheduler.occupancy(), self.trace.latest, self._totals(), queued))
         return []
 
     def _totals(self) -> Totals:

@@ -46,6 +46,8 @@ class Stats:
     """None before the first step."""
     totals: Totals = field(default_factory=Totals)
     """Since the engine began."""
+    queued_prefill_tokens: int = 0
+    """Prompt tokens that are neither computed nor in its cache, of all requests."""
 
 
 @dataclass(frozen=True, slots=True)

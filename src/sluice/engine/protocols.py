@@ -41,6 +41,10 @@ class Planner(Protocol):
         """Return how full it is now."""
         ...
 
+    def queued_prefill_tokens(self) -> int:
+        """Return how many prompt tokens are neither computed nor cached, of all requests."""
+        ...
+
     def schedule(self) -> BatchPlan | None: ...
 
     def commit(self, plan: BatchPlan, result: BatchResult, micros: int = 0) -> list[Output]:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from sluice.kv.manager import KVManager
 from sluice.scheduler.admission import check_fits
+from sluice.scheduler.backlog import queued_prefill_tokens
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.chunk_sizer import ChunkSizer
 from sluice.scheduler.drafter import Drafter
@@ -146,6 +147,10 @@ class Scheduler:
             compiling=len(state.compiling),
             tiers=kv.tiers.uses(),
         )
+
+    def queued_prefill_tokens(self) -> int:
+        """Return how many prompt tokens are neither computed nor in a cache, of all requests."""
+        return queued_prefill_tokens(self.state)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
         """End a request of any status now. Returns nothing for ids that are unknown or have ended, or if the

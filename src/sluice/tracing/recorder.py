@@ -94,6 +94,9 @@ class Recorder:
     def occupancy(self) -> Occupancy:
         return self._planner.occupancy()
 
+    def queued_prefill_tokens(self) -> int:
+        return self._planner.queued_prefill_tokens()
+
     def add(self, submit: Submit) -> None:
         (number, at), refused = self._call(), None
         try:

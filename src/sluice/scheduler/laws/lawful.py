@@ -71,6 +71,9 @@ class Lawful:
     def occupancy(self) -> Occupancy:
         return self.scheduler.occupancy()
 
+    def queued_prefill_tokens(self) -> int:
+        return self.scheduler.queued_prefill_tokens()
+
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
         return self._checked(self.scheduler.abort(request_id, reason))
 
