@@ -98,7 +98,7 @@ class FleetWorld:
         for key in keys:
             self.add(Replica(key))
         policy = make_policy(router, RouterOptions(256, PAGE_SIZE))
-        self.chooser = Chooser(Dispatcher(policy), OURS)
+        self.chooser = Chooser(Dispatcher(policy), OURS, PAGE_SIZE, self.clock.now)
         self.client = EngineClient(clock=self.clock.now)
         self.link = FleetLink(self.client, self, self.chooser, PATIENCE, self._sleep)
         self.client.attach(self.link.send, EPOCH)
@@ -125,6 +125,7 @@ class FleetWorld:
                 yield frame
 
     async def stats(self, chooser: Chooser, *, flush: bool) -> Mapping[str, Stats]:
+        chooser.admit([each.candidate for each in self.replicas.values()])
         answers = {}
         for key, replica in self.replicas.items():
             data = await replica.server.stats(flush=flush)

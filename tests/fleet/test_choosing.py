@@ -23,7 +23,7 @@ PROMPT = tuple(range(1, 40))
 
 
 def chooser() -> Chooser:
-    return Chooser(Dispatcher(make_policy("prefix-aware", RouterOptions(256, 4))), OURS)
+    return Chooser(Dispatcher(make_policy("prefix-aware", RouterOptions(256, 4))), OURS, 4, lambda: 0.0)
 
 
 def call(own: Chooser, request_id: int = 1, prompt: tuple[int, ...] = PROMPT, salt: str = "") -> Call:

@@ -147,6 +147,27 @@ def test_a_request_that_its_client_leaves_is_aborted_at_the_replica() -> None:
     run(test)
 
 
+def test_a_router_is_told_what_replicas_have_to_do() -> None:
+    """One of them is busy with what another ingress has sent: a new request goes to the other one."""
+
+    async def test() -> None:
+        world = FleetWorld(["busy", "free"], router="expected-ttft")
+        for number in range(40):
+            world.replicas["busy"].client.submit([request(number)])
+        watching = asyncio.create_task(world.link.watch(1.0))
+        for _ in range(3):
+            await world.turn()
+        for number in range(4):
+            world.client.submit([request(number + 50)])
+        await world.turn()
+        watching.cancel()
+        await asyncio.wait({watching})
+        assert {key for _, key in world.sent_to} == {"free"}
+        await world.settle()
+
+    run(test)
+
+
 def test_deadlines_are_of_the_replicas_clock() -> None:
     """Clocks of two machines begin at different moments."""
 

@@ -10,7 +10,9 @@ import pytest
 from sluice.cli import main
 from sluice.config import ConfigError
 from sluice.fleet import build_app
+from sluice.fleet.app import numbers, placed
 from sluice.fleet.arguments import given_of
+from sluice.fleet.cluster import check_reachable
 from sluice.fleet.options import REFUSED, FleetPlan
 
 FACTORY = "any:factory"
@@ -33,6 +35,8 @@ def test_an_application_takes_the_options_of_the_command() -> None:
         ({"replica": 2}, "unrecognized arguments: --replica=2"),
         ({"router": "best"}, "--router must be one of round-robin"),
         ({"dtype": "int4"}, "--dtype must be one of"),
+        ({"max_replicas": 1}, "--max-replicas must be more than --replicas 1, got 1"),
+        ({"scale_down_seconds": 5}, "--scale-down-seconds 5 needs --max-replicas"),
         ({"port": 0}, "--port 0 is not supported by a fleet"),
     ],
 )
@@ -47,6 +51,29 @@ def test_options_of_one_server_are_refused_by_name(name: str) -> None:
     values |= {"nnodes": 2, "node_rank": 1}
     with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} is not supported by a fleet"):
         FleetPlan.of({name: values.get(name, "x")}, FACTORY)
+
+
+def test_the_number_of_replicas_follows_the_load_if_there_may_be_more() -> None:
+    plan = FleetPlan.of(given_of({"replicas": 2}), FACTORY)
+    assert numbers(plan.fleet) == {"num_replicas": 2}
+    plan = FleetPlan.of(given_of({"max_replicas": 3, "scale_down_seconds": 0}), FACTORY)
+    scaling = numbers(plan.fleet)["autoscaling_config"]
+    assert (scaling["min_replicas"], scaling["max_replicas"], scaling["downscale_delay_s"]) == (1, 3, 0)
+    assert scaling["policy"]["policy_kwargs"] == {"least": 1, "most": 3, "queued_tokens": 8192}
+    assert placed(plan, {"CPU": 12}).engine.model.threads == 4
+
+
+@pytest.mark.parametrize(
+    ("address", "part"),
+    [
+        ("127.0.0.1:1", "refused"),
+        ("somewhere", "must be auto or HOST:PORT"),
+        ("ray://a:1", "must be auto or HOST:PORT"),
+    ],
+)
+def test_an_address_without_a_cluster_is_refused_at_once(address: str, part: str) -> None:
+    with pytest.raises((OSError, ValueError), match=part):
+        check_reachable(address)
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")

@@ -5,22 +5,32 @@ from __future__ import annotations
 import pytest
 
 from sluice.config import ConfigError, EngineConfig
-from sluice.fleet.resources import num_fitting, refuse_shortage, resources_of_replica, with_threads
+from sluice.fleet.resources import cores_of_rank, num_fitting, refuse_shortage, resources_of_replica, with_threads
 
 
-def test_replicas_share_the_cores_unless_they_are_told_how_many() -> None:
-    assert with_threads(EngineConfig(), 8, 3).model.threads == 2
-    assert with_threads(EngineConfig(), 2, 3).model.threads == 1
-    assert with_threads(EngineConfig.from_options({"tp_size": 2}), 8, 2).model.threads == 2
-    assert with_threads(EngineConfig.from_options({"threads": 5}), 8, 3).model.threads == 5
+@pytest.mark.parametrize(
+    ("options", "cores", "replicas", "each", "threads"),
+    [
+        ({}, 8, 3, 2.0, 2),
+        ({}, 2, 3, 0.66, 1),
+        ({"tp_size": 2}, 8, 2, 2.0, 2),
+        ({"threads": 5}, 8, 3, 5.0, 5),
+    ],
+)
+def test_replicas_share_the_cores_unless_they_are_told_how_many(
+    options: dict[str, int], cores: int, replicas: int, each: float, threads: int
+) -> None:
+    engine = EngineConfig.from_options(options)
+    assert cores_of_rank(engine, cores, replicas) == each
+    assert with_threads(engine, each).model.threads == threads
 
 
 def test_a_replica_takes_what_all_its_ranks_take() -> None:
     cpu = EngineConfig.from_options({"tp_size": 2, "threads": 3})
-    assert resources_of_replica(cpu, has_gpus=False) == {"CPU": 6}
-    assert resources_of_replica(cpu, has_gpus=True) == {"CPU": 2, "GPU": 2}
+    assert resources_of_replica(cpu, 3.0, has_gpus=False) == {"CPU": 6}
+    assert resources_of_replica(cpu, 3.0, has_gpus=True) == {"CPU": 2, "GPU": 2}
     own = EngineConfig.from_options({"device": "cpu", "threads": 3})
-    assert resources_of_replica(own, has_gpus=True) == {"CPU": 3}
+    assert resources_of_replica(own, 3.0, has_gpus=True) == {"CPU": 3}
 
 
 def test_a_replica_needs_one_machine() -> None:

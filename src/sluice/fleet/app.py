@@ -11,8 +11,8 @@ from typing import Any
 
 from sluice.config import ConfigError
 from sluice.fleet.arguments import given_of
-from sluice.fleet.options import RAY_PREFIX, FleetPlan
-from sluice.fleet.resources import resources_of_replica, with_threads
+from sluice.fleet.options import RAY_PREFIX, FleetOptions, FleetPlan
+from sluice.fleet.resources import cores_of_rank, resources_of_replica, with_threads
 
 INSTALL = "pip install 'sluice-llm[ray]'"
 FACTORY = "sluice.fleet.engine:build"
@@ -23,6 +23,9 @@ MOST_CALLS = 1 << 16
 """Calls that a replica or an ingress may have at once: their queues are those of the engine and of the HTTP routes."""
 DRAIN_LOOK_SECONDS = 0.5
 START_ATTEMPTS = 3
+QUEUED_TOKENS, DOWN_SECONDS = 8192, 120.0
+UP_SECONDS, TELL_SECONDS = 4.0, 2.0
+"""For how long more replicas must be wanted; between two reports of a replica to Ray."""
 
 
 def build_app(args: Mapping[str, Any]) -> Any:
@@ -55,8 +58,10 @@ def import_ray() -> tuple[Any, Any]:
 
 
 def placed(plan: FleetPlan, total: Mapping[str, float]) -> FleetPlan:
-    """Return the plan with the threads of each rank, by the cores that a cluster has."""
-    return replace(plan, engine=with_threads(plan.engine, int(total.get("CPU", 1)), plan.fleet.replicas))
+    """Return the plan with the cores and threads of each rank, by what a cluster has."""
+    most = plan.fleet.max_replicas or plan.fleet.replicas
+    cores = cores_of_rank(plan.engine, total.get("CPU", 1), most)
+    return replace(plan, engine=with_threads(plan.engine, cores), cores=cores)
 
 
 def application(plan: FleetPlan, *, has_gpus: bool) -> Any:
@@ -65,7 +70,7 @@ def application(plan: FleetPlan, *, has_gpus: bool) -> Any:
 
     _, serve = import_ray()
     config = importlib.import_module("ray.serve.config")
-    takes = resources_of_replica(plan.engine, has_gpus=has_gpus)
+    takes = resources_of_replica(plan.engine, plan.cores, has_gpus=has_gpus)
     is_stock = plan.fleet.router == RAY_PREFIX
     router = config.RequestRouterConfig(
         request_router_class=AFFINITY if is_stock else ROUTER,
@@ -80,7 +85,7 @@ def application(plan: FleetPlan, *, has_gpus: bool) -> Any:
     replica = serve.deployment(
         Replica,
         name=REPLICA,
-        num_replicas=plan.fleet.replicas,
+        **numbers(plan.fleet),
         ray_actor_options={"num_cpus": takes["CPU"], "num_gpus": takes.get("GPU", 0)},
         request_router_config=router,
         **common,
@@ -88,3 +93,25 @@ def application(plan: FleetPlan, *, has_gpus: bool) -> Any:
     ingress = serve.deployment(serve.ingress()(Ingress), name=INGRESS, ray_actor_options={"num_cpus": 0}, **common)
     version = uuid.uuid4().hex
     return ingress.bind(plan, version, replica.bind(plan, version))
+
+
+def numbers(fleet: FleetOptions) -> dict[str, Any]:
+    """Return how many replicas there are, as Ray Serve takes it."""
+    if fleet.max_replicas is None:
+        return {"num_replicas": fleet.replicas}
+    rules = {
+        "least": fleet.replicas,
+        "most": fleet.max_replicas,
+        "queued_tokens": fleet.scale_queued_tokens or QUEUED_TOKENS,
+    }
+    down = fleet.scale_down_seconds
+    scaling = {
+        "min_replicas": fleet.replicas,
+        "max_replicas": fleet.max_replicas,
+        "upscale_delay_s": UP_SECONDS,
+        "downscale_delay_s": DOWN_SECONDS if down is None else down,
+        "metrics_interval_s": TELL_SECONDS,
+        "look_back_period_s": 2 * TELL_SECONDS,
+        "policy": {"policy_function": "sluice.fleet.scaling:ScalingPolicy", "policy_kwargs": rules},
+    }
+    return {"autoscaling_config": scaling}

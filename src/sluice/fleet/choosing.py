@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from sluice.engine.messages import Stats
 from sluice.fleet.identity import Identity
 from sluice.routing.dispatch import Dispatcher, NoReplica, RoutedRequest
+from sluice.routing.occupancy import Occupancy, PrefillSpeed
 
 LOGGER = logging.getLogger("sluice.fleet")
 
@@ -42,15 +45,22 @@ class Chooser:
 
     Args:
         identity: that of the replicas which may serve.
+        page_size: tokens of their pages.
+        now: returns seconds.
     """
 
-    def __init__(self, dispatcher: Dispatcher, identity: Identity) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, identity: Identity, page_size: int, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self.identity = identity
+        self._page_size = page_size
+        self._now = now
         self._dispatcher = dispatcher
         self._lock = threading.Lock()
         self._open: set[int] = set()
         self._kept_out: set[str] = set()
         self._sent: Counter[str] = Counter()
+        self._speeds: dict[str, PrefillSpeed] = {}
 
     @property
     def replicas(self) -> list[str]:
@@ -77,12 +87,36 @@ class Chooser:
             self._admit(candidates)
             self._close(request_id)
             try:
-                key = self._dispatcher.route(request_id, request)
+                key = self._dispatcher.route(request_id, request, now=self._now())
             except NoReplica:
                 return None
             self._open.add(request_id)
             self._sent[key] += 1
             return key
+
+    def told(self, answers: Mapping[str, Stats], asked_at: float) -> None:
+        """Take what replicas tell of themselves.
+
+        Args:
+            answers: by key, of all that answer.
+            asked_at: before they did, in seconds of the same clock.
+        """
+        with self._lock:
+            speeds = {key: self._speeds.get(key) or PrefillSpeed() for key in answers}
+            self._speeds = speeds
+            for key, stats in answers.items():
+                self._dispatcher.update(key, self._occupancy(stats, speeds[key]), asked_at)
+
+    def _occupancy(self, stats: Stats, speed: PrefillSpeed) -> Occupancy:
+        full, totals = stats.occupancy, stats.totals
+        return Occupancy(
+            queued_prefill_tokens=stats.queued_prefill_tokens,
+            num_running=full.running + full.loading,
+            num_waiting=full.waiting + full.compiling,
+            free_tokens=(full.free_pages + full.cached_pages) * self._page_size,
+            seconds_per_prefill_token=speed.seen(totals.prefill_squares, totals.prefill_products),
+            itl_margin=None if totals.itl is None else totals.itl.margin,
+        )
 
     def first_token(self, request_id: int) -> None:
         """Note that a request has a token."""

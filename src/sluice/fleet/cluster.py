@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ LOCAL = "127.0.0.1"
 OBJECT_STORE_BYTES = 128 << 20
 """Prompts and answers pass through it only if they are large."""
 ASK_SECONDS = 60.0
+REACH_SECONDS = 5.0
 
 
 class FleetCluster:
@@ -35,6 +37,7 @@ class FleetCluster:
             if address is None:
                 self._start()
             else:
+                check_reachable(address)
                 self._ray.init(address=address, log_to_driver=False, logging_level="WARNING")
         except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
             where = "on this machine" if address is None else f"at --address {address}"
@@ -108,3 +111,18 @@ class FleetCluster:
 
     def _has_fleet(self) -> bool:
         return APP in self._serve.status().applications
+
+
+def check_reachable(address: str) -> None:
+    """Check that something listens at an address of the form HOST:PORT: Ray would wait for minutes.
+
+    Raises:
+        OSError: nothing does.
+        ValueError: it has another form, and is not "auto".
+    """
+    if address == "auto":
+        return
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not (colon and host and port.isascii() and port.isdecimal()):
+        raise ValueError("it must be auto or HOST:PORT, as 10.0.0.1:6379")
+    socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()

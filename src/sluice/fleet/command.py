@@ -48,7 +48,7 @@ def run_fleet(given: dict[str, Any]) -> int:
                 print(f"sluice: warning: {warning}", file=sys.stderr)
     with connected(plan) as cluster, stop_signals() as stopped:
         plan = placed(plan, cluster.total())
-        takes = resources_of_replica(plan.engine, has_gpus=cluster.total().get("GPU", 0) > 0)
+        takes = resources_of_replica(plan.engine, plan.cores, has_gpus=cluster.total().get("GPU", 0) > 0)
         refuse_shortage(takes, plan.fleet.replicas, cluster.machines())
         cluster.deploy(application(plan, has_gpus="GPU" in takes), plan.server)
         print(announced(plan, cluster, url_of(*cluster.http_address())), flush=True)

@@ -16,7 +16,8 @@ from sluice.fleet.identity import Identity
 from sluice.fleet.options import FleetPlan
 from sluice.fleet.ray_replicas import RayReplicas
 from sluice.fleet.replica import ReplicaServer
-from sluice.process.client import EngineClient
+from sluice.fleet.scaling import LoadMeter, ReplicaLoad
+from sluice.process.client import EngineClient, EngineGone
 from sluice.process.engine_state import EngineState
 from sluice.process.launch import EngineTimeouts
 from sluice.process.logs import configure_logging
@@ -37,6 +38,8 @@ class Replica:
         configure_logging(server.log_level, server.log_format)
         self._version = version
         self._key: str = importlib.import_module("ray.serve").get_replica_context().replica_id.unique_id
+        self._running: asyncio.Task[None] | None = None
+        """None until the engine is loaded: Ray may end a replica before."""
         self._state = EngineState()
         self._client = EngineClient(recovery=self._state.stats)
         start = Start(
@@ -52,6 +55,9 @@ class Replica:
         self._ready = await self._supervisor.start()
         self._identity = Identity.of(self._ready)
         self._server = ReplicaServer(self._client, self._identity)
+        slots = self._ready.config.scheduler.max_running_requests
+        assert slots is not None, f"not resolved: {self._ready.config.scheduler}"
+        self._loads = LoadMeter(slots)
         self._running = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
@@ -76,14 +82,22 @@ class Replica:
         own = self._identity
         return {"model": own.model, "fingerprint": own.fingerprint, "wire": own.wire, "version": self._version}
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell Ray what this replica has to do."""
+        try:
+            return self._loads.seen(await self._client.stats()).as_json()
+        except EngineGone:
+            return ReplicaLoad().as_json()
+
     async def check_health(self) -> None:
         """Let Ray replace this replica when no other engine is started here."""
         if self._state.has_given_up:
             raise RuntimeError(self._state.status)
 
     async def __del__(self) -> None:
-        self._running.cancel()
-        await asyncio.wait({self._running})
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
         await self._supervisor.close()
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
+from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +39,9 @@ from sluice.process.wire import Ready
 from sluice.routing.dispatch import Dispatcher
 from sluice.routing.policies import RouterOptions, make_policy
 
+LOOK_SECONDS = 1.0
+"""Between two looks at what replicas have to do."""
+
 
 @dataclass(frozen=True)
 class Front:
@@ -43,6 +49,8 @@ class Front:
 
     app: Starlette
     link: FleetLink
+    watching: asyncio.Task[None]
+    """Tells the chooser what replicas have to do."""
     closing: contextlib.ExitStack
 
     @classmethod
@@ -67,7 +75,7 @@ class Front:
                 listeners.append(undo.enter_context(contextlib.closing(open_traces(server.otlp_traces_endpoint))))
             model = await ServedModel.open(server, ready, tokenizer_folder(plan, ready), template, plan.given)
             undo.callback(model.close)
-            chooser = chooser_of(plan, ready)
+            chooser = chooser_of(plan, ready, client.now)
             link = FleetLink(client, replicas, chooser, server.restart_timeout)
             metrics.model, metrics.classes = model.names[0], ready.limits.classes
             backend = Backend(state)
@@ -88,22 +96,30 @@ class Front:
                 responses=ResponseStore(server.max_stored_responses, server.max_stored_response_bytes),
                 more_metrics=replica_metrics(chooser, link.totals),
             )
-            return cls(app, link, undo.pop_all())
+            watching = asyncio.create_task(link.watch(LOOK_SECONDS), context=Context())
+            return cls(app, link, watching, undo.pop_all())
 
     async def close(self) -> None:
         """Abort what runs, and end the processes of the application."""
+        self.watching.cancel()
+        await asyncio.wait({self.watching})
         await self.link.close()
         self.closing.close()
 
 
-def chooser_of(plan: FleetPlan, ready: Ready) -> Chooser:
-    """Return what chooses replicas, by the policy that the options name."""
+def chooser_of(plan: FleetPlan, ready: Ready, now: Callable[[], float]) -> Chooser:
+    """Return what chooses replicas, by the policy that the options name.
+
+    Args:
+        now: returns seconds.
+    """
     cache = ready.config.cache
     assert cache.page_size is not None and cache.max_total_tokens is not None, f"not resolved: {cache}"
     size = cache.max_total_tokens if cache.enable_prefix_caching else 0
     # Ray's own router chooses without one.
     name = "round-robin" if plan.fleet.router == RAY_PREFIX else plan.fleet.router
-    return Chooser(Dispatcher(make_policy(name, RouterOptions(size, cache.page_size))), Identity.of(ready))
+    policy = make_policy(name, RouterOptions(size, cache.page_size))
+    return Chooser(Dispatcher(policy), Identity.of(ready), cache.page_size, now)
 
 
 def tokenizer_folder(plan: FleetPlan, ready: Ready) -> Path:

@@ -36,6 +36,7 @@ MAX_LOSSES = 10
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds before a request is sent again."""
 LOG_SECONDS = 5.0
+NO_QUERY = 0
 
 
 class ReplicaLost(Exception):
@@ -118,6 +119,15 @@ class FleetLink:
                 asking.add_done_callback(self._asking.discard)
             case other:
                 raise ValueError(f"a fleet takes no {other!r}")
+
+    async def watch(self, seconds: float) -> None:
+        """Tell the chooser what replicas have to do, every so many seconds, until this is cancelled."""
+        while True:
+            asked_at = self._client.now()
+            answers = await self._replicas.stats(self._chooser, flush=False)
+            self.totals.update(answers, NO_QUERY)
+            self._chooser.told(answers, asked_at)
+            await self._sleep(seconds)
 
     async def close(self) -> None:
         """Abort all requests."""

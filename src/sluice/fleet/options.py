@@ -33,10 +33,19 @@ REFUSED: Mapping[str, str] = {
 class FleetOptions:
     """How many replicas there are, and which one serves a request."""
 
-    replicas: int = option(1, "number of replicas", positive=True)
+    replicas: int = option(1, "number of replicas, or the least with --max-replicas", positive=True)
+    max_replicas: int | None = option(
+        None, "most replicas; their number follows the load", unset="as --replicas", positive=True
+    )
+    scale_queued_tokens: int | None = option(
+        None, "prompt tokens that may wait at a replica before there is one more", unset="8192", positive=True
+    )
+    scale_down_seconds: float | None = option(
+        None, "for how long fewer replicas must do before there is one less", unset="120", metavar="SECONDS"
+    )
     address: str | None = option(
         None,
-        "Ray cluster to run on, as auto, HOST:6379 or ray://HOST:10001",
+        "Ray cluster to run on, as auto or HOST:6379",
         unset="a new one on this machine, which ends with the command",
         metavar="ADDRESS",
     )
@@ -61,6 +70,8 @@ class FleetPlan:
     """Builds the engines (`wire.Start`)."""
     folder: str
     """Paths of the options are relative to it, on machines that have it."""
+    cores: float = 0.0
+    """Of each rank on CPUs; 0: not known yet."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any], factory: str) -> FleetPlan:
@@ -71,6 +82,7 @@ class FleetPlan:
         """
         fleet = _part(FleetOptions, given)
         check_values(fleet)
+        _check_scaling(fleet)
         server = _part(ServerConfig, given)
         own = {name for group in (FleetOptions, ServerConfig) for name, _ in options_of(group)}
         rest = {name: value for name, value in given.items() if name not in own}
@@ -88,6 +100,16 @@ class FleetPlan:
 
 def _part(group: type, given: Mapping[str, Any]) -> Any:
     return group(**{name: given[name] for name, _ in options_of(group) if name in given})
+
+
+def _check_scaling(fleet: FleetOptions) -> None:
+    if fleet.max_replicas is not None:
+        if fleet.max_replicas <= fleet.replicas:
+            raise ConfigError(f"--max-replicas must be more than --replicas {fleet.replicas}, got {fleet.max_replicas}")
+        return
+    for name in ("scale_queued_tokens", "scale_down_seconds"):
+        if (value := getattr(fleet, name)) is not None:
+            raise ConfigError(f"{flag(name)} {value:g} needs --max-replicas")
 
 
 def _refuse(given: Mapping[str, Any], names: Collection[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -12,30 +13,39 @@ Resources = Mapping[str, float]
 """By Ray's names."""
 
 
-def with_threads(engine: EngineConfig, cores: int, replicas: int) -> EngineConfig:
-    """Return the options with a share of the cores for each rank of each replica, unless they say how many.
+def cores_of_rank(engine: EngineConfig, cores: float, replicas: int) -> float:
+    """Return the cores of each rank of each replica: its threads, or an equal share. A share below one is kept to two
+    digits, so that more replicas than cores fit; each of them computes in one thread.
 
     Args:
         cores: of all machines.
     """
     if engine.model.threads is not None:
-        return engine
-    share = max(1, cores // (replicas * layout_of(engine.parallel).size))
-    return replace(engine, model=replace(engine.model, threads=share))
+        return float(engine.model.threads)
+    share = cores / (replicas * layout_of(engine.parallel).size)
+    return float(math.floor(share)) if share >= 1 else max(0.01, math.floor(100 * share) / 100)
 
 
-def resources_of_replica(engine: EngineConfig, *, has_gpus: bool) -> dict[str, float]:
+def with_threads(engine: EngineConfig, cores: float) -> EngineConfig:
+    """Return the options with the threads of each rank.
+
+    Args:
+        cores: `cores_of_rank`.
+    """
+    return replace(engine, model=replace(engine.model, threads=max(1, int(cores))))
+
+
+def resources_of_replica(engine: EngineConfig, cores: float, *, has_gpus: bool) -> dict[str, float]:
     """Return what a replica takes, all its ranks together.
 
     Args:
-        engine: with the threads of each rank.
+        cores: of each rank on CPUs.
         has_gpus: whether the cluster has any.
     """
     size, device = layout_of(engine.parallel).size, engine.model.device
     if device.startswith("cuda") or (device == "auto" and has_gpus):
         return {"CPU": float(size), "GPU": float(size)}
-    assert engine.model.threads is not None, f"not resolved: {engine.model}"
-    return {"CPU": float(size * engine.model.threads)}
+    return {"CPU": size * cores}
 
 
 def num_fitting(each: Resources, machines: Sequence[Resources]) -> int:

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sluice.engine.messages import Stats
+
 LATE_SHARE = 0.05
 """Of the steps with streams, that took longer than the ITL target or were expected to: more is too many."""
 FULL_SHARE = 0.8
 """Of the slots of a replica, that may be used."""
-UP_SECONDS = 3.0
-"""For how long more replicas must be wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ReplicaLoad:
 
     queued_prefill_tokens: float = 0.0
     used_share: float = 0.0
-    """Of its slots."""
+    """Requests by slots: above 1 if some wait for one."""
     late_share: float = 0.0
     """Of its latest steps, that did not keep the ITL target."""
 
@@ -42,8 +42,6 @@ class ScalingRules:
     most: int
     queued_tokens: int
     """Prompt tokens that may wait at a replica."""
-    down_seconds: float
-    """For how long fewer replicas must be wanted."""
 
 
 def wanted(loads: Sequence[ReplicaLoad], rules: ScalingRules) -> int:
@@ -59,34 +57,28 @@ def wanted(loads: Sequence[ReplicaLoad], rules: ScalingRules) -> int:
     return min(max(count, rules.least), rules.most)
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Since when another number of replicas is wanted than there is."""
-
-    direction: int = 0
-    """1: more; -1: fewer; 0: neither."""
-    since: float = 0.0
-    most: int = 0
-    """The most that were wanted since then."""
-
-
-def decide(count: int, current: int, held: Held, now: float, rules: ScalingRules) -> tuple[int, Held]:
-    """Return how many replicas there are to be now, and what is to be remembered.
+class LoadMeter:
+    """Makes a load of what a replica tells of itself, now and then.
 
     Args:
-        count: how many are wanted.
-        current: how many there are to be so far.
-        now: seconds.
+        slots: requests that may be on its device at once.
     """
-    direction = (count > current) - (count < current)
-    if direction == 0:
-        return current, Held()
-    if direction != held.direction:
-        return current, Held(direction, now, count)
-    most = max(held.most, count)
-    if now - held.since < (UP_SECONDS if direction > 0 else rules.down_seconds):
-        return current, Held(direction, held.since, most)
-    return (count if direction > 0 else most), Held()
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._steps = self._late = 0
+
+    def seen(self, stats: Stats) -> ReplicaLoad:
+        """Return the load. Late are the steps since the last call."""
+        totals, occupancy = stats.totals, stats.occupancy
+        late = 0 if totals.itl is None else totals.itl.infeasible + totals.itl.late[0]
+        steps, new_late = totals.steps - self._steps, late - self._late
+        self._steps, self._late = totals.steps, late
+        return ReplicaLoad(
+            float(stats.queued_prefill_tokens),
+            (occupancy.running + occupancy.waiting) / self._slots,
+            new_late / steps if steps > 0 and new_late >= 0 else 0.0,
+        )
 
 
 class ScalingPolicy:
@@ -100,18 +92,15 @@ class ScalingPolicy:
         self._rules = ScalingRules(**rules)
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """Return how many replicas there are to be, and the state for the next call.
+        """Return how many replicas there should be; Ray waits until it was so for long enough.
 
         Args:
             context: `ray.serve.config.AutoscalingContext`.
         """
-        held = Held(**context.policy_state.get("held", {}))
-        current = context.target_num_replicas
         loads = loads_of(context.raw_metrics or {}, context.running_replicas)
-        if len(loads) < len(context.running_replicas):  # one has not told yet
-            return current, {"held": _as_dict(held)}
-        decided, held = decide(wanted(loads, self._rules), current, held, context.current_time, self._rules)
-        return decided, {"held": _as_dict(held)}
+        if not loads or len(loads) < len(context.running_replicas):  # one has not told yet
+            return context.target_num_replicas, {}
+        return wanted(loads, self._rules), {}
 
 
 def loads_of(metrics: Mapping[str, Mapping[Any, Sequence[Any]]], replicas: Sequence[Any]) -> list[ReplicaLoad]:
@@ -126,7 +115,3 @@ def loads_of(metrics: Mapping[str, Mapping[Any, Sequence[Any]]], replicas: Seque
         for each in replicas
         if all(metrics.get(name, {}).get(each) for name in names)
     ]
-
-
-def _as_dict(held: Held) -> dict[str, float]:
-    return {"direction": held.direction, "since": held.since, "most": held.most}

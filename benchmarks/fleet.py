@@ -1,0 +1,68 @@
+"""Measure a fleet on Ray Serve (needs the extra `ray`):
+
+    python benchmarks/fleet.py overhead --json FILE
+    python benchmarks/fleet.py conversations --json FILE
+    python benchmarks/fleet.py scaling --json FILE --svg FILE
+    python benchmarks/fleet.py kills
+
+overhead        what proxy, ingress and handle take of each request and of each token, against a single server
+conversations   what is found in the cache, and the time to the first token, on three replicas, by router
+scaling         from one replica to three and back under a burst
+kills           24 streams, and five kills of the replicas that serve them: the exit status is 1 if one differs from the
+                undisturbed stream
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.fleets import conversations, overhead, scaling
+from benchmarks.fleets.kills import survive
+
+ROUTERS = ("round-robin", "ray-prefix-affinity", "prefix-aware", "expected-ttft")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("overhead", "conversations", "scaling", "kills"))
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="of scaling")
+    parser.add_argument("--url", help="of a fleet that runs already, for scaling")
+    parser.add_argument("--routers", default=",".join(ROUTERS), help="for conversations")
+    parser.add_argument("--conversations", type=int, default=12)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--streams", type=int, default=8)
+    given = parser.parse_args()
+    result: dict[str, Any] = {"load_before": os.getloadavg(), "command": " ".join(sys.argv)}
+    match given.what:
+        case "overhead":
+            result |= overhead.measure(requests=40, tokens=200, streams=given.streams)
+        case "conversations":
+            result["routers"] = [
+                conversations.measure(router, given.conversations, given.turns, seed)
+                for seed in (1,)
+                for router in given.routers.split(",")
+            ]
+        case "scaling":
+            result |= scaling.measure(given.url, calm=5, burst=40, after=60, streams=given.streams * 6)
+            if given.svg is not None:
+                given.svg.write_text(scaling.svg(result["seconds"], result["burst"]))
+        case "kills":
+            result["problems"] = asyncio.run(survive(streams=24, tokens=200, kills=5))
+    result["load_after"] = os.getloadavg()
+    if given.json is not None:
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({key: value for key, value in result.items() if key not in ("seconds", "rounds")}, indent=1))
+    return 1 if result.get("problems") else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
