@@ -23,6 +23,7 @@ from sluice.assembly.offloading import OffloadSetup, Sizes, check_effect, costs_
 from sluice.assembly.pacing import pacing_of
 from sluice.assembly.ranks import layout_of
 from sluice.assembly.resolve import offload_tier
+from sluice.assembly.ring_sizes import with_ring
 from sluice.assembly.small_operations import fuse_small_operations
 from sluice.assembly.tiers import RankPages, TierSetup, tier_setup
 from sluice.attention.backend import AttentionBackend
@@ -109,10 +110,11 @@ def load(
         torch.set_num_threads(1)
     resolved = with_diffusion(_resolve_for_model(resolved, checkpoint, model, spec, backend, reasons), spec, reasons)
     draft = load_drafter(resolved, model, spec, backend, device, kernels, checkpoint.tokenizer, progress=progress)
+    weights_bytes = module_bytes(model)
+    resolved = with_ring(resolved, config.offload, spec, backend, device, weights_bytes, reasons)
     memory = plan_memory(resolved, model, spec, backend, logit_ops, device, member.place, reasons, draft)
     tiers = tier_setup(resolved, spec, memory.shape, checkpoint.folder, layout=backend.layout, disabled=disabled)
     memory, tiers = _with_pages_of_all(memory, tiers, agree, reasons)
-    weights_bytes = module_bytes(model)
     offload = _offload(resolved, spec, memory, weights_bytes, reasons)
     check_effect(config.offload, None if offload is None else offload.limits, memory.shape.page_size)
     defaults = _sampling_defaults(resolved.model, checkpoint.folder, spec, reasons)

@@ -76,8 +76,8 @@ def plan_memory(
         ConfigError: an option that cannot be honoured; a `MemoryShortage` if there is too little memory.
     """
     rows, reasons["cuda_graph_max_bs"] = graph_rows(config, spec, device, backend)
+    kv_sizes = kv_sizes_of(config, spec, backend)
     page_dtype = kv_dtype(config.model.kv_cache_dtype, backend) or spec.dtype
-    kv_sizes = KVSizes(spec.num_layers, spec.num_kv_heads, spec.head_dim, page_dtype.itemsize, scale_bytes(page_dtype))
     page_size, running = config.cache.page_size, config.scheduler.max_running_requests
     assert page_size is not None and running is not None, f"not resolved: {config}"
     shape = DeviceShape.of(
@@ -102,6 +102,12 @@ def plan_memory(
     of_draft = 0 if draft is None else draft.sizes.token_bytes
     shape = _with_pool(shape, config, spec, kv_sizes.token_bytes + of_draft, room, reasons)
     return Memory(shape, kv_sizes, rows)
+
+
+def kv_sizes_of(config: EngineConfig, spec: ModelSpec, backend: AttentionBackend) -> KVSizes:
+    """Return the sizes of the keys and values of a token."""
+    dtype = kv_dtype(config.model.kv_cache_dtype, backend) or spec.dtype
+    return KVSizes(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype.itemsize, scale_bytes(dtype))
 
 
 def _most_samples(config: EngineConfig, spec: ModelSpec, running: int) -> int:

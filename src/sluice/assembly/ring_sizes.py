@@ -1,0 +1,134 @@
+"""The blocks of the ring, sized by how fast this machine loads and computes.
+
+Whatever its size, a block takes some tens of microseconds of Python to load, to report, to plan and to merge. So blocks
+are so large that this is little beside the load, but not so large that a chunk attends to one for longer than a step
+may take. Both rates are measured when an engine starts, which takes some milliseconds. Page sizes never depend on them:
+a page file holds pages of one size, and would start empty.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from sluice.assembly.memory import kv_sizes_of
+from sluice.assembly.offloading import CHUNK_TOKENS
+from sluice.attention.backend import AttentionBackend
+from sluice.config import EngineConfig, OffloadConfig
+from sluice.footprint import KVSizes
+from sluice.models.spec import ModelSpec
+from sluice.tiers.blocks import FileBlocks
+from sluice.tiers.checksums import Run, best_checksum, find_checksum
+
+LOAD_SECONDS = 2e-4
+"""Least time that a block should take to load."""
+WORK_SECONDS = 5e-3
+"""Most time that a chunk should take to attend to a block, if an ordinary step takes less."""
+LEAST_BLOCK, MOST_BLOCK = 1024, 16384
+"""Tokens of a block."""
+MEASURED_BYTES, PARTS, TIMES = 4 << 20, 32, 3
+"""What is loaded to measure: bytes, in so many parts, so many times."""
+SIDE = 512
+"""Rows and columns of the matrices that are multiplied to measure."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRates:
+    """How fast a machine is."""
+
+    loading: float
+    """Bytes per second that one thread reads from the system's page cache and checks."""
+    flops: float
+    """FLOP per second of a matrix product, on the threads that compute."""
+
+
+def measured_rates(dtype: torch.dtype, threads: int) -> MeasuredRates:
+    """Measure this machine for some milliseconds."""
+    return MeasuredRates(_loading_rate(), _matrix_rate(dtype, threads))
+
+
+def _loading_rate() -> float:
+    checksum = find_checksum(best_checksum())
+    file = FileBlocks(os.memfd_create("sluice-rates"))
+    try:
+        target = memoryview(bytearray(MEASURED_BYTES))
+        file.write([target], 0)
+        half = MEASURED_BYTES // 2
+        k, v = target[:half], target[half:]
+        size = half // PARTS
+        run = Run(
+            np.arange(PARTS, dtype=np.int64) * 2 * size,
+            np.full(PARTS, checksum.of(k[:size], v[:size]), dtype=np.uint32),
+            k,
+            v,
+        )
+        return MEASURED_BYTES / min(_seconds(lambda: file.read_run(checksum, run)) for _ in range(TIMES))
+    finally:
+        file.close()
+
+
+def _matrix_rate(dtype: torch.dtype, threads: int) -> float:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        matrix = torch.ones((SIDE, SIDE), dtype=dtype)
+        return 2.0 * SIDE**3 / min(_seconds(lambda: matrix @ matrix) for _ in range(TIMES))
+    finally:
+        torch.set_num_threads(before)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def block_tokens(rates: MeasuredRates, spec: ModelSpec, kv: KVSizes, page_size: int, step_seconds: float) -> int:
+    """Return the tokens of a block, a multiple of the page size.
+
+    Args:
+        step_seconds: what an ordinary chunk of a step takes.
+    """
+    wanted = rates.loading * LOAD_SECONDS / kv.layer_token_bytes
+    of_token = CHUNK_TOKENS["cpu"] * 4 * spec.num_heads * spec.head_dim / rates.flops
+    bounded = min(max(wanted, LEAST_BLOCK), max(WORK_SECONDS, step_seconds) / of_token, MOST_BLOCK)
+    rounded = 1 << round(math.log2(max(bounded, 1)))
+    return -(-rounded // page_size) * page_size
+
+
+def with_ring(
+    config: EngineConfig,
+    asked: OffloadConfig,
+    spec: ModelSpec,
+    backend: AttentionBackend,
+    device: torch.device,
+    weights_bytes: int,
+    reasons: dict[str, str],
+) -> EngineConfig:
+    """Return a resolved config with a ring for this machine and model, where it was not given.
+
+    Args:
+        asked: the options as they were given.
+    """
+    threads, page_size = config.model.threads, config.cache.page_size
+    is_open = asked.ring_block_tokens is None and config.offload.ring_block_tokens is not None
+    if not is_open or device.type != "cpu":
+        return config
+    assert page_size is not None and threads is not None, f"not resolved: {config}"
+    kv = kv_sizes_of(config, spec, backend)
+    rates = measured_rates(spec.dtype, threads)
+    limits = config.scheduler.limits()
+    step_tokens = limits.chunked_prefill_size or limits.max_batch_tokens
+    step_seconds = step_tokens * 2 * weights_bytes / spec.weight_bytes / rates.flops
+    tokens = block_tokens(rates, spec, kv, page_size, step_seconds)
+    reasons["ring_block_tokens"] = (
+        f"blocks load in {1e3 * tokens * kv.layer_token_bytes / rates.loading:.2g} ms, measured at the start:"
+        f" {rates.loading / 1e9:.2g} GB/s read and checked beside {rates.flops / 1e9:.3g} GFLOP/s"
+    )
+    return replace(config, offload=replace(config.offload, ring_block_tokens=tokens))
