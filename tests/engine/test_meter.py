@@ -84,6 +84,16 @@ def test_drafts_are_counted_by_their_position() -> None:
     assert totals.prefill_tokens == 3
 
 
+def test_drafts_behind_a_token_that_ends_the_answer_are_not_counted() -> None:
+    """More guesses were accepted than the answer has tokens."""
+    limits = limits_of(chunk=8, running=1, num_draft_tokens=6)
+    world = World(limits, num_pages=32, page_size=2, drafts_right=1.0, drafts_eager=True)
+    engine = engine_of(world)
+    engine.link.put(Submit(0, (0, 0, 1), resolved(12, stop_token_ids=(1,))))
+    drafts = finish(engine).totals.drafts
+    assert 0 < drafts.accepted < len(engine.link.tokens(0)) < drafts.drafted
+
+
 def test_steps_are_counted_by_what_they_held() -> None:
     engine = engine_of()
     engine.link.put(Submit(0, (1,), resolved(3)), Submit(1, (0,) * 10, resolved(1)))

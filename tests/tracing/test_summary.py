@@ -325,3 +325,12 @@ def test_drafts_are_summed_up_by_request_and_in_all(tmp_path: Path) -> None:
     assert f"drafts    {summary.drafted} in {summary.draft_rows} rows, {summary.accepted} accepted" in text
     assert "drafted  accepted  a row" in text
     assert "drafts  " not in report(summary_of(record(tmp_path / "none", STREAM)), table=True)
+
+
+def test_drafts_behind_a_token_that_ends_the_answer_are_not_summed_up(tmp_path: Path) -> None:
+    limits = replace(WORLD.limits, num_draft_tokens=6)
+    world = replace(WORLD, limits=limits, drafts_right=1.0, drafts_eager=True)
+    path = record(tmp_path / "trace", Arrival(0, Submit(0, (0, 0, 1), resolved(12, stop_token_ids=(1,)))), world=world)
+    summary = summary_of(path)
+    (row,) = summary.table
+    assert 0 < summary.accepted == row.accepted < row.output_tokens < summary.drafted

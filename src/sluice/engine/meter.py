@@ -100,7 +100,8 @@ class GrammarTotals(NamedTuple):
 
 
 class DraftTotals(NamedTuple):
-    """Counts of drafts since the engine began, without those of steps and rows that failed."""
+    """Counts of drafts since the engine began, without those of steps and rows that failed, and of those behind a token
+    that ended a request."""
 
     rows: int = 0
     """Rows with drafts."""
@@ -198,17 +199,13 @@ class DraftMeter:
         self._rows = self._drafted = 0
         self._accepted_at: list[int] = []
 
-    def ended(self, plan: BatchPlan, result: BatchResult) -> None:
-        """Count the drafts of a step that has some."""
-        sampling = [chunk for chunk in plan.chunks if chunk.samples]
-        for chunk, tokens, accepted in zip(sampling, result.token_ids, result.accepted, strict=True):
-            if not chunk.num_drafts or not tokens:
-                continue
-            self._rows += 1
-            self._drafted += chunk.num_drafts
-            self._accepted_at += [0] * (chunk.num_drafts - len(self._accepted_at))
-            for position in range(accepted):
-                self._accepted_at[position] += 1
+    def sent(self, output: Output) -> None:
+        """Count the drafts of the row that an output is of, which has some."""
+        self._rows += 1
+        self._drafted += output.num_drafted
+        self._accepted_at += [0] * (output.num_drafted - len(self._accepted_at))
+        for position in range(output.num_accepted):
+            self._accepted_at[position] += 1
 
     def totals(self) -> DraftTotals:
         return DraftTotals(self._rows, self._drafted, sum(self._accepted_at), tuple(self._accepted_at))
@@ -264,8 +261,6 @@ class Meter:
         self._bound_by[plan.bound_by] += 1
         self._tokens.add(tokens)
         self._step_seconds.add(times.launch_seconds + times.wait_seconds)
-        if result is not None and result.accepted:
-            self._drafts.ended(plan, result)
         if plan.pace is not None and not failed:
             self._pace.ended(plan.pace, times.micros, has_streams=decodes > 0)
 
@@ -274,6 +269,8 @@ class Meter:
         for output in outputs:
             self._blocks += output.num_passes > 0
             self._passes += output.num_passes
+            if output.num_drafted:
+                self._drafts.sent(output)
             if output.start == 0 and (output.token_ids or output.embedding):
                 self._first_token(output.request_id, now)
             if output.finish_reason is not None:

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from sluice.tracing.file import Line
@@ -119,10 +120,15 @@ class RequestRun:
     drafted: int = 0
     accepted: int = 0
     priority_class: str = ""
-    is_continued: bool = False
-    """An engine before gave it tokens."""
+    outputs_before: int = 0
+    """Tokens that an engine before gave it."""
     end: End | None = None
     ended_at: float | None = None
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether an engine before gave it tokens."""
+        return self.outputs_before > 0
 
     @property
     def preemptions(self) -> int:
@@ -183,7 +189,7 @@ def read_run(lines: Iterable[Line]) -> Run:
                     add.prompt_len,
                     arrived_at=add.arrived_at,
                     priority_class=add.priority_class,
-                    is_continued=add.num_outputs > 0,
+                    outputs_before=add.num_outputs,
                 )
             case Add(refused=message) as add:
                 run.refused.append(Refusal(add.request_id, message or ""))
@@ -213,6 +219,7 @@ def _add_step(run: Run, record: Step) -> None:
     if record.launched_at is None or record.ended_at is None or record.number is None:
         run.unended += 1
         return
+    rows = kept(run, record)
     decodes = {each.chunk.request_id for each in plan.slices if each.is_decode}
     prefills = [chunk for chunk in plan.chunks[plan.num_decodes :] if chunk.request_id not in decodes]
     run.steps.append(
@@ -237,9 +244,9 @@ def _add_step(run: Run, record: Step) -> None:
             pace=plan.pace,
             stage_micros=record.stage_micros,
             with_drafts=sum(chunk.num_drafts > 0 for chunk in plan.chunks),
-            brought=sum(count > 0 for chunk, count in sampled(record) if chunk.num_drafts),
+            brought=sum(row.num_tokens > 0 for row in rows if row.chunk.num_drafts),
             drafted=plan.num_drafts,
-            accepted=sum(record.accepted),
+            accepted=sum(row.accepted for row in rows),
         )
     )
     run.failed_copies += sum(copy.error is not None for copy in record.copies)
@@ -247,22 +254,20 @@ def _add_step(run: Run, record: Step) -> None:
     for chunk in prefills:
         if (request := run.requests.get(chunk.request_id)) is not None:
             request.chunks += 1
-    for chunk, count in sampled(record):
-        request = run.requests.get(chunk.request_id)
+    for row in rows:
+        request = run.requests.get(row.chunk.request_id)
         if request is not None and request.end is None:
-            request.token_times.extend([record.ended_at] * count)
-    _add_drafts(run, record)
+            request.token_times.extend([record.ended_at] * row.num_tokens)
+            _add_drafts(request, row)
     _add_failures(run, record)
     _end_requests(run, record.ends, record.ended_at)
 
 
-def _add_drafts(run: Run, record: Step) -> None:
-    for (chunk, count), accepted in zip(sampled(record), record.accepted, strict=False):
-        request = run.requests.get(chunk.request_id)
-        if count and chunk.num_drafts and request is not None and request.end is None:
-            request.draft_rows += 1
-            request.drafted += chunk.num_drafts
-            request.accepted += accepted
+def _add_drafts(request: RequestRun, row: Row) -> None:
+    if row.num_tokens and row.chunk.num_drafts:
+        request.draft_rows += 1
+        request.drafted += row.chunk.num_drafts
+        request.accepted += row.accepted
 
 
 def _add_failures(run: Run, record: Step) -> None:
@@ -293,8 +298,30 @@ def _end_requests(run: Run, ends: Sequence[End], at: float) -> None:
         request = run.requests.get(end.request_id)
         if request is not None and request.end is None:
             request.end, request.ended_at = end, at
-            # A row with forced tokens may have brought more than the request may have.
-            del request.token_times[end.num_outputs :]
+
+
+class Row(NamedTuple):
+    """A row of a step that samples."""
+
+    chunk: Chunk
+    num_tokens: int
+    """Tokens that it gave its request."""
+    accepted: int
+    """Drafts among them."""
+
+
+def kept(run: Run, record: Step) -> list[Row]:
+    """Return the rows of a step that sample, before the step is counted. A row may have brought more than it gave its
+    request, behind a token that ended this."""
+    ends = {end.request_id: end.num_outputs for end in record.ends}
+    rows = []
+    for (chunk, count), accepted in zip(sampled(record), chain(record.accepted, repeat(0)), strict=False):
+        request = run.requests.get(chunk.request_id)
+        if request is not None and request.end is None and request.request_id in ends:
+            left = ends[request.request_id] - request.outputs_before - len(request.token_times)
+            count = max(0, min(count, left))
+        rows.append(Row(chunk, count, min(count, accepted)))
+    return rows
 
 
 def sampled(record: Step) -> Iterator[tuple[Chunk, int]]:
