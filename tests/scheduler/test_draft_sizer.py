@@ -250,3 +250,42 @@ def test_the_first_step_of_a_shape_teaches_nothing() -> None:
     assert prices.price(1) == before
     prices.add(1, 4, 1400.0)
     assert prices.price(1).of(4) == pytest.approx(1350, rel=0.1)
+
+
+def test_a_first_step_that_took_no_longer_teaches() -> None:
+    """In large batches hardly two steps have equally many drafts, and none of them counted."""
+    prices = StepPrices()
+    for _ in range(5):
+        prices.add(1, 0, 1000.0)
+    for drafts in range(1, 9):
+        prices.add(1, drafts, 1000.0 + 100 * drafts)
+    assert prices.price(1).of(8) == pytest.approx(1800, rel=0.05)
+
+
+READ = 100.0
+"""What reading a long context costs, in tokens."""
+
+
+def alone(sizer: DraftSizer, right: int, rows: int, each: float = 1.0) -> list[int]:
+    """Return how many drafts so many rows of a long context have, of which at most so many are accepted."""
+    counts = []
+    for _ in range(rows):
+        count = sizer.choose_alone(Offer(1, 6, 4), [READ + each * drafts for drafts in range(1 + MOST)])
+        if count:
+            sizer.verified(1, count, min(right, count))
+        counts.append(count)
+    return counts
+
+
+def test_a_row_of_its_own_has_the_drafts_that_its_cost_says() -> None:
+    assert alone(DraftSizer(MOST), right=6, rows=20)[-5:] == [6] * 5
+    assert alone(DraftSizer(MOST), right=6, rows=20, each=2 * READ)[0] == 0
+
+
+def test_a_row_of_its_own_learns_that_its_drafts_are_wrong() -> None:
+    """An offloaded request was guessed for wrongly with each token, as nothing was learnt of it."""
+    counts = alone(DraftSizer(MOST), right=0, rows=400, each=READ / 4)
+    assert counts[0] > 0
+    probed = [count for count in counts[-200:] if count]
+    assert 200 / PROBE_AFTER / 2 <= len(probed) <= 200 / PROBE_AFTER
+    assert max(probed) <= PROBE_DRAFTS

@@ -12,7 +12,7 @@ from sluice.scheduler.drafting import STEP_DRAFTS
 from sluice.scheduler.guesser import Drafts, RunnerGuesser
 from sluice.scheduler.measured_drafter import MeasuredDrafter, drafter_of
 from sluice.scheduler.ngram import NgramGuesser
-from sluice.scheduler.request import Request
+from sluice.scheduler.request import Request, Status
 from sluice.testing import resolved
 from sluice.types import NGRAM, BatchPlan, DraftLimits
 from worlds import Bench, World, check_ends, limits_of
@@ -159,3 +159,14 @@ def test_a_request_that_has_drafts_is_asked_for_in_each_step() -> None:
         chosen = drafter.choose(2, found, 4)
         drafter.verified(request, len(chosen[1]), len(chosen[1]))
     assert guesser.asked == 20 + 10
+
+
+def test_what_a_large_batch_costs_says_nothing_of_a_context_longer_than_the_device() -> None:
+    """An offloaded request had no drafts for as long as the last batch of others had been large."""
+    drafter = drafter_of(DraftLimits(NGRAM), 4)
+    request = Request(Submit(1, (1, 2) * 20, resolved(1000)))
+    assert not drafter.pays(64)
+    assert not drafter.wants(request)
+    request.status = Status.OFFLOADED
+    assert drafter.wants(request)
+    assert drafter.propose_alone(request, [100.0, 100.0, 100.0]) == (1, 2)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from recording import RecordingRunner
 from sluice.engine.messages import BlocksLoaded, Submit
+from sluice.scheduler.request import Request
 from sluice.testing import ShadowRunner, ShadowTiers, resolved
 from sluice.types import BatchPlan, Bound, FinishReason, Tier, TierLimits
 from tier_worlds import TierBench
@@ -479,3 +481,30 @@ def test_steps_of_offloaded_work_grow_where_there_is_time() -> None:
     chunks = [chunk.length for plan in runner.plans for chunk in plan.chunks if chunk.request_id == 1]
     assert chunks[0] <= 16
     assert len(chunks) < 8
+
+
+@pytest.mark.parametrize(
+    ("wants", "is_early"),
+    [(lambda request: False, True), (lambda request: True, False), (lambda request: not request.drafts, False)],
+    ids=["never", "always", "until it has drafts"],
+)
+def test_blocks_of_a_decode_are_read_early_unless_it_waits_for_drafts(
+    wants: Callable[[Request], bool], is_early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a drafter the blocks of each token were read when the last one was known, though there was nothing to guess.
+    Nothing is begun behind drafts in flight: where it begins is not known."""
+    world = reported_world()
+    world = replace(world, limits=replace(world.limits, num_draft_tokens=4))
+    bench = Bench.of(world, runner := RecordingRunner(world.shadow()))
+    monkeypatch.setattr(bench.scheduler.state.drafter, "wants", wants)
+    submit = Submit(0, prompt(60), resolved(40))
+    bench.link.put(submit)
+    bench.step()
+    while not bench.is_idle:
+        if bench.scheduler.awaits_report:
+            bench.link.put(begun(runner.plans))
+        bench.step()
+    check_ends(bench, {0: submit})
+    slices = [plan.slices for plan in runner.plans if len(plan.slices) > 1 and plan.slices[1].is_decode]
+    assert bool(slices) == is_early
+    assert any(plan.num_drafts for plan in runner.plans) != is_early

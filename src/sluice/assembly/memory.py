@@ -112,11 +112,12 @@ def kv_sizes_of(config: EngineConfig, spec: ModelSpec, backend: AttentionBackend
 
 def _most_samples(config: EngineConfig, spec: ModelSpec, running: int) -> int:
     """Return the positions at which a step samples at most. A request samples behind each of its drafts, and at every
-    position of its open block, as so many decodes do."""
+    position of its open block, as so many decodes do. One whose context is longer than the device has drafts besides
+    those of the others."""
     if spec.diffusion is not None:
         return running * spec.diffusion.block_size
     drafts = config.speculative.drafts()
-    return running + min(running * drafts, most_drafts(drafts))
+    return running + min(running * drafts, most_drafts(drafts) + drafts)
 
 
 def _with_pool(

@@ -24,6 +24,9 @@ PLAIN_AFTER = 120
 """Steps with drafts, one after the other, before one without."""
 CLIP = 3.0
 """A step counts as if it had taken at most so many times what was expected: a lone pause says nothing."""
+SUSPECT = 2.0
+"""The first step of a shape may be captured, which takes long. It does not count if it took more than so many times
+what was expected."""
 RAMP = 2
 """Times the drafts that a step was seen with that the next one may have."""
 
@@ -118,10 +121,11 @@ class StepPrices:
         Args:
             micros: above 0.
         """
-        if drafts and (rows, drafts) not in self._shapes:
-            self._shapes.add((rows, drafts))  # such a step may be captured when it runs first, which takes long
-            return
         key = rows.bit_length()
+        if drafts and (rows, drafts) not in self._shapes:
+            self._shapes.add((rows, drafts))
+            if micros > SUSPECT * self._price(key).of(drafts):
+                return
         known = self._ranges.get(key)
         if known is None:
             known = self._ranges[key] = Range()

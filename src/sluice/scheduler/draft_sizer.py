@@ -127,6 +127,8 @@ class DraftSizer:
         self._records: dict[int, Record] = {}
         self._without = 0
         """Steps one after the other in which no guess was worth it."""
+        self._without_alone = 0
+        """The same for rows that are computed apart."""
 
     @property
     def num_requests(self) -> int:
@@ -168,9 +170,28 @@ class DraftSizer:
             counts[likeliest] = min(PROBE_DRAFTS, offers[likeliest].drafts, at_most)
         for offer, of_row, count in zip(offers, chances, counts, strict=True):
             if count:
-                record = self._records.setdefault(offer.request_id, Record())
-                record.match, record.chances = offer.match, of_row
+                self._chosen(offer, of_row)
         return counts
+
+    def choose_alone(self, offer: Offer, costs: Sequence[float]) -> int:
+        """Return how many drafts a row has that is computed apart from the others of its step, as one is whose context
+        is longer than the device.
+
+        Args:
+            costs: of the row without drafts, with one, with two, and so on, as far as it may have some.
+        """
+        chances = self._chances(offer, 0.0)[: len(costs) - 1]
+        tokens, best, count = 1.0, EDGE / costs[0], 0
+        for drafts, chance in enumerate(chances, start=1):
+            tokens += chance
+            if tokens / costs[drafts] > best:
+                best, count = tokens / costs[drafts], drafts
+        self._without_alone = 0 if count else self._without_alone + 1
+        if self._without_alone > PROBE_AFTER:
+            self._without_alone, count = 0, min(PROBE_DRAFTS, len(chances))
+        if count:
+            self._chosen(offer, chances)
+        return count
 
     def verified(self, request_id: int, drafts: int, accepted: int) -> None:
         """Learn from a row whose drafts were checked.
@@ -196,6 +217,11 @@ class DraftSizer:
     def forget(self, request_id: int) -> None:
         """Forget a request that has ended."""
         self._records.pop(request_id, None)
+
+    def _chosen(self, offer: Offer, chances: Sequence[float]) -> None:
+        """Note what is expected of drafts that were chosen."""
+        record = self._records.setdefault(offer.request_id, Record())
+        record.match, record.chances = offer.match, chances
 
     def _chances(self, offer: Offer, least: float) -> list[float]:
         record = self._records.get(offer.request_id)

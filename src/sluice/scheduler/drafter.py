@@ -24,8 +24,8 @@ class Drafter(Protocol):
         ...
 
     def pays(self, rows: int) -> bool:
-        """Return whether drafts may be worth it in a step of so many decodes. If not, none are asked for. Called once
-        for a step; one without decodes may have drafts of contexts longer than the device."""
+        """Return whether drafts may be worth it in a step of so many decodes. If not, none of these is asked
+        for. Called once for a step."""
         ...
 
     def awake(self, requests: Sequence[Request]) -> Sequence[Request]:
@@ -37,6 +37,15 @@ class Drafter(Protocol):
 
         Args:
             at_most: 1 or more.
+        """
+        ...
+
+    def propose_alone(self, request: Request, costs: Sequence[float]) -> Sequence[int]:
+        """Return guesses that are worth to be checked, as `propose`, for a row that is computed apart from the others
+        of its step, since its context is longer than the device.
+
+        Args:
+            costs: of the row without drafts, with one, with two, and so on, as far as it may have some; two or more.
         """
         ...
 

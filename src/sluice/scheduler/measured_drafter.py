@@ -13,7 +13,7 @@ from typing import NamedTuple
 from sluice.scheduler.draft_sizer import DraftSizer, Offer
 from sluice.scheduler.guesser import Guesser, RunnerGuesser
 from sluice.scheduler.ngram import NgramGuesser
-from sluice.scheduler.request import Request
+from sluice.scheduler.request import Request, Status
 from sluice.types import NGRAM, DraftLimits
 
 LONGEST_PAUSE = 64
@@ -64,14 +64,16 @@ class MeasuredDrafter:
     def wants(self, request: Request) -> bool:
         """Return whether there is likely to be a good guess. After each that was wrong twice as many tokens overlap.
         Where none is likely, the request rests."""
-        if not self._pays or self._is_resting(request):
+        is_alone = request.status is Status.OFFLOADED  # whatever the steps of the others are like
+        if not is_alone and (not self._pays or self._is_resting(request)):
             return False
         misses = self._misses.get(request.id)
         if misses is not None and len(request.tokens) < misses.until:
             return False
         if self._guesser.hopes(request):
             return True
-        self._rest(request.id)
+        if not is_alone:
+            self._rest(request.id)
         return False
 
     def pays(self, rows: int) -> bool:
@@ -95,6 +97,11 @@ class MeasuredDrafter:
     def propose(self, request: Request, at_most: int) -> Sequence[int]:
         token_ids, self._matches[request.id] = self._guesser.propose(request, at_most)
         return token_ids
+
+    def propose_alone(self, request: Request, costs: Sequence[float]) -> Sequence[int]:
+        token_ids, match = self._guesser.propose(request, len(costs) - 1)
+        count = self._sizer.choose_alone(Offer(request.id, len(token_ids), match), costs) if token_ids else 0
+        return token_ids[:count]
 
     def choose(self, rows: int, found: Mapping[int, Sequence[int]], at_most: int) -> dict[int, Sequence[int]]:
         offers = [Offer(request_id, len(drafts), self._matches[request_id]) for request_id, drafts in found.items()]

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from sluice.kv.offload import OffloadLease
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.cost import Load
+from sluice.scheduler.drafter import Drafter
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import OpenChunk, SchedulerState
 from sluice.types import Chunk, ChunkSlice, OffloadLimits
@@ -88,9 +89,9 @@ def next_request(
     for request in state.offloaded.values():
         may_be_early = is_early and not request.submit.grammar and not request.drafts
         wants = request.has_more if may_be_early else request.wants_chunk()
-        if request.pending and wants_drafts(state, request):
+        if not wants or not kinds.have(request) or waits_for_drafts(state, request):
             continue
-        if kinds.have(request) and wants and length_of(state, limits, request) > 0:
+        if length_of(state, limits, request) > 0:
             return request
     return None
 
@@ -104,20 +105,28 @@ def length_of(state: SchedulerState, limits: OffloadLimits, request: Request) ->
     return length if length == request.extend_len else length - (start + length) % size
 
 
-def wants_drafts(state: SchedulerState, request: Request) -> bool:
-    """Return whether its next chunk is to have drafts, and so waits until nothing of the request is pending. A drafter
-    of the runner reads the device, and nothing that lies behind it. Where a chunk attends to a selection of blocks, it
-    is that of its first token, so drafts would change what the others attend to."""
+def waits_for_drafts(state: SchedulerState, request: Request) -> bool:
+    """Return whether a request that could go on waits until nothing of it is pending, so that its next chunk may have
+    drafts."""
+    drafter = drafter_for(state, request)
+    return request.pending > 0 and drafter is not None and drafter.wants(request)
+
+
+def drafter_for(state: SchedulerState, request: Request) -> Drafter | None:
+    """Return what guesses the tokens of a request; None if its next chunk can have no drafts. A drafter of the runner
+    reads the device, and nothing that lies behind it. Where a chunk attends to a selection of blocks, it is that of its
+    first token, so drafts would change what the others attend to."""
     drafter = state.drafter
     if drafter is None or drafter.in_runner or is_prefill(request) or state.kv.offload.limits.decode_blocks:
-        return False
-    return not request.lookahead or drafter.wants(request)
+        return None
+    return drafter
 
 
 def drafts_of(state: SchedulerState, limits: OffloadLimits, request: Request) -> tuple[int, ...]:
     """Return the drafts of its next chunk: as many as the window has room for, and as do not double its cost. Its
     context is read once for all of them, which makes a token dear where there are none."""
-    if state.drafter is None or request.pending or not wants_drafts(state, request):
+    drafter = drafter_for(state, request)
+    if drafter is None or request.pending:
         return ()
     lease, size = lease_of(request), state.kv.page_size
     at_most = min(
@@ -127,8 +136,8 @@ def drafts_of(state: SchedulerState, limits: OffloadLimits, request: Request) ->
     )
     groups = limits.groups(lease.stored, is_decode=True)
     costs = [groups * limits.cost_of_group(n, size) + limits.cost_of_rest(n) for n in range(1, at_most + 2)]
-    at_most = sum(cost <= 2 * costs[0] for cost in costs) - 1
-    return tuple(state.drafter.propose(request, at_most)) if at_most > 0 else ()
+    costs = [cost for cost in costs if cost <= 2 * costs[0]]
+    return tuple(drafter.propose_alone(request, costs)) if len(costs) > 1 else ()
 
 
 def opened(state: SchedulerState, limits: OffloadLimits, request: Request, batch: BatchBuilder) -> OpenChunk:

@@ -56,6 +56,9 @@ class OracleDrafter:
         count = min(at_most, int(share * (at_most + 2)))
         return (0,) * count if self.in_runner else self.guesses(request.tokens, request.submit, count)
 
+    def propose_alone(self, request: Request, costs: Sequence[float]) -> Sequence[int]:
+        return self.propose(request, len(costs) - 1)
+
     def guesses(self, tokens: Sequence[int], submit: Submit, count: int) -> tuple[int, ...]:
         """Return so many guesses of what follows the tokens of a request."""
         known = array("i", tokens)
