@@ -1,9 +1,11 @@
-"""Record the run that the page at `/` shows beside its experiment: this server with chunks turned off.
+"""Record a run that is shown beside others: a long prompt, read while streams run.
 
     python benchmarks/record_page.py --machine "2 cores of a virtual machine"
+    python benchmarks/record_page.py --machine "2 cores of a virtual machine" --chunked --out FILE
 
-Streams of the bundled model run; a long prompt is sent beside them, and read in one piece. The events of `/v1/trace`
-are written as the page reads them.
+Streams of the bundled model run; a long prompt is sent beside them. The first command turns chunks off, so that it is
+read in one piece, and writes the run that the page at `/` shows beside its experiment; the second leaves them as they
+are by default. The events of `/v1/trace` are written as the page reads them. `streams_picture.py` draws both.
 """
 
 from __future__ import annotations
@@ -67,12 +69,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machine", required=True, help="in words, as the page names it")
     parser.add_argument("--before", type=float, default=1.2, help="seconds before the long prompt")
-    parser.add_argument("--after", type=float, default=4.0, help="seconds behind it")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--after", type=float, default=8.0, help="seconds behind it")
+    parser.add_argument("--chunked", action="store_true", help="read the prompt in chunks, as by default")
+    parser.add_argument("--out", type=Path, help=f"default: {OUT.name} of the page; needed with --chunked")
     args = parser.parse_args()
+    if args.chunked and args.out is None:
+        parser.error("--chunked needs --out FILE")
+    out = args.out or OUT
+    options = [] if args.chunked else ["--chunked-prefill-size", "-1"]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "sluice", "serve", "--port", str(port), "--chunked-prefill-size", "-1"]
+    command = [sys.executable, "-m", "sluice", "serve", "--port", str(port), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
@@ -84,8 +91,8 @@ def main() -> None:
         finally:
             server.terminate()
     content = {"machine": args.machine, "model": events[0]["model"], "tokens": TOKENS, "events": events}
-    args.out.write_text(json.dumps(content, separators=(",", ":")) + "\n")
-    print(f"{len(events)} events, {args.out.stat().st_size} bytes in {args.out}")
+    out.write_text(json.dumps(content, separators=(",", ":")) + "\n")
+    print(f"{len(events)} events, {out.stat().st_size} bytes in {out}")
 
 
 if __name__ == "__main__":
