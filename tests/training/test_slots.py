@@ -8,9 +8,11 @@ from collections import Counter
 
 import pytest
 
+from training import small_talk
 from training.dialogue import Turn
 from training.slots import attributes, copying, documents, evaluate, lexicon, relations, talk, verbs
 from training.slots.facts import FactSource
+from training.slots.noise import framed
 from training.slots.phrasings import Phrasings, pattern, skeleton
 from training.slots.questions import Case, absent_case, copy_case, fact_case, handwritten
 from training.words import Namer
@@ -186,3 +188,21 @@ def test_the_evaluation_asks_each_kind_at_each_length() -> None:
     groups = Counter(case.group for case in asked)
     assert {count for group, count in groups.items() if "by hand" not in group} == {2}
     assert len(groups) == 3 * 2 + 1 + 2
+
+
+def test_a_value_at_the_head_of_a_sentence_keeps_its_letters() -> None:
+    """A capital there would make another string of it."""
+    facts = [FactSource(names(seed)).draw() for seed in range(400)]
+    told = [(fact, framed(random.Random(index), fact)) for index, fact in enumerate(facts)]
+    assert all(fact.value in text for fact, text in told)
+    assert all(text[0] == text[0].upper() or fact.begins_with_value for fact, text in told)
+
+
+def test_small_talk_says_what_it_cannot() -> None:
+    asked = dict(talk.exchange(names(seed)) for seed in range(600))
+    assert {answer for asked, answer in asked.items() if re.search(r"\d\s*[-+*/]\s*\d", asked)} == {talk.CANNOT_ADD}
+    assert {answer for asked, answer in asked.items() if "essay" in asked.lower()} == {talk.CANNOT}
+    assert talk.NOTHING_READ in asked.values()
+    assert set(talk.OWN_ANSWERS) <= {sayings[0] for sayings, _ in small_talk.TALK}
+    said = {saying.lower().rstrip("?.!") for sayings, _ in small_talk.TALK for saying in sayings}
+    assert not said & set(talk.WISHES)

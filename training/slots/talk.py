@@ -27,7 +27,7 @@ WISHES = ways(
     | translate this into German | write a program that sorts {n}s | write code for a {n} | make a picture of a {n}
     | draw a {n} | play a song | summarise this book for me | explain the {n} to me | plan my holidays
     | book a {j} {n} for me | search the web for {n}s | open the {n} | send an email to my {n} | set an alarm
-    | tell me a joke | tell me a story | write a story | solve this puzzle | correct my spelling
+    | tell me a story | write a story | solve this puzzle | correct my spelling
     | write a letter to the {n} | make a list of {n}s | give me advice about my {n} | think of a name for my {n}
     """
 )
