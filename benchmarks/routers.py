@@ -3,6 +3,8 @@
 python benchmarks/routers.py --replicas 4 --seeds 5
 python benchmarks/routers.py --case unequal      # the last replica computes at 0.4 of the speed of the others
 python benchmarks/routers.py --case bursts       # conversations begin 20 at a time
+python benchmarks/routers.py --case strangers    # conversations have no common prefix
+python benchmarks/routers.py --case single       # nothing is cached: as many single requests, of about 450 tokens
 
 Replicas have the costs of a model of 0.6 billion parameters on two cores of a CPU, rounded: about 280 tokens of prefill
 a second. Times are simulated, so they are the same on every machine.
@@ -11,7 +13,7 @@ a second. Times are simulated, so they are the same on every machine.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -33,8 +35,9 @@ LIMITS = SchedulerLimits(
     schedule="mixed", chunked_prefill_size=128, max_batch_tokens=192, max_running_requests=64, max_partial_prefills=4
 )
 SETUP = SchedulerSetup(LIMITS, num_pages=2048, page_size=16)
+TURNS = 5
 TALKS = {
-    "turns": 5,
+    "turns": TURNS,
     "think_ms": 8000.0,
     "shared_prefix_tokens": 256,
     "prompt_tokens": "lognormal:120:0.8",
@@ -52,6 +55,8 @@ class Case(NamedTuple):
     """Speed of the last replica."""
     prefix: int = 256
     """Tokens that all conversations begin with."""
+    talks: bool = True
+    """Conversations; off: single requests."""
 
 
 CASES = {
@@ -59,17 +64,21 @@ CASES = {
     "unequal": Case(slowest=0.4),
     "bursts": Case(burst=20),
     "strangers": Case(prefix=0),
+    "single": Case(prefix=0, talks=False),
 }
 
 
 def arrivals_of(case: Case, talks: int, rate: float, seed: int) -> Sequence[Arrival]:
-    """Return the turns of conversations, of which `rate` begin in a second."""
+    """Return the turns of conversations, of which `rate` begin in a second; or as many single requests."""
+    given: dict[str, Any] = TALKS | {"seed": seed, "shared_prefix_tokens": case.prefix}
+    if not case.talks:
+        given |= {"turns": 1, "think_ms": 0.0, "prompt_tokens": "lognormal:330:0.8"}
+        talks, rate = talks * TURNS, rate * TURNS
     if case.burst > 1:
-        when: Mapping[str, Any] = {"burst_size": case.burst, "burst_interval_ms": 1000 * case.burst / rate}
+        given |= {"burst_size": case.burst, "burst_interval_ms": 1000 * case.burst / rate}
     else:
-        when = {"request_rate": rate}
-    given = TALKS | when | {"num_requests": talks, "seed": seed, "shared_prefix_tokens": case.prefix}
-    return synthetic_arrivals(given, ms_per_token=MS_PER_TOKEN)
+        given |= {"request_rate": rate}
+    return synthetic_arrivals(given | {"num_requests": talks}, ms_per_token=MS_PER_TOKEN)
 
 
 def simulated(name: str, arrivals: Sequence[Arrival], case: Case, count: int, seed: int) -> Sequence[Record]:
@@ -102,7 +111,7 @@ def main() -> None:
     args = parser.parse_args()
     case = CASES[args.case]
     loads = [arrivals_of(case, args.talks, args.rate, seed) for seed in range(args.seeds)]
-    print(f"{args.case}: {args.talks * TALKS['turns']} requests to {args.replicas} replicas, {args.seeds} workloads")
+    print(f"{args.case}: {args.talks * TURNS} requests to {args.replicas} replicas, {args.seeds} workloads")
     print(f"{'router':14} {'TTFT p50, s':>20} {'TTFT p99, s':>20} {'end to end, s':>20} {'cached, %':>16}")
     for name in args.routers.split(","):
         rows = [figures(simulated(name, arrivals, case, args.replicas, seed)) for seed, arrivals in enumerate(loads)]

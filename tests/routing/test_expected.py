@@ -45,10 +45,10 @@ def test_a_session_stays_where_its_pages_are() -> None:
 def test_a_session_stays_although_another_replica_is_a_little_sooner() -> None:
     """The computing that its pages save is paid by those that come after it. Without a session the replica that is
     sooner has it."""
-    for session, stays in (("talk", True), (None, False)):
+    for session, queued, stays in (("talk", 400, True), ("talk", 500, False), (None, 400, False)):
         router = dispatcher()
         home = served(router, 0, Asked(text(1, 320), session=session))
-        router.update(home, idle(queued=400), 1.0)
+        router.update(home, idle(queued=queued), 1.0)
         router.update({"0": "1", "1": "0"}[home], idle(), 1.0)
         assert (router.route(1, Asked(text(1, 320) + text(2, 30), session=session), now=1.0) == home) == stays
 

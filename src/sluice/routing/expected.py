@@ -14,6 +14,8 @@ from sluice.routing.prefixes import PrefixIndex
 ALIKE = 1.05
 """Ratio of times to a first token that a router does not tell apart: measured speeds differ by more from one moment to
 the next, and the faster of two idle replicas would get all requests."""
+STAYS_FOR = 0.5
+"""Share of the computing that cached tokens save by which a session's replica may be late."""
 MOST_SESSIONS = 1 << 16
 BYTES_PER_SESSION = 400
 
@@ -40,7 +42,7 @@ class ExpectedTtft(Policy):
     for this request is taken, then the one with the fewest requests, then the one of which the fewest pages are known.
 
     A request of a session goes to the replica of the request before it, unless that is late: later than another one by
-    more than the computing that the cached tokens save. To move costs others what it costs the session.
+    more than half of the computing that the cached tokens save, since others pay for that, too.
 
     Of a prompt of which nothing is cached anywhere, two replicas drawn at random are compared (see `PowerOfTwo`).
 
@@ -122,7 +124,7 @@ class ExpectedTtft(Policy):
         if home is None:
             return None
         best = _first(places.values())
-        is_late = home.seconds > best.seconds + max(0.0, home.saved - best.saved)
+        is_late = home.seconds > best.seconds + STAYS_FOR * max(0.0, home.saved - best.saved)
         return None if is_late or (home.is_full and not best.is_full) else home
 
     def _remember(self, request: RoutedRequest, key: str) -> None:
