@@ -23,6 +23,8 @@ MOST_CALLS = 1 << 16
 """Calls that a replica or an ingress may have at once: their queues are those of the engine and of the HTTP routes."""
 DRAIN_LOOK_SECONDS = 0.5
 START_ATTEMPTS = 3
+UPDATE_SECONDS = 3600.0
+"""For which those that an update or the autoscaler replaces finish what runs."""
 QUEUED_TOKENS, DOWN_SECONDS = 8192, 120.0
 UP_SECONDS, TELL_SECONDS = 4.0, 2.0
 """For how long more replicas must be wanted; between two reports of a replica to Ray."""
@@ -78,7 +80,7 @@ def application(plan: FleetPlan, *, has_gpus: bool) -> Any:
     )
     common = {
         "max_ongoing_requests": MOST_CALLS,
-        "graceful_shutdown_timeout_s": plan.server.drain_timeout,
+        "graceful_shutdown_timeout_s": UPDATE_SECONDS,
         "graceful_shutdown_wait_loop_s": DRAIN_LOOK_SECONDS,
         "max_constructor_retry_count": START_ATTEMPTS,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import socket
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,6 +87,11 @@ class FleetCluster:
             },
             logging_config=logging,
         )
+        if (found := self.http_address()) != (server.host, server.port):
+            raise ConfigError(
+                f"Ray Serve listens on {found[0]}:{found[1]} already, and not on {server.host}:{server.port}: give"
+                f" --host {found[0]} --port {found[1]}, or end what runs there with `serve shutdown`"
+            )
         self._serve.run(application, name=APP, route_prefix="/", logging_config=logging)
 
     def http_address(self) -> tuple[str, int]:
@@ -99,9 +105,11 @@ class FleetCluster:
         _, ready = handle.introduce.remote(b"").result(timeout_s=ASK_SECONDS)
         return bytes(ready)
 
-    def delete(self) -> None:
-        """End the application when what runs has ended, or after the drain timeout."""
-        self._serve.delete(APP)
+    def delete(self, seconds: float) -> None:
+        """End the application when what runs has ended, or after some seconds."""
+        deleting = threading.Thread(target=self._serve.delete, args=(APP,), daemon=True)
+        deleting.start()
+        deleting.join(seconds)
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends."""

@@ -54,7 +54,7 @@ def run_fleet(given: dict[str, Any]) -> int:
         print(announced(plan, cluster, url_of(*cluster.http_address())), flush=True)
         if plan.fleet.address is None:
             stopped.wait()
-            cluster.delete()
+            cluster.delete(plan.server.drain_timeout)
     return 0
 
 

@@ -110,6 +110,7 @@ class Ingress:
     """
 
     async def __init__(self, plan: FleetPlan, version: str, replicas: Any) -> None:  # type: ignore[misc]
+        self._front: Front | None = None
         enter(plan.folder)
         configure_logging(plan.server.log_level, plan.server.log_format)
         found = RayReplicas(replicas)
@@ -118,10 +119,12 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> Starlette:
         """Return the application. Ray calls this after the constructor."""
+        assert self._front is not None, "Ray calls this after the constructor"
         return self._front.app
 
     async def __del__(self) -> None:
-        await self._front.close()
+        if self._front is not None:
+            await self._front.close()
 
 
 def enter(folder: str) -> None:
