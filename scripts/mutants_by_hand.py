@@ -596,8 +596,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "kv/nodes.py",
-        "_tokens(key), extra_key)",
-        '_tokens(key), "")',
+        "tokens_of(key), extra_key)",
+        'tokens_of(key), "")',
         "an offloaded prompt is found after a restart by other tenants, and not by its own",
     ),
     (

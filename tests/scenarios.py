@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from page_mirror import PageMirror
 from sluice.engine.messages import Abort, FlushCache, Submit
+from sluice.kv.events import NO_EVENTS
 from sluice.scheduler.request import Request, Status
 from sluice.testing import Faults, FaultyRunner
 from sluice.tracing.recorder import Journal
@@ -158,14 +160,19 @@ def random_guess_scenario(seed: int) -> Scenario:
     return replace(scenario, world=replace(scenario.world, drafting=DraftLimits(NGRAM, ngram)))
 
 
-def run(scenario: Scenario, journal: Journal | None = None, met: Counter[str] | None = None) -> int:
-    """Play a scenario to its end, check everything, record it in the journal and count in `met` what it meets. Returns
-    the number of steps."""
+def run(
+    scenario: Scenario,
+    journal: Journal | None = None,
+    met: Counter[str] | None = None,
+    mirror: PageMirror | None = None,
+) -> int:
+    """Play a scenario to its end, check everything, record it in the journal and count in `met` what it meets. The
+    mirror is compared with the prefix tree after each step. Returns the number of steps."""
     draw = random.Random(scenario.seed)
     world = scenario.world
     faults = random_faults(draw) if scenario.faulty else Faults()
     disk = SlowDisk(world, draw, lambda shadow: FaultyRunner(shadow, faults))
-    bench = disk.bench(journal, met)
+    bench = disk.bench(journal, met, NO_EVENTS if mirror is None else mirror.log)
     to_send, steps = draw.randint(1, scenario.max_requests), 0
     sent: dict[int, Submit] = {}
     aims = draw.choices(scenario.aims, k=draw.randint(0, 3))
@@ -190,6 +197,8 @@ def run(scenario: Scenario, journal: Journal | None = None, met: Counter[str] | 
             bench.engine.scheduler.forget_device()
             disk.replace(bench)
         bench.step()
+        if mirror is not None:
+            mirror.check(bench.scheduler.state.kv)
         steps += 1
         assert steps <= enough_steps(sent), f"law 12: still busy after {steps} steps"
     unreliable = world.offload is not None and bool(world.disk_fails or world.reads_fail)

@@ -15,10 +15,13 @@ from sluice.assembly.resolve import Resolution, resolve
 from sluice.config import EngineConfig
 from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
+from sluice.engine.page_feed import PageFeed, PageListener
 from sluice.engine.protocols import Link, Pending, Runner
 from sluice.engine.trace import ChunkLog, RecentSteps
+from sluice.kv.events import NO_EVENTS, EventLog
 from sluice.kv.manager import KVManager
 from sluice.limits import Limits
+from sluice.process.kv_event_sender import KvEventSender
 from sluice.process.wire import Failed, Ready, Start
 from sluice.process.zmq_link import ZmqLink
 from sluice.scheduler.laws import Lawful
@@ -58,15 +61,19 @@ def limits_of(config: EngineConfig) -> Limits:
     return replace(LIMITS, knows_priority=knows_priority, classes=classes)
 
 
-def shadow_engine(link: Link, faults: Faults | None = None, **options: Any) -> Engine:
+def shadow_engine(
+    link: Link, faults: Faults | None = None, listener: PageListener | None = None, **options: Any
+) -> Engine:
     """Build the real scheduler, checked by its laws, over the shadow model; its plans are in `engine.runner.plans`."""
     config = resolution(**options).config
     cache, depth = config.cache, config.scheduler.depth
     assert None not in (cache.page_size, cache.max_total_tokens, depth), f"not resolved: {config}"
+    log = EventLog(cache.page_size)
     kv = KVManager(
         num_pages=cache.max_total_tokens // cache.page_size,
         page_size=cache.page_size,
         prefix_caching=cache.enable_prefix_caching,
+        events=log if listener is not None else NO_EVENTS,
     )
     shadow = ShadowRunner(page_size=cache.page_size, vocab_size=VOCAB, late=depth > 1)
     runner = RecordingRunner(FaultyRunner(shadow, faults or Faults()))
@@ -77,17 +84,20 @@ def shadow_engine(link: Link, faults: Faults | None = None, **options: Any) -> E
         drafter, clock = drafter_of(drafting, limits.num_draft_tokens), VirtualClock()  # no time passes
     scheduler = Lawful(Scheduler(limits, kv, drafter=drafter))
     grammars = ShadowGrammars(link.post)
-    return Engine(scheduler, runner, link, depth=depth, clock=clock, trace=ChunkLog(RecentSteps()), grammars=grammars)
+    feed = None if listener is None else PageFeed(log, listener)
+    trace = ChunkLog(RecentSteps())
+    return Engine(scheduler, runner, link, depth=depth, clock=clock, trace=trace, grammars=grammars, feed=feed)
 
 
-def build(start: Start, link: Link) -> tuple[Engine, Ready]:
+def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
     """Build an engine. The model's name is the folder of the tokenizer."""
     chosen = resolution()
     ready = Ready("shadow", start.config.model.model, LIMITS, (), config=chosen.config, reasons=chosen.reasons)
-    return shadow_engine(link), ready
+    listener = KvEventSender(link.send_frame) if start.reports_kv_events else None
+    return shadow_engine(link, listener=listener), ready
 
 
-def counts_its_objects(start: Start, link: Link) -> tuple[Engine, Ready]:
+def counts_its_objects(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
     """Build an engine whose first step fails with the number of objects that the garbage collector ignores."""
     engine, ready = build(start, link)
     engine.runner = _Counts()
@@ -120,26 +130,26 @@ def crash(start: Start, link: Link) -> tuple[Engine, Ready]:
     os._exit(7)
 
 
-def once(start: Start, link: Link) -> tuple[Engine, Ready]:
+def once(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
     """Build the first engine of a server only."""
     if start.epoch:
         os._exit(7)
     return build(start, link)
 
 
-def short_of_memory(start: Start, link: Link) -> tuple[Engine, Ready]:
+def short_of_memory(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
     """Build the first engine of a server; for the others there is no memory."""
     if start.epoch:
         raise ValueError("no memory left") from OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
     return build(start, link)
 
 
-def hangs_once(start: Start, link: Link) -> tuple[Engine, Ready]:
+def hangs_once(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
     """Build an engine, except the first one that follows another."""
     return hang(start, link) if start.epoch == 1 else build(start, link)
 
 
-def computes_long(start: Start, link: Link) -> tuple[Engine, Ready]:
+def computes_long(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
     """Build an engine whose first step is one call of compiled code that takes about three seconds."""
     engine, ready = build(start, link)
     engine.runner = _ComputesLong(engine.runner)
@@ -161,7 +171,7 @@ class _ComputesLong:
         self._inner.close()
 
 
-def hang(start: Start, link: Link) -> tuple[Engine, Ready]:
+def hang(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
     """Never return, like a factory that loads a large model from a slow disk."""
     threading.Event().wait()
     raise AssertionError

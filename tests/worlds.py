@@ -17,6 +17,7 @@ from sluice.engine.engine import Engine
 from sluice.engine.messages import Submit
 from sluice.engine.protocols import Runner
 from sluice.engine.trace import NullTrace
+from sluice.kv.events import NO_EVENTS, NoEvents
 from sluice.kv.manager import KVManager
 from sluice.scheduler.drafter import Drafter
 from sluice.scheduler.laws import Lawful, quiet_means_empty
@@ -122,18 +123,19 @@ class World:
             drafting=self.drafting,
         )
 
-    def kv(self) -> KVManager:
+    def kv(self, events: NoEvents = NO_EVENTS) -> KVManager:
         return KVManager(
             num_pages=self.num_pages,
             page_size=self.page_size,
             prefix_caching=self.prefix_caching,
             tiers=self.tiers,
             offload=self.offload,
+            events=events,
         )
 
-    def scheduler(self, met: Counter[str] | None = None) -> Lawful:
+    def scheduler(self, met: Counter[str] | None = None, events: NoEvents = NO_EVENTS) -> Lawful:
         """A scheduler that obeys the laws or raises. What it meets is counted in `met`."""
-        scheduler = Scheduler(self.limits, self.kv(), drafter=self.drafter())
+        scheduler = Scheduler(self.limits, self.kv(events), drafter=self.drafter())
         return Lawful(scheduler) if met is None else Observed(scheduler, met)
 
     def drafter(self) -> Drafter:
@@ -197,10 +199,11 @@ class Bench:
         runner: Runner | None = None,
         journal: Journal | None = None,
         met: Counter[str] | None = None,
+        events: NoEvents = NO_EVENTS,
     ) -> Bench:
         """With a journal, the engine's calls of the scheduler go through a recorder. The disk is as fast as
         the device."""
-        scheduler, link, clock = world.scheduler(met), ManualLink(), VirtualClock()
+        scheduler, link, clock = world.scheduler(met, events), ManualLink(), VirtualClock()
         runner = runner or world.shadow()
         if journal is None:
             timed = clock if world.is_timed else None
@@ -247,9 +250,11 @@ class SlowDisk:
     draw: random.Random | None
     wrap: Callable[[Runner], Runner] = lambda runner: runner
 
-    def bench(self, journal: Journal | None = None, met: Counter[str] | None = None) -> Bench:
+    def bench(
+        self, journal: Journal | None = None, met: Counter[str] | None = None, events: NoEvents = NO_EVENTS
+    ) -> Bench:
         """An engine over it."""
-        bench = Bench.of(self.world, self.world.shadow(), journal, met)
+        bench = Bench.of(self.world, self.world.shadow(), journal, met, events)
         self._link = bench.link
         self.replace(bench)
         draw = random.Random(0)

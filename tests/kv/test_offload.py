@@ -70,7 +70,7 @@ def test_pages_have_the_names_that_the_tree_gives_them() -> None:
     assert second is not None
     assert second.stored == 3
     copies += compute(kv, second, LONG)
-    names = {node.copies.pages[0]: node.copies.digest for node in kv.tree.nodes() if node.copies is not None}
+    names = {node.copies.pages[0]: node.digest for node in kv.tree.nodes() if node.copies is not None}
     stored = {copy.target_page: copy.key.digest for copy in copies if copy.key is not None}
     assert len(names) == 5
     assert {page: stored[page] for page in names} == names

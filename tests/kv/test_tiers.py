@@ -112,7 +112,7 @@ def test_names_are_of_all_tokens_and_of_the_namespace() -> None:
         assert [copy.key.token_ids for copy in end if copy.key] == [tuple(tokens[:2]), (5, 5)]
         for copy in end:
             kv.copied(CopyDone(copy.ticket))
-    digests = {node.copies.digest for node in kv.tree.nodes() if node.copies is not None}
+    digests = {node.digest for node in kv.tree.nodes()}
     assert len(digests) == 6
 
 

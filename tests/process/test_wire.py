@@ -10,7 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.config import EngineConfig
-from sluice.engine.messages import Abort, Copied, QueryStats, Shutdown, Stats, Submit, WatchSteps
+from sluice.engine.messages import (
+    Abort,
+    Copied,
+    OfferPages,
+    PagesOffered,
+    PagesTaken,
+    QueryStats,
+    Shutdown,
+    Stats,
+    Submit,
+    TakePages,
+    WatchSteps,
+)
 from sluice.engine.meter import DraftTotals, GrammarTotals, ItlTotals, PaceTotals, Tally, Totals
 from sluice.engine.step_watch import ChunkSeen, SliceSeen, StepSeen, StepsSeen
 from sluice.engine.trace import StepRecord
@@ -20,6 +32,7 @@ from sluice.process.wire import (
     Failed,
     Frame,
     Incoming,
+    KvEvents,
     Outgoing,
     Outputs,
     Ready,
@@ -39,8 +52,11 @@ from sluice.types import (
     Occupancy,
     Output,
     Pace,
+    PageKey,
+    PageOffer,
     Regime,
     SamplingParams,
+    StoredPage,
     Tier,
     TierUse,
     TokenLogprobs,
@@ -132,6 +148,9 @@ STEP_SEEN = st.builds(
     IDS,
     IDS,
 )
+DIGEST = st.binary(max_size=16)
+STORED = st.builds(StoredPage, IDS, st.builds(PageKey, DIGEST, DIGEST, TOKENS, st.text(max_size=5)), IDS)
+OFFER = st.builds(PageOffer, st.text(), st.text(), st.lists(STORED, max_size=2).map(tuple))
 FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(
         Submit,
@@ -147,6 +166,11 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
     ),
     st.builds(QueryStats, IDS),
     st.builds(WatchSteps, st.booleans()),
+    st.builds(KvEvents, st.binary(max_size=9)),
+    st.builds(OfferPages, IDS, TOKENS, st.text(max_size=5)),
+    st.builds(TakePages, IDS, OFFER),
+    st.builds(PagesOffered, IDS, st.none() | OFFER, st.none() | st.text()),
+    st.builds(PagesTaken, IDS, IDS, st.none() | st.text()),
     st.builds(StepsSeen, st.lists(STEP_SEEN, max_size=3).map(tuple), OCCUPANCY),
     st.builds(Stats, IDS, OCCUPANCY, st.none() | RECORD, TOTALS),
     st.builds(Abort, IDS, REASONS),

@@ -13,9 +13,11 @@ from sluice.assembly.cost_file import read_costs
 from sluice.assembly.info import EngineInfo
 from sluice.assembly.load import load
 from sluice.assembly.pacing import kept_costs
+from sluice.assembly.peers import NO_PEERS, Peers
 from sluice.assembly.profile import profiled
 from sluice.assembly.rank_runners import NO_OTHERS, LedRanks, OtherRanks
 from sluice.assembly.ranks import layout_of, shown_sizes
+from sluice.assembly.remote import with_remote_pages
 from sluice.assembly.shortage import memory_shortage
 from sluice.assembly.tiers import DiskUnusable, check_disk, without_disk
 from sluice.config import ConfigError, EngineConfig, TraceConfig
@@ -42,6 +44,7 @@ def build_engine(
     follows: bool = False,
     prepares_grammars: bool = False,
     ranks: OtherRanks | None = None,
+    peers: Peers = NO_PEERS,
 ) -> tuple[Engine, EngineInfo]:
     """Load a model and build an engine over it.
 
@@ -57,6 +60,7 @@ def build_engine(
         prepares_grammars: read the vocabulary for grammars now, and not while requests run, since that blocks the
             process.
         ranks: the other ranks, if the options ask for several, of which this process is the first.
+        peers: what it tells others of its pages, and takes from them.
 
     Raises:
         ConfigError: an option that cannot be honoured.
@@ -72,8 +76,11 @@ def build_engine(
         follows=follows,
         prepares_grammars=prepares_grammars,
         ranks=ranks,
+        peers=peers,
     )
     _refuse_several_ranks(config, ranks)
+    if config.kv_events.kv_events and peers.events is None:
+        raise ConfigError("--kv-events needs `sluice serve` or AsyncLLM: here the engine is this process")
     disabled: Mapping[Tier, str] = {}
     # First, since a path that cannot be used or written should be reported before minutes of loading.
     try:
@@ -115,6 +122,7 @@ def _build(
     must_exist: bool = False,
     prepares_grammars: bool = False,
     ranks: OtherRanks | None = None,
+    peers: Peers = NO_PEERS,
 ) -> tuple[Engine, EngineInfo]:
     """Load a model and build an engine over it, with exactly the tiers of the config.
 
@@ -124,6 +132,8 @@ def _build(
     """
     led = NO_OTHERS if ranks is None else LedRanks(ranks)
     loaded = load(config, progress=progress, disabled=disabled, heartbeat=heartbeat, member=led.member, agree=led.agree)
+    if peers.remote is not None:
+        loaded = with_remote_pages(loaded, peers.remote)
     costs = kept_costs(loaded.info.config, loaded.info.device, loaded.graph_rows, follows=follows)
     if costs is not None and loaded.pacing is not None:
         loaded = replace(loaded, pacing=replace(loaded.pacing, learnt=costs.learnt))
@@ -150,7 +160,7 @@ def _build(
         setup = loaded.setup()
         if setup.limits.dynamic_chunking == CHUNKS_BY_TIME and not follows:
             loaded = replace(loaded, pacing=profiled(setup, leader, WallClock(), loaded.spec.max_model_len))
-        engine = loaded.engine(link, leader, tiers, trace=trace, costs=costs, grammars=grammars)
+        engine = loaded.engine(link, leader, tiers, trace=trace, costs=costs, grammars=grammars, peers=peers)
         undo.pop_all()
     return engine, info
 

@@ -16,6 +16,8 @@ from sluice.assembly.graphs import captured_graphs, kernels_compute
 from sluice.assembly.info import EngineInfo
 from sluice.assembly.offloading import OffloadSetup
 from sluice.assembly.pacing import CostKeeper, KeptCosts
+from sluice.assembly.page_transfer import transfer_of
+from sluice.assembly.peers import NO_PEERS, Peers
 from sluice.assembly.tiers import NO_TIERS, OpenTiers, TierSetup
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.ticking import TickingAttention
@@ -24,13 +26,16 @@ from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import Heartbeat, LoadingPart, Phase
 from sluice.engine.messages import Compiled
+from sluice.engine.page_feed import PageFeed
 from sluice.engine.protocols import Grammars, Link, Runner
 from sluice.engine.trace import ChunkLog, PaceLog, RecentSteps, TraceSink
+from sluice.engine.transfer import Handover
 from sluice.faults import Fault, FaultKind
 from sluice.footprint import device_footprint
 from sluice.grammar.base import CompiledGrammars
 from sluice.grammar.compiler import GrammarCompiler
 from sluice.grammar.guidance import END, Guidance
+from sluice.kv.events import NO_EVENTS, EventLog, NoEvents
 from sluice.models.base import PagedLM
 from sluice.models.spec import ModelSpec
 from sluice.native.library import Kernels
@@ -225,8 +230,13 @@ class LoadedModel:
             drafting=config.speculative.limits(),
         )
 
-    def scheduler(self) -> Scheduler:
-        return self.setup().build()
+    def scheduler(self, events: NoEvents = NO_EVENTS) -> Scheduler:
+        """Return a scheduler with an empty pool.
+
+        Args:
+            events: receives what the prefix cache stores and gives up.
+        """
+        return self.setup().build(events)
 
     def engine(
         self,
@@ -236,6 +246,7 @@ class LoadedModel:
         trace: Path | None = None,
         costs: KeptCosts | None = None,
         grammars: Grammars | None = None,
+        peers: Peers = NO_PEERS,
     ) -> Engine:
         """Return an engine over a new scheduler.
 
@@ -245,12 +256,14 @@ class LoadedModel:
             trace: file to record to, made by `tracing.file.create`.
             costs: where to keep what is learnt of the time that steps take.
             grammars: compiles those of requests; None: requests have none.
+            peers: what it tells others of its pages, and takes from them.
 
         Raises:
             OSError: the trace cannot be written.
         """
         clock = WallClock()
-        scheduler, recorder = self.scheduler(), None
+        page_log = EventLog(self.shape.page_size)
+        scheduler, recorder = self.scheduler(NO_EVENTS if peers.events is None else page_log), None
         log: TraceSink = ChunkLog(RecentSteps())
         if scheduler.state.pacer is not None:
             log = PaceLog(log)
@@ -260,7 +273,7 @@ class LoadedModel:
             recorder = Recorder(scheduler, log, self._trace_file(trace), clock, start=clock.now())
         if tiers.stored:
             (recorder or scheduler).restore(tiers.stored)
-        return Engine(
+        engine = Engine(
             recorder or scheduler,
             runner or self.runner(),
             link,
@@ -268,7 +281,11 @@ class LoadedModel:
             clock=clock,
             trace=recorder or log,
             grammars=grammars,
+            feed=None if peers.events is None else PageFeed(page_log, peers.events),
         )
+        if peers.answer is not None:
+            engine.handover = Handover(peers.answer, transfer_of(scheduler.state.kv, self.tiers, tiers))
+        return engine
 
     def _platform(self) -> Platform:
         key = Key.of(self.info.config, self.info.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sluice.assembly.speculation import refuse_drafting_ranks, refuse_speculation
-from sluice.config import CHUNKING_OFF, ConfigError, EngineConfig, ModelConfig, itl_micros
+from sluice.config import CHUNKING_OFF, ConfigError, EngineConfig, ModelConfig, itl_micros, kv_event_settings
 
 
 def refuse_contradictions(config: EngineConfig, device_type: str) -> None:
@@ -19,6 +19,7 @@ def refuse_contradictions(config: EngineConfig, device_type: str) -> None:
     _refuse_without_effect(config)
     _refuse_target(config)
     refuse_speculation(config.speculative)
+    kv_event_settings(config.kv_events, has_prefix_cache=config.cache.enable_prefix_caching)
     refuse_drafting_ranks(config)
     _refuse_graphs_of_a_cpu(config.model, device_type)
     _refuse_fraction(config, device_type)

@@ -28,6 +28,7 @@ from sluice.tiers.format import FileLayout, PageFileError, PageGeometry
 from sluice.tiers.host_tier import HostTier
 from sluice.tiers.opening import check_path, open_page_file
 from sluice.tiers.page_file import PageFile
+from sluice.tiers.remote_pages import RemotePages
 from sluice.types import CopyDone, StoredPage, Tier, TierLimits
 from sluice.version import VERSION
 
@@ -71,6 +72,8 @@ class TierSetup:
     disk_bytes: int = 0
     is_part: bool = False
     """Other ranks hold the rest of each page."""
+    remote: Path | None = None
+    """Folder of the page files of other engines, whose pages the disk tier holds. It has no file of its own then."""
 
     def open(
         self, state: DeviceState, report: Callable[[tuple[CopyDone, ...]], None], *, must_exist: bool = False
@@ -85,7 +88,7 @@ class TierSetup:
         Raises:
             DiskUnusable: the file cannot be used.
         """
-        if not self.limits.host_pages and self.disk is None:
+        if not self.limits.host_pages and self.disk is None and self.remote is None:
             return OpenTiers(NoTiers(), ())
         pages, device = DevicePages(state.kv), state.shape.device
         is_cuda = device.type == "cuda"
@@ -93,16 +96,23 @@ class TierSetup:
         host = HostTier(self.limits.host_pages, pages, host_buffer) if self.limits.host_pages else None
         loading = CudaQueue(torch.cuda.Stream(device)) if is_cuda else None
         stored: tuple[StoredPage, ...] = ()
+        file: PageFile | None = None
+        remote: RemotePages | None = None
         disk = None
         if self.disk is not None:  # last, as it has to be closed after any error
-            disk, stored = self._open_disk(self.disk, state, report, must_exist=must_exist)
-        file = None if disk is None else disk.file
+            file, stored = self._open_disk(self.disk, state, must_exist=must_exist)
+        elif self.remote is not None:
+            assert self.geometry is not None, f"{self.remote} without a geometry"
+            remote = RemotePages(self.geometry, self.limits.disk_pages, self.remote)
+            disk = DiskTier(remote, report)
+        if file is not None:
+            disk = _disk_tier(file, report)
         copies = PageCopies(pages, host, disk, host_buffer, loading, is_part=self.is_part)
-        return OpenTiers(copies, stored, host, file)
+        return OpenTiers(copies, stored, host, file, remote)
 
     def _open_disk(
-        self, path: Path, state: DeviceState, report: Callable[[tuple[CopyDone, ...]], None], *, must_exist: bool
-    ) -> tuple[DiskTier, tuple[StoredPage, ...]]:
+        self, path: Path, state: DeviceState, *, must_exist: bool
+    ) -> tuple[PageFile, tuple[StoredPage, ...]]:
         assert self.geometry is not None, f"{path} without a geometry"
         assert self.geometry.layout == state.kv[0].layout, f"pages are {state.kv[0].layout}"
         try:
@@ -115,11 +125,16 @@ class TierSetup:
             LOGGER.warning("--kv-disk %s has lost %d pages, whose entries are damaged", path, opened.num_damaged)
         if opened.pages:
             LOGGER.info("--kv-disk %s holds %d pages of an earlier engine", path, len(opened.pages))
-        try:
-            return DiskTier(opened.file, report), opened.pages
-        except BaseException:
-            opened.file.close()
-            raise
+        return opened.file, opened.pages
+
+
+def _disk_tier(file: PageFile, report: Callable[[tuple[CopyDone, ...]], None]) -> DiskTier:
+    """Return the tier of a page file, which is closed if that fails."""
+    try:
+        return DiskTier(file, report)
+    except BaseException:
+        file.close()
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +147,8 @@ class OpenTiers:
     host: HostTier | None = None
     file: PageFile | None = None
     """The disk's file, for reading layer by layer."""
+    remote: RemotePages | None = None
+    """The pages of other engines, where the disk tier has these alone."""
 
 
 NO_TIERS = OpenTiers(NoTiers(), ())
@@ -208,19 +225,25 @@ def tier_setup(
     if not host_pages and disk is None:
         return TierSetup(TierLimits(disabled=tuple(disabled)))
     assert cache.kv_write_policy is not None, f"not resolved: {cache}"
-    # At least what a step computes: stores that fall behind lose their pages.
-    computed = 1 + -(-(config.scheduler.chunked_prefill_size or 0) // shape.page_size)  # a last chunk has a page more
-    per_step = max(1, min(STEP_COPIES, max(computed, STEP_BYTES[shape.device.type] // page_bytes)))
+    per_step, in_flight = copy_limits(config, shape, page_bytes)
     limits = TierLimits(
         host_pages=host_pages,
         disk_pages=disk_pages,
         write_policy=cache.kv_write_policy,
         copies_per_step=per_step,
-        copies_in_flight=max(per_step, min(4 * STEP_COPIES, FLIGHT_BYTES // page_bytes)),
+        copies_in_flight=in_flight,
         load_back_pages=LOAD_BACK_PAGES,
         disabled=tuple(disabled),
     )
     return TierSetup(limits, geometry, disk, disk_bytes, is_part=layout_of(config.parallel).size > 1)
+
+
+def copy_limits(config: EngineConfig, shape: DeviceShape, page_bytes: int) -> tuple[int, int]:
+    """Return the most copies that a step may have, and that may be in flight."""
+    # At least what a step computes: stores that fall behind lose their pages.
+    computed = 1 + -(-(config.scheduler.chunked_prefill_size or 0) // shape.page_size)  # a last chunk has a page more
+    per_step = max(1, min(STEP_COPIES, max(computed, STEP_BYTES[shape.device.type] // page_bytes)))
+    return per_step, max(per_step, min(4 * STEP_COPIES, FLIGHT_BYTES // page_bytes))
 
 
 def page_geometry(spec: ModelSpec, shape: DeviceShape, model: str, *, layout: str) -> PageGeometry:

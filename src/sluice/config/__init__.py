@@ -16,6 +16,12 @@ from sluice.config.engine import (
     threads_from_environment,
 )
 from sluice.config.json_flag import JsonFlag
+from sluice.config.kv_events import (
+    Endpoint,
+    KvEventsConfig,
+    KvEventSettings,
+    kv_event_settings,
+)
 from sluice.config.model import CacheConfig, ModelConfig, OffloadConfig, TraceConfig
 from sluice.config.parallel import ParallelConfig
 from sluice.config.scheduler import CHUNKING_OFF, ITL_DEFAULT, SchedulerConfig, itl_micros

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from sluice.config.base import ConfigError, flag
 from sluice.config.json_flag import JsonFlag
+from sluice.config.kv_events import VLLM_EVENT_FIELDS
 from sluice.config.speculative import VLLM_FIELDS
 from sluice.types import MAX_LOGPROBS
 
@@ -117,6 +119,7 @@ FOREIGN: Mapping[str, Switch | Fixed | JsonFlag] = {
     "enable_hierarchical_cache": _on_or_off((False,), "--kv-host-bytes keeps KV in host memory"),
     "hicache_size": Fixed((0,), "--kv-host-bytes keeps KV in host memory"),
     "hicache_ratio": Fixed((), "--kv-host-bytes keeps KV in host memory"),
+    "kv_events_config": JsonFlag(VLLM_EVENT_FIELDS, accepted=MappingProxyType({"publisher": ("zmq",)})),
     "kv_transfer_config": Fixed((), NO_TRANSFER),
     "disaggregation_mode": Fixed(("null",), NO_TRANSFER),
     # Steps

@@ -12,6 +12,7 @@ from sluice.config.base import ConfigError, check_values, flag, options_of
 from sluice.config.compat import FOREIGN, Switch
 from sluice.config.diffusion import DiffusionConfig
 from sluice.config.json_flag import JsonFlag
+from sluice.config.kv_events import KvEventsConfig
 from sluice.config.model import CacheConfig, ModelConfig, OffloadConfig, TraceConfig
 from sluice.config.parallel import ParallelConfig
 from sluice.config.scheduler import SchedulerConfig
@@ -38,10 +39,11 @@ GROUPS: Mapping[str, type] = {
     "offload": OffloadConfig,
     "diffusion": DiffusionConfig,
     "parallel": ParallelConfig,
+    "kv_events": KvEventsConfig,
     "trace": TraceConfig,
     "server": ServerConfig,
 }
-ENGINE_GROUPS = ("model", "cache", "scheduler", "speculative", "offload", "diffusion", "parallel", "trace")
+ENGINE_GROUPS = ("model", "cache", "scheduler", "speculative", "offload", "diffusion", "parallel", "kv_events", "trace")
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class EngineConfig:
     offload: OffloadConfig = field(default_factory=OffloadConfig)
     diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
 
     @classmethod

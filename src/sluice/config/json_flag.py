@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.config.base import ConfigError, flag
@@ -18,6 +18,8 @@ class JsonFlag:
     """Fields of the object -> our options."""
     short: str = ""
     """The flag's short form."""
+    accepted: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Further fields -> the values that ask for what Sluice does anyway."""
 
     def translated(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         """Yield the options that an object sets, and their values.
@@ -26,16 +28,21 @@ class JsonFlag:
             value: the object, or its JSON; None sets nothing.
 
         Raises:
-            ConfigError: it is no object, or has a field that is no option of ours.
+            ConfigError: it is no object, or has a field that is no option of ours, or a value that is not supported.
         """
         fields = _parsed(name, value) if isinstance(value, str) else {} if value is None else value
         if not isinstance(fields, Mapping):
             raise ConfigError(f"{flag(name)} must be a JSON object, got {value!r}")
-        for field, given in fields.items():
-            if field not in self.options:
-                known = ", ".join(self.options)
-                raise ConfigError(f"{flag(name)}: {field!r} is not supported; the fields that are: {known}")
-            yield self.options[field], given
+        for key, given in fields.items():
+            if key in self.accepted:
+                if given not in self.accepted[key]:
+                    only = " or ".join(repr(value) for value in self.accepted[key])
+                    raise ConfigError(f"{flag(name)}: {key} must be {only}, got {given!r}")
+                continue
+            if key not in self.options:
+                known = ", ".join((*self.options, *self.accepted))
+                raise ConfigError(f"{flag(name)}: {key!r} is not supported; the fields that are: {known}")
+            yield self.options[key], given
 
 
 def _parsed(name: str, text: str) -> Any:

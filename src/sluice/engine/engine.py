@@ -19,17 +19,21 @@ from sluice.engine.messages import (
     Copied,
     FlushCache,
     Message,
+    OfferPages,
     QueryStats,
     Shutdown,
     Stats,
+    TakePages,
     WatchSteps,
 )
 from sluice.engine.meter import Meter, Totals
 from sluice.engine.no_grammars import NoGrammars
+from sluice.engine.page_feed import PageFeed
 from sluice.engine.protocols import Grammars, Link, Pending, Planner, Runner
 from sluice.engine.step_timer import StepTimer
 from sluice.engine.step_watch import StepWatch
 from sluice.engine.trace import NullTrace, StepTimes, TraceSink
+from sluice.engine.transfer import Handover
 from sluice.scheduler.admission import NoTier
 from sluice.scheduler.queue_limits import QueueFull
 from sluice.scheduler.scheduler import DuplicateRequest
@@ -54,6 +58,7 @@ class Engine:
         trace: receives every step; None: keeps nothing.
         grammars: compiles the grammars of requests; None: those with one are ended with an error.
         timer: measures the steps for the scheduler; None: a new one.
+        feed: hands on what the prefix cache stores and gives up; None: nothing is collected.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class Engine:
         trace: TraceSink | None = None,
         grammars: Grammars | None = None,
         timer: StepTimer | None = None,
+        feed: PageFeed | None = None,
     ) -> None:
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
@@ -81,6 +87,9 @@ class Engine:
         self.watch = StepWatch(lambda seen: None)
         """Set where a server may ask what steps do."""
         self.in_flight: deque[InFlight] = deque()
+        self.feed = feed
+        self.handover = Handover(lambda answer: None)
+        """Set where pages go from engine to engine."""
         self._timer = timer or StepTimer(self.clock.now())
         self._deadlines = Deadlines()
         self._awaits_report = False
@@ -105,6 +114,8 @@ class Engine:
         Returns:
             Whether the turn goes on with `finish`, as the oldest step in flight is to be waited for.
         """
+        if self.feed is not None:
+            self.feed.flush()  # first, as the engine may sleep now, or has not begun
         self._receive()
         self._expire()
         plan = self.scheduler.schedule()
@@ -166,6 +177,9 @@ class Engine:
                 return self.scheduler.blocks_loaded(step, ready, error)
             case Compiled(request_id, error):
                 return self.scheduler.compiled(request_id, error)
+            case OfferPages() | TakePages():
+                self.handover.handle(message)
+                return []
             case WatchSteps(is_on):
                 self.watch.follow(is_on)
                 return []

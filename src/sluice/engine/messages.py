@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sluice.engine.meter import Totals
 from sluice.engine.trace import StepRecord
-from sluice.types import CopyDone, FinishReason, Occupancy, Submit
+from sluice.types import CopyDone, FinishReason, Occupancy, PageOffer, Submit
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,4 +85,54 @@ class WatchSteps:
     is_on: bool
 
 
-Message = Submit | Abort | QueryStats | FlushCache | WatchSteps | Shutdown | Copied | BlocksLoaded | Compiled
+@dataclass(frozen=True, slots=True)
+class OfferPages:
+    """Answer with one `PagesOffered` of the same id: what is stored of a context, for another engine to load."""
+
+    query_id: int
+    tokens: tuple[int, ...]
+    extra_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TakePages:
+    """Take pages of another engine, and answer with one `PagesTaken` of the same id."""
+
+    query_id: int
+    offer: PageOffer
+
+
+@dataclass(frozen=True, slots=True)
+class PagesOffered:
+    """The answer to an `OfferPages`."""
+
+    query_id: int
+    offer: PageOffer | None
+    error: str | None = None
+    """Why there is no offer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagesTaken:
+    """The answer to a `TakePages`."""
+
+    query_id: int
+    num_tokens: int = 0
+    """Tokens whose pages the engine can load now, from the beginning of the context on."""
+    error: str | None = None
+    """Why it takes none."""
+
+
+Message = (
+    Submit
+    | Abort
+    | QueryStats
+    | FlushCache
+    | OfferPages
+    | TakePages
+    | WatchSteps
+    | Shutdown
+    | Copied
+    | BlocksLoaded
+    | Compiled
+)

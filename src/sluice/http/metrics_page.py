@@ -24,7 +24,7 @@ from sluice.http.backend import Backend
 from sluice.http.metrics import Metrics
 from sluice.http.routes import Routes
 from sluice.process.client import EngineClient, EngineGone
-from sluice.process.engine_state import RecoveryStats
+from sluice.process.engine_state import KvEventCounts, RecoveryStats
 from sluice.types import Bound, FinishReason, Regime, Tier, TierUse
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -207,6 +207,12 @@ class Page(Collector):
         self.counter("sluice:poison_requests", "Requests ended because engines died of them.", stats.ended_requests)
         self.histogram("sluice:resume_seconds", "From a death to the first token after it.", stats.to_resume)
 
+    def add_kv_events(self, counts: KvEventCounts) -> None:
+        """Add what became of KV events. Without --kv-events there are zeros."""
+        self.counter("sluice:kv_event_batches", "Batches of KV events that were published.", counts.published)
+        self.counter("sluice:kv_event_batches_dropped", "Those that found the queue full.", counts.dropped)
+        self.counter("sluice:kv_event_batches_replayed", "Those that subscribers asked for again.", counts.replayed)
+
     def add_cache_config(self, page_size: object, total_pages: int) -> None:
         """Add vLLM's `cache_config_info`: routers read the sizes of the pool off its labels."""
         labels = (*LABELS, "block_size", "num_gpu_blocks")
@@ -253,6 +259,7 @@ def add_metrics(
         loading = backend.engine.loading
         page.gauge("sluice:engine_loading_seconds", "For how long one loads.", loading.seconds if loading else 0.0)
         page.add_recovery(backend.engine.stats)
+        page.add_kv_events(backend.engine.kv_events)
         page.add_requests(metrics)
         if stats is not None and service is not None:
             page.add_engine(stats)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Protocol
 
+from sluice.kv.events import NO_EVENTS, NoEvents
 from sluice.kv.flights import Load
 from sluice.kv.lower_tiers import LowerTiers
 from sluice.kv.nodes import Node
@@ -195,6 +196,7 @@ class KVManager:
         prefix_caching: whether computed pages are kept for other requests.
         tiers: sizes of the tiers behind the device.
         offload: how contexts longer than the device are held. None: such contexts are refused.
+        events: receives what the prefix cache stores and gives up.
 
     Raises:
         ValueError: no pages, or pages of no tokens.
@@ -208,20 +210,22 @@ class KVManager:
         prefix_caching: bool = True,
         tiers: TierLimits | None = None,
         offload: OffloadLimits | None = None,
+        events: NoEvents = NO_EVENTS,
     ) -> None:
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}")
         self.page_size = page_size
+        self.events = events
         self.pool = PagePool(num_pages)
         self.disabled_tiers = () if tiers is None else tiers.disabled
         """Tiers that an engine before had, and that could not be opened again."""
         self._least_loaded = 0 if tiers is None else tiers.load_back_pages
         self.tiers: LowerTiers = LowerTiers()
         if (prefix_caching or offload is not None) and tiers is not None and (tiers.host_pages or tiers.disk_pages):
-            self.tiers = Tiers(tiers, page_size)
+            self.tiers = Tiers(tiers, page_size, events)
         self.tree: PrefixCache = PrefixCache()
         if prefix_caching:
-            tree = self.tree = PrefixTree(page_size, self.tiers)
+            tree = self.tree = PrefixTree(page_size, self.tiers, events)
             self.tiers.attach(tree)
         self._offload = (
             None if offload is None else OffloadPool(offload, self.tiers, self.tree, page_size, self.pool, self.take)
@@ -307,6 +311,7 @@ class KVManager:
         """Forget every cached page that no request holds, on all tiers. Returns how many."""
         count, pages = self.tree.clear()
         self.pool.give(pages)
+        self.events.cleared(self.tree.nodes(), self.tiers.order)
         return count
 
     def forget_flights(self) -> None:

@@ -14,9 +14,9 @@ NOWHERE = -1
 class TierCopies:
     """A node's copies on the tiers behind the device, by the tier's level, fastest first."""
 
-    __slots__ = ("children", "digest", "gone", "hits", "is_loading", "is_suspect", "pages", "readers", "storing")
+    __slots__ = ("children", "gone", "hits", "is_loading", "is_suspect", "pages", "readers", "storing")
 
-    def __init__(self, num_tiers: int, digest: bytes) -> None:
+    def __init__(self, num_tiers: int) -> None:
         self.pages = [NOWHERE] * num_tiers
         """The page of each tier that holds the node."""
         self.storing = [False] * num_tiers
@@ -33,8 +33,6 @@ class TierCopies:
         """Times the node was taken from the cache."""
         self.gone = False
         """The node has left the tree."""
-        self.digest = digest
-        """Digest of the node's namespace and of all tokens up to its end."""
 
     @property
     def is_read(self) -> bool:
@@ -55,7 +53,7 @@ class TierCopies:
 class Node:
     """A page of tokens whose KV is cached, on the device or on a tier."""
 
-    __slots__ = ("children", "copies", "key", "page", "parent", "refs", "resident", "used")
+    __slots__ = ("children", "copies", "digest", "key", "page", "parent", "refs", "resident", "used")
 
     def __init__(self, key: bytes, page: int, parent: Node | None) -> None:
         self.key = key
@@ -68,6 +66,8 @@ class Node:
         """Children on the device."""
         self.copies: TierCopies | None = None
         """Copies on the tiers behind the device; None without tiers."""
+        self.digest = b""
+        """Digest of its namespace and of all tokens up to its end; empty until `digest_of` is asked, and of a root."""
         self.refs = 0
         """Leases whose path holds the node."""
         self.used = 0
@@ -95,32 +95,32 @@ def parent_of(node: Node) -> Node:
 
 
 def digest_of(node: Node) -> bytes:
-    """Return the digest of a node whose ancestors have theirs."""
-    parent = parent_of(node)
-    if parent.copies is not None:
-        return digest_behind(parent.copies.digest, node.key, b"")
-    return digest_behind(b"", node.key, parent.key)
+    """Return the digest of a node. Its ancestors must have theirs."""
+    if not node.digest:
+        parent = parent_of(node)
+        node.digest = digest_behind(parent.digest, node.key, b"" if parent.digest else parent.key)
+    return node.digest
+
+
+def namespace_of(node: Node) -> str:
+    """Return the extra key under which a node lies. Takes time for each of its ancestors."""
+    while node.parent is not None:
+        node = node.parent
+    return node.key.decode()
 
 
 def key_of(node: Node) -> PageKey:
     """Return the name of a published node."""
-    parent = top = parent_of(node)
-    while top.parent is not None:
-        top = top.parent
-    return PageKey(
-        copies_of(node).digest,
-        b"" if parent.copies is None else parent.copies.digest,
-        _tokens(node.key),
-        top.key.decode(),
-    )
+    return PageKey(node.digest, parent_of(node).digest, tokens_of(node.key), namespace_of(node))
 
 
 def key_behind(parent: bytes, key: bytes, extra_key: str) -> PageKey:
     """Return the name of a page with the tokens `key` behind one of digest `parent`, which is empty for the first."""
-    return PageKey(digest_behind(parent, key, extra_key.encode()), parent, _tokens(key), extra_key)
+    return PageKey(digest_behind(parent, key, extra_key.encode()), parent, tokens_of(key), extra_key)
 
 
-def _tokens(key: bytes) -> tuple[int, ...]:
+def tokens_of(key: bytes) -> tuple[int, ...]:
+    """Return the tokens of a page."""
     tokens = array("i")
     tokens.frombytes(key)
     return tuple(tokens)

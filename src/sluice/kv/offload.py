@@ -47,8 +47,7 @@ class OffloadLease:
         self.window = window
         self.path = path
         """Nodes that the first pages of `row` belong to: found at the beginning, or published since."""
-        last = path[-1].copies if path else None
-        self.digest = b"" if last is None else last.digest
+        self.digest = path[-1].digest if path else b""
         """Digest of the tokens up to page `sent`."""
         self.stored = len(path)
         """Pages that can be read on the tier, from the context's beginning."""

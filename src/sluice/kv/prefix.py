@@ -18,8 +18,10 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from sluice.kv.events import NO_EVENTS, NoEvents
 from sluice.kv.nodes import NOWHERE, Node, parent_of
 from sluice.kv.prefix_cache import PrefixCache
+from sluice.types import Tier
 
 
 class Keeper(Protocol):
@@ -48,13 +50,15 @@ class PrefixTree(PrefixCache):
     Args:
         page_size: tokens of a page.
         keeper: the tiers behind the device.
+        events: receives which nodes get and lose a page.
     """
 
     enabled = True
 
-    def __init__(self, page_size: int, keeper: Keeper) -> None:
+    def __init__(self, page_size: int, keeper: Keeper, events: NoEvents = NO_EVENTS) -> None:
         self._page_size = page_size
         self._keeper = keeper
+        self._events = events
         self._roots: dict[str, Node] = {}
         self._num_pages = 0
         self._num_held = 0
@@ -276,6 +280,7 @@ class PrefixTree(PrefixCache):
         node.parent.resident += 1
         self._num_pages += 1
         self._keeper.published(node)
+        self._events.stored(node, Tier.DEVICE)
         return node
 
     def is_on_device(self, node: Node | None) -> bool:
@@ -313,6 +318,7 @@ class PrefixTree(PrefixCache):
         self._num_pages -= 1
         parent.resident -= 1
         page, node.page = node.page, -1
+        self._events.removed(node, Tier.DEVICE)
         if parent.parent is not None:
             self.offer(parent)
         return page

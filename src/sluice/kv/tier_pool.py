@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 
+from sluice.kv.events import NO_EVENTS, NoEvents
 from sluice.kv.nodes import NOWHERE, Node, TierCopies, copies_of, digest_of, parent_of
 from sluice.kv.pages import PagePool
 from sluice.kv.prefix import PrefixTree
@@ -74,9 +75,14 @@ class TierPool:
 
 
 class TierPages:
-    """Which nodes of the prefix tree lie on which pages of the tiers."""
+    """Which nodes of the prefix tree lie on which pages of the tiers.
 
-    def __init__(self, limits: TierLimits) -> None:
+    Args:
+        events: receives which nodes get and lose a page.
+    """
+
+    def __init__(self, limits: TierLimits, events: NoEvents = NO_EVENTS) -> None:
+        self.events = events
         sizes = ((Tier.HOST, limits.host_pages), (Tier.DISK, limits.disk_pages))
         self.pools = [TierPool(level, *size) for level, size in enumerate(size for size in sizes if size[1])]
         self.dropped: dict[int, None] = {}
@@ -104,13 +110,15 @@ class TierPages:
             digest: of the node, if it is known.
         """
         if node.copies is None:
-            node.copies = TierCopies(len(self.pools), digest or digest_of(node))
+            node.copies = TierCopies(len(self.pools))
+            node.digest = digest or digest_of(node)
         return node.copies
 
     def put(self, node: Node, level: int, page: int, checksum: int) -> None:
         """Note that a node has a copy on a page of a tier."""
         copies_of(node).pages[level] = page
         self.pools[level].checksums[page] = checksum
+        self.events.stored(node, self.pools[level].tier)
         parent = parent_of(node)
         if parent.copies is not None:
             parent.copies.children[level] += 1
@@ -125,6 +133,7 @@ class TierPages:
         """Give up a node's copy on a tier."""
         copies = copies_of(node)
         page, copies.pages[level] = copies.pages[level], NOWHERE
+        self.events.removed(node, self.pools[level].tier)
         self.free(level, page)
         self.child_left(node, level)
 

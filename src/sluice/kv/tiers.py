@@ -22,6 +22,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 
+from sluice.kv.events import NO_EVENTS, NoEvents
 from sluice.kv.flights import Flights, Load, LoadedPage, OffloadStore, Store, StoreOwner
 from sluice.kv.loads import Loads
 from sluice.kv.lower_tiers import LowerTiers
@@ -38,12 +39,13 @@ class Tiers(LowerTiers):
     Args:
         limits: of one tier at least.
         page_size: tokens of a page.
+        events: receives which nodes come to lie on a tier, and which no longer do.
     """
 
-    def __init__(self, limits: TierLimits, page_size: int) -> None:
+    def __init__(self, limits: TierLimits, page_size: int, events: NoEvents = NO_EVENTS) -> None:
         self.limits = limits
         self._page_size = page_size
-        self._pages = TierPages(limits)
+        self._pages = TierPages(limits, events)
         self._flights = Flights(limits)
         self._stores = Stores(limits, self._pages, self._flights)
         self._loads = Loads(limits, self._pages, self._flights, self._stores)
@@ -101,6 +103,8 @@ class Tiers(LowerTiers):
         for level, page in enumerate(copies.pages):
             if copies.storing[level] or (page != NOWHERE and copies.is_read):
                 self._pages.child_left(node, level)  # the page itself is given up when it has been written, or read
+                if page != NOWHERE:
+                    self._pages.events.removed(node, self.pools[level].tier)
             elif page != NOWHERE:
                 self._pages.give_up(node, level)
 

@@ -23,8 +23,9 @@ from sluice.process.delivery import Delivery
 from sluice.process.engine_state import RecoveryStats
 from sluice.process.observer import Observer, OpenRequest
 from sluice.process.quarantine import Quarantine
+from sluice.process.queries import Answer, Queries
 from sluice.process.start_rate import StartRate
-from sluice.process.wire import Outputs
+from sluice.process.wire import Delivered, KvEvents, Outputs
 from sluice.types import FinishReason, Output, Submit
 
 Send = Callable[[Message], None]
@@ -75,7 +76,7 @@ class EngineClient:
         self._ids = itertools.count(1)
         self._open: dict[int, _OpenRequest] = {}
         self._quarantine = Quarantine()
-        self._queries: dict[int, asyncio.Future[Stats]] = {}
+        self._queries = Queries()
         self._died_at: float | None = None
         """When the last engine died; None again once a request has continued."""
         self._is_watched = False
@@ -134,7 +135,7 @@ class EngineClient:
         self._send = self.latest = None
         self._refusal = refusal
         self._observer.serving(False)
-        self._fail_queries("the engine sleeps")
+        self._queries.fail(EngineGone("the engine sleeps"))
 
     def await_engine(self) -> None:
         """Take requests for the next engine."""
@@ -150,7 +151,7 @@ class EngineClient:
         self._send = self.latest = None
         self._died_at = self.now()
         self._observer.serving(False)
-        self._fail_queries(NO_ENGINE)
+        self._queries.fail(EngineGone(NO_ENGINE))
         culprit = self._quarantine.engine_died(in_flight)
         if culprit is not None:
             self.give_up(culprit, f"the engine died while it worked on this request alone: it {how}")
@@ -203,7 +204,7 @@ class EngineClient:
         Raises:
             EngineGone: no engine runs, or it ended before it answered.
         """
-        return await self._query(QueryStats)
+        return await self._stats(QueryStats)
 
     async def flush_cache(self) -> Stats:
         """Let the engine forget all cached pages that are not in use, and return its `Stats` after that.
@@ -211,24 +212,32 @@ class EngineClient:
         Raises:
             EngineGone: as `stats`.
         """
-        return await self._query(FlushCache)
+        return await self._stats(FlushCache)
 
     def retry_after(self) -> int:
         """Return the seconds after which a request that is refused now should be sent again."""
         return self._start_rate.retry_after()
 
-    async def _query(self, query: type[QueryStats] | type[FlushCache]) -> Stats:
+    async def _stats(self, query: type[QueryStats] | type[FlushCache]) -> Stats:
+        answer = await self.ask(query)
+        assert isinstance(answer, Stats), f"{answer} to {query}"
+        return answer
+
+    async def ask(self, query: Callable[[int], Message]) -> Answer:
+        """Send a message that the engine answers between two steps, and return the answer.
+
+        Args:
+            query: makes the message, of its number.
+
+        Raises:
+            EngineGone: as `stats`.
+        """
         if self._send is None:
             raise EngineGone(self._closed_reason or NO_ENGINE)
         query_id = next(self._ids)
-        self._queries[query_id] = asyncio.get_running_loop().create_future()
-        self._send(query(query_id))
-        try:
-            return await self._queries[query_id]
-        finally:
-            self._queries.pop(query_id, None)
+        return await self._queries.ask(self._send, query_id, query(query_id))
 
-    def deliver(self, frame: Outputs | Stats | StepsSeen, epoch: int = 0) -> None:
+    def deliver(self, frame: Delivered, epoch: int = 0) -> None:
         """Handle a message from the engine of this epoch, unless another engine has replaced it.
 
         Raises:
@@ -242,10 +251,10 @@ class EngineClient:
         if isinstance(frame, StepsSeen):
             self._observer.stepped(frame)
             return
-        self.latest = frame
-        query = self._queries.get(frame.query_id)
-        if query is not None and not query.done():
-            query.set_result(frame)
+        assert not isinstance(frame, KvEvents), "events of pages go elsewhere"
+        if isinstance(frame, Stats):
+            self.latest = frame
+        self._queries.answered(frame)
 
     def dispatch(self, outputs: Sequence[Output]) -> None:
         """Put the outputs of a step into the inboxes of their requests. Outputs of closed requests are dropped.
@@ -292,7 +301,7 @@ class EngineClient:
             self._remove(request_id)
         for inbox in inboxes:
             inbox.put(EngineGone(message))
-        self._fail_queries(message)
+        self._queries.fail(EngineGone(message))
 
     def _send_admitted(self) -> None:
         """Send the requests that may enter the engine now."""
@@ -326,11 +335,6 @@ class EngineClient:
         self.idle_since = self.now() if is_idle else None
         if was_idle != is_idle:
             self.changed.set()
-
-    def _fail_queries(self, message: str) -> None:
-        for query in self._queries.values():
-            if not query.done():
-                query.set_exception(EngineGone(message))
 
 
 class Inbox:

@@ -25,6 +25,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+from sluice.assembly.peers import Peers
 from sluice.assembly.ranks import layout_of
 from sluice.config import MemoryShortage
 from sluice.engine.engine import Engine
@@ -32,6 +33,7 @@ from sluice.engine.heartbeat import LoadingPart, Phase, WatchedRunner
 from sluice.engine.step_watch import StepWatch
 from sluice.faults import FaultKind, of_engine, parse_faults
 from sluice.process.faults import FaultyRunner
+from sluice.process.kv_event_sender import KvEventSender
 from sluice.process.logs import configure_logging
 from sluice.process.priority import be_nice
 from sluice.process.rank_spawn import RankProcesses, Spawned
@@ -130,6 +132,11 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         follows=start.epoch > 0,
         prepares_grammars=True,
         ranks=ranks,
+        peers=Peers(
+            KvEventSender(link.send_frame) if start.reports_kv_events else None,
+            link.send_frame,
+            Path(start.remote) if start.remote else None,
+        ),
     )
     return engine, Ready(
         model=info.model,

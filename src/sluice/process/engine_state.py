@@ -45,6 +45,17 @@ class RecoveryStats:
         }
 
 
+@dataclass(slots=True)
+class KvEventCounts:
+    """Batches of KV events since the server began."""
+
+    published: int = 0
+    dropped: int = 0
+    """Those that found the queue full."""
+    replayed: int = 0
+    """Those that were sent again to subscribers who asked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loading:
     """How far an engine is loaded."""
@@ -88,6 +99,7 @@ class EngineState:
     silent_seconds: float = 0.0
     """Seconds without a tick, as of that reading."""
     stats: RecoveryStats = field(default_factory=RecoveryStats)
+    kv_events: KvEventCounts = field(default_factory=KvEventCounts)
 
     def serving(self, pid: int | None, disabled_tiers: Mapping[Tier, str]) -> None:
         """Record that a process takes requests; `pid` is None where it is one of several replicas."""

@@ -11,14 +11,13 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 
 from sluice.config import ServerConfig
-from sluice.engine.messages import Message, Shutdown, Stats
-from sluice.engine.step_watch import StepsSeen
+from sluice.engine.messages import Message, Shutdown
 from sluice.process.activity import Activity, activity_of
 from sluice.process.delivery import OutputOrderError
 from sluice.process.heartbeat import Reading
 from sluice.process.liveness import LivenessWatch, LoadingWatch
 from sluice.process.socket_folder import SocketFolder
-from sluice.process.wire import Failed, Frame, Outputs, Ready, Start, WireError
+from sluice.process.wire import Delivered, Failed, Frame, Ready, Start, WireError
 from sluice.process.zmq_link import ZmqChannel
 
 LOGGER = logging.getLogger("sluice.server")
@@ -32,7 +31,7 @@ LOOK_SECONDS = 0.2
 LATE_SECONDS = 0.02
 """Time in which a message that was sent before a process ended may still arrive."""
 
-Deliver = Callable[[Outputs | Stats | StepsSeen, int], None]
+Deliver = Callable[[Delivered, int], None]
 OnReading = Callable[[Reading, float], None]
 Judge = Callable[[Reading], str | None]
 """Returns why an engine counts as dead, or None."""
@@ -237,14 +236,13 @@ class EngineProcess:
         while True:
             try:
                 frame = await self._channel.receive()
-                match frame:
-                    case Outputs() | Stats() | StepsSeen():
-                        deliver(frame, self.epoch)
-                        await asyncio.sleep(0)  # several may have arrived, and `receive` would not wait
-                    case Failed(message):
-                        self._failure = message
-                    case other:
-                        return WireError(f"unexpected message {other!r}")
+                if isinstance(frame, Delivered):
+                    deliver(frame, self.epoch)
+                    await asyncio.sleep(0)  # several may have arrived, and `receive` would not wait
+                elif isinstance(frame, Failed):
+                    self._failure = frame.message
+                else:
+                    return WireError(f"unexpected message {frame!r}")
             except (WireError, OutputOrderError) as error:
                 return error
 

@@ -24,11 +24,12 @@ from sluice.config import EngineConfig
 from sluice.process.client import EngineClient
 from sluice.process.engine_state import EngineState, Loading
 from sluice.process.heartbeat import Reading
+from sluice.process.kv_event_board import KvEventBoard, KvEventSink
 from sluice.process.launch import CannotStartNow, EngineProcess, EngineStartError, EngineTimeouts
 from sluice.process.restarts import RESTART_WINDOW, Backoff, DescriptorReserve, RestartBudget
 from sluice.process.sleep import PUT_TO_SLEEP, Sleep
 from sluice.process.socket_folder import remove_abandoned
-from sluice.process.wire import Ready, Start
+from sluice.process.wire import Delivered, KvEvents, Ready, Start
 
 LOGGER = logging.getLogger("sluice.server")
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 15.0
@@ -53,6 +54,7 @@ class Supervisor:
         max_restarts: see `RestartBudget`.
         timeouts: of each engine.
         sleep: when the engine is not needed; None: it always is.
+        kv_events: receives what the prefix cache stores and gives up, beside what the options say.
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class Supervisor:
         max_restarts: int,
         timeouts: EngineTimeouts | None = None,
         sleep: Sleep | None = None,
+        kv_events: KvEventSink | None = None,
     ) -> None:
-        self._message = message
+        self._kv_events = KvEventBoard(message.config, state.kv_events, kv_events)
+        self._message = replace(message, reports_kv_events=self._kv_events.is_on)
         self._client = client
         self._state = state
         self._budget = RestartBudget(max_restarts)
@@ -82,10 +86,16 @@ class Supervisor:
         """Start the first engine. Before that, remove the socket folders of servers that were killed.
 
         Raises:
+            ConfigError: KV events cannot be published.
             EngineStartError: it cannot be started.
         """
         remove_abandoned()
-        engine, ready = await self._start()
+        self._kv_events.open()
+        try:
+            engine, ready = await self._start()
+        except BaseException:
+            self._kv_events.close()
+            raise
         self._pool_tokens = ready.config.cache.max_total_tokens
         self._serve(engine, ready)
         return ready
@@ -113,6 +123,7 @@ class Supervisor:
         if self._ending is not None:
             await asyncio.wait({self._ending})
         self._reserve.release()
+        self._kv_events.close()
 
     async def _replacement(self, how: str) -> tuple[EngineProcess, Ready]:
         """Start another engine, after one that ended as `how` says.
@@ -190,7 +201,7 @@ class Supervisor:
         """Serve with the engine until it ends, and return how it ended; None: it was ended because it is not needed."""
         engine, began = self._engine, time.monotonic()
         assert engine is not None, "no engine was started"
-        running = asyncio.create_task(engine.run(self._client.deliver, self._on_reading))
+        running = asyncio.create_task(engine.run(self._deliver, self._on_reading))
         try:
             if await self._is_sleep_due(running):
                 await self._fall_asleep(running)
@@ -199,12 +210,19 @@ class Supervisor:
             running.cancel()
             await asyncio.wait({running})
         how = running.result()
+        self._kv_events.cleared()
         self._state.away(f"the engine {how}; another one is started")
         self._client.detach(how, engine.in_flight())
         await self._end_engine()
         if time.monotonic() - began >= STEADY_SECONDS:
             self._pauses.reset()
         return f"the engine {how}"
+
+    def _deliver(self, frame: Delivered, epoch: int) -> None:
+        if isinstance(frame, KvEvents):
+            self._kv_events.publish(frame.batch)
+        else:
+            self._client.deliver(frame, epoch)
 
     async def _is_sleep_due(self, running: asyncio.Task[str]) -> bool:
         """Wait until the engine is not needed, and return True, or until it has ended."""
@@ -227,6 +245,7 @@ class Supervisor:
         self._state.asleep()
         running.cancel()
         await asyncio.wait({running})
+        self._kv_events.cleared()
         self._ending = asyncio.create_task(self._end_engine())
         await asyncio.shield(self._ending)
         self._sleep.fell_asleep()

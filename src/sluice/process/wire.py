@@ -22,9 +22,13 @@ from sluice.engine.messages import (
     Copied,
     FlushCache,
     Message,
+    OfferPages,
+    PagesOffered,
+    PagesTaken,
     QueryStats,
     Shutdown,
     Stats,
+    TakePages,
     WatchSteps,
 )
 from sluice.engine.step_watch import StepsSeen
@@ -51,6 +55,10 @@ class Start:
     """Number of the engine among the engines of its server, from 0."""
     start_seconds: float = 0.9 * ServerConfig.start_timeout
     """To wait for ranks of other machines: less than the engine has to start, so that it can say which it lacks."""
+    reports_kv_events: bool = False
+    """The engine is to report what its prefix cache stores and gives up (`KvEvents`)."""
+    remote: str = ""
+    """Folder of the page files of other engines, whose pages this one takes; empty: it takes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,14 @@ class Outputs:
 
 
 @dataclass(frozen=True, slots=True)
+class KvEvents:
+    """Engine to server: what the prefix cache stored and gave up in a turn, if the engine was asked to report it."""
+
+    batch: bytes
+    """As it is published (`kv_event_wire`)."""
+
+
+@dataclass(frozen=True, slots=True)
 class SubmitDelta:
     """Server to engine: a `Submit` without the fields that it shares with the one sent before it."""
 
@@ -106,7 +122,9 @@ class SubmitDelta:
     """Its `logit_bias` is that of the request before it."""
 
 
-Frame = Message | Outputs | Stats | StepsSeen | Start | Ready | Failed | SubmitDelta
+Delivered = Outputs | Stats | StepsSeen | KvEvents | PagesOffered | PagesTaken
+"""What an engine sends while it serves."""
+Frame = Message | Delivered | Start | Ready | Failed | SubmitDelta
 
 _TYPES: dict[str, Any] = {
     "submit": Submit,
@@ -114,7 +132,12 @@ _TYPES: dict[str, Any] = {
     "query_stats": QueryStats,
     "flush_cache": FlushCache,
     "watch_steps": WatchSteps,
+    "offer_pages": OfferPages,
+    "take_pages": TakePages,
+    "pages_offered": PagesOffered,
+    "pages_taken": PagesTaken,
     "steps_seen": StepsSeen,
+    "kv_events": KvEvents,
     "copied": Copied,
     "blocks_loaded": BlocksLoaded,
     "compiled": Compiled,

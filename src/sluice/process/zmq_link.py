@@ -20,7 +20,17 @@ import zmq
 import zmq.asyncio
 
 from sluice.engine.heartbeat import Phase
-from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Shutdown, Stats, WatchSteps
+from sluice.engine.messages import (
+    Abort,
+    FlushCache,
+    Message,
+    OfferPages,
+    QueryStats,
+    Shutdown,
+    Stats,
+    TakePages,
+    WatchSteps,
+)
 from sluice.process.heartbeat import Counts, SharedHeartbeat
 from sluice.process.socket_folder import SocketFolder
 from sluice.process.wire import (
@@ -42,6 +52,8 @@ TICK_MS = 1000
 """Time between two ticks of an engine that waits for messages."""
 RECONNECT_MS = 20
 """Time between two attempts of the server to connect to an engine that has not bound its sockets yet."""
+FROM_SERVER = Submit | Abort | QueryStats | FlushCache | OfferPages | TakePages | WatchSteps | Shutdown
+"""Messages that an engine accepts from its server."""
 
 
 class Mailbox:
@@ -190,7 +202,7 @@ class ZmqLink(_End):
             for frame in frames:
                 if isinstance(frame, Submit | SubmitDelta):
                     frame = self._shared.restore(frame)
-                if not isinstance(frame, Submit | Abort | QueryStats | FlushCache | WatchSteps | Shutdown):
+                if not isinstance(frame, FROM_SERVER):
                     raise WireError(f"not a message to an engine: {frame!r}")
                 messages.append(frame)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sluice.kv.events import NO_EVENTS, NoEvents
 from sluice.kv.manager import KVManager
 from sluice.scheduler.measured_drafter import drafter_of
 from sluice.scheduler.pacer import Pacing
@@ -29,8 +30,11 @@ class SchedulerSetup:
     drafting: DraftLimits | None = None
     """What guesses tokens ahead. None: nothing does."""
 
-    def build(self) -> Scheduler:
+    def build(self, events: NoEvents = NO_EVENTS) -> Scheduler:
         """Return a scheduler with an empty pool.
+
+        Args:
+            events: receives what the prefix cache stores and gives up; no plan depends on it.
 
         Raises:
             ValueError: no pages, or pages of no tokens.
@@ -41,6 +45,7 @@ class SchedulerSetup:
             prefix_caching=self.prefix_caching,
             tiers=self.tiers,
             offload=self.offload,
+            events=events,
         )
         drafter = None if self.drafting is None else drafter_of(self.drafting, self.limits.num_draft_tokens)
         return Scheduler(self.limits, kv, pacing=self.pacing, drafter=drafter)

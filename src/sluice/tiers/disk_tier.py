@@ -20,7 +20,6 @@ import torch
 from sluice.device.pages import DevicePages
 from sluice.device.queues import DeviceQueue, Event, HostBuffers, wait_until
 from sluice.tiers.format import PageLost, split
-from sluice.tiers.page_file import PageFile
 from sluice.types import CopyDone, PageKey
 
 LOGGER = logging.getLogger("sluice.disk")
@@ -89,6 +88,40 @@ class Erase:
     page: int
 
 
+class PageStore(Protocol):
+    """Where the pages of a disk tier lie: a page file of its own, or those of other engines. One thread uses it."""
+
+    @property
+    def num_pages(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        ...
+
+    def write(self, page: int, key: PageKey | None, parts: Sequence[memoryview]) -> int:
+        """Store a page, and return its checksum."""
+        ...
+
+    def read(self, page: int, parts: Sequence[memoryview]) -> int:
+        """Load a page, and return its checksum."""
+        ...
+
+    def expect(self, page: int) -> None:
+        """Announce that a page will be read."""
+        ...
+
+    def erase(self, page: int) -> None:
+        """Empty a page."""
+        ...
+
+    def unlock(self) -> None:
+        """Let another engine use it before it is closed."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class DiskTier:
     """Pages on a disk.
 
@@ -97,11 +130,11 @@ class DiskTier:
         report: called by that thread with copies that have ended.
     """
 
-    def __init__(self, file: PageFile, report: Report) -> None:
-        self.num_pages = file.layout.num_pages
-        self.nbytes = file.layout.file_bytes
+    def __init__(self, file: PageStore, report: Report) -> None:
+        self.num_pages = file.num_pages
+        self.nbytes = file.nbytes
         """Size of the file."""
-        self._file = self.file = file
+        self._file = file
         self._report = report
         self._loads: deque[Load] = deque()
         self._writes: deque[Store | Erase] = deque()

@@ -13,6 +13,7 @@ know where the parent lies, or whether it is there.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 import zlib
@@ -99,6 +100,11 @@ class PageGeometry:
     @property
     def entry_bytes(self) -> int:
         return ENTRY_HEAD_BYTES + SALT_BYTES + self.page_size * TOKEN_BYTES + self.num_layers * CHECKSUM_BYTES
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of all of it, in hex."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     def difference(self, other: PageGeometry) -> str | None:
         """Return the first thing that differs, in words; None if nothing does."""

@@ -55,6 +55,15 @@ class PageFile:
             self._set(page, entry.checksums)
         self._number = 1 + max((entry.number for entry in index.values()), default=0)
 
+    @property
+    def num_pages(self) -> int:
+        return self.layout.num_pages
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file."""
+        return self.layout.file_bytes
+
     def write(self, page: int, key: PageKey | None, parts: Sequence[memoryview]) -> int:
         """Store a page and return its checksum.
 

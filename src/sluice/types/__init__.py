@@ -32,4 +32,14 @@ from sluice.types.sampling import (
     seed_source,
 )
 from sluice.types.submit import NO_SAMPLING, Submit
-from sluice.types.tiers import CopyDone, PageCopy, PageKey, StoredPage, Tier, TierLimits, TierUse, why_none_longer
+from sluice.types.tiers import (
+    CopyDone,
+    PageCopy,
+    PageKey,
+    PageOffer,
+    StoredPage,
+    Tier,
+    TierLimits,
+    TierUse,
+    why_none_longer,
+)

@@ -94,6 +94,17 @@ class StoredPage(NamedTuple):
     checksum: int
 
 
+class PageOffer(NamedTuple):
+    """Pages of a context that one engine has stored, as another one is told of them."""
+
+    source: str
+    """Where they lie, as the transfer has it; for page files, the path."""
+    layout: str
+    """What the pages are made of: digest of the weights, layout and sizes. Another engine's must be the same."""
+    pages: tuple[StoredPage, ...]
+    """From the beginning of the context on, without a gap."""
+
+
 class TierUse(NamedTuple):
     """How full a tier behind the device is, and its copies since the engine started, in pages."""
 

@@ -1,0 +1,53 @@
+"""The transfer by page files: what one engine stores in its file, another one reads there, on a path that both see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sluice.assembly.tiers import OpenTiers, TierSetup
+from sluice.kv.handover import stored_pages, take_pages
+from sluice.kv.manager import KVManager
+from sluice.tiers.format import PageGeometry
+from sluice.tiers.remote_pages import RemotePages
+from sluice.types import PageOffer
+
+
+class PageFileTransfer:
+    """Carries pages by page files (`engine.transfer.Transfer`).
+
+    Args:
+        kv: of the engine.
+        geometry: of its pages.
+        own: its page file; None: it offers no pages.
+        remote: the pages of others; None: it takes none.
+    """
+
+    def __init__(self, kv: KVManager, geometry: PageGeometry, own: Path | None, remote: RemotePages | None) -> None:
+        self._kv = kv
+        self._layout = geometry.fingerprint
+        self._own = own
+        self._remote = remote
+
+    def offer(self, tokens: Sequence[int], extra_key: str) -> PageOffer:
+        if self._own is None:
+            raise ValueError("this engine offers no pages: it has no page file (--kv-disk)")
+        return PageOffer(str(self._own.absolute()), self._layout, stored_pages(self._kv, tokens, extra_key))
+
+    def take(self, offer: PageOffer) -> int:
+        if self._remote is None:
+            raise ValueError("this engine takes no pages of others")
+        if offer.layout != self._layout:
+            raise ValueError(f"pages of {offer.source} are of other weights, another layout or another release")
+        path = self._remote.check(offer.source)
+        taken = take_pages(self._kv, offer.pages)
+        for placed in taken.placed:
+            self._remote.place(placed.page, path, placed.stored)
+        return taken.num_tokens
+
+
+def transfer_of(kv: KVManager, setup: TierSetup, tiers: OpenTiers) -> PageFileTransfer | None:
+    """Return what carries the pages of an engine; None if it has no tier for them."""
+    if setup.geometry is None:
+        return None
+    return PageFileTransfer(kv, setup.geometry, setup.disk, tiers.remote)

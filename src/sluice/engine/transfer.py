@@ -1,0 +1,72 @@
+"""Transfer: how pages of a prompt get from the engine that computed them to another one.
+
+The engine that computed a prompt *offers* its pages: it says where they lie. The offer travels with the request. The
+other engine *takes* them: they become nodes of its prefix tree on a tier behind the device, and the request loads them
+as it would load its own. Neither waits for a page to move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from sluice.engine.messages import OfferPages, PagesOffered, PagesTaken, TakePages
+from sluice.types import PageOffer
+
+
+class Transfer(Protocol):
+    """Carries pages between engines. Its methods are called between two steps and return at once."""
+
+    def offer(self, tokens: Sequence[int], extra_key: str) -> PageOffer:
+        """Return the pages of a context that another engine can read now, from its beginning on.
+
+        Raises:
+            ValueError: this engine offers none.
+        """
+        ...
+
+    def take(self, offer: PageOffer) -> int:
+        """Make pages of another engine loadable, and return how many tokens they hold.
+
+        Raises:
+            ValueError: this engine takes none, or not these.
+        """
+        ...
+
+
+class NoTransfer:
+    """For an engine that keeps its pages to itself."""
+
+    def offer(self, tokens: Sequence[int], extra_key: str) -> PageOffer:
+        raise ValueError("this engine offers no pages: it has no page file (--kv-disk)")
+
+    def take(self, offer: PageOffer) -> int:
+        raise ValueError("this engine takes no pages of others")
+
+
+class Handover:
+    """Answers messages about pages.
+
+    Args:
+        answer: queues an answer, and returns at once.
+        transfer: None: an engine that keeps its pages to itself.
+    """
+
+    def __init__(self, answer: Callable[[PagesOffered | PagesTaken], None], transfer: Transfer | None = None) -> None:
+        self._answer = answer
+        self._transfer: Transfer = transfer or NoTransfer()
+
+    def handle(self, message: OfferPages | TakePages) -> None:
+        """Answer a message. What cannot be done is said in the answer."""
+        query_id = message.query_id
+        match message:
+            case OfferPages(_, tokens, extra_key):
+                try:
+                    self._answer(PagesOffered(query_id, self._transfer.offer(tokens, extra_key)))
+                except ValueError as error:
+                    self._answer(PagesOffered(query_id, None, str(error)))
+            case TakePages(_, offer):
+                try:
+                    self._answer(PagesTaken(query_id, self._transfer.take(offer)))
+                except ValueError as error:
+                    self._answer(PagesTaken(query_id, error=str(error)))

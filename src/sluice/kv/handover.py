@@ -1,0 +1,103 @@
+"""Handover: a prompt whose pages one engine computed, and another one loads.
+
+The pages are stored on the disk tier of the first engine, as all its pages are. The second one makes them nodes of its
+prefix tree that lie on a tier of its own, which holds nothing else (`write_policy` never). A request that needs them
+loads them as it would load its own, under the checksums of the stores: a page that cannot be read, or is not what was
+stored, is computed again.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sluice.kv.manager import KVManager
+from sluice.kv.nodes import NOWHERE, Node, tokens_of
+from sluice.kv.tiers import Tiers
+from sluice.types import PageKey, StoredPage, Tier
+
+
+class Placed(NamedTuple):
+    """A page that was taken over."""
+
+    page: int
+    """Its page on this engine's tier."""
+    stored: StoredPage
+    """As the other engine has stored it."""
+
+
+class Taken(NamedTuple):
+    """What was taken over of a context."""
+
+    num_tokens: int
+    """Tokens, from the beginning on, whose pages lie on the tier now."""
+    placed: tuple[Placed, ...]
+    """Those that were not there before."""
+
+
+def stored_pages(kv: KVManager, tokens: Sequence[int], extra_key: str) -> tuple[StoredPage, ...]:
+    """Return the full pages of a context that lie on the disk, from its beginning on, up to the first that does not."""
+    if not isinstance(kv.tiers, Tiers) or Tier.DISK not in kv.tiers.order:
+        return ()
+    disk = kv.tiers.pools[kv.tiers.order.index(Tier.DISK)]
+    nodes: list[Node] = []
+    kv.tree.match_any(nodes, array("i", tokens), len(tokens), extra_key)
+    found: list[StoredPage] = []
+    parent = b""
+    for node in nodes:
+        page = NOWHERE if node.copies is None or node.copies.is_suspect else node.copies.pages[disk.level]
+        if page == NOWHERE:
+            break
+        key = PageKey(node.digest, parent, tokens_of(node.key), extra_key)
+        found.append(StoredPage(page, key, disk.checksums[page]))
+        parent = node.digest
+    return tuple(found)
+
+
+def take_pages(kv: KVManager, pages: Sequence[StoredPage]) -> Taken:
+    """Make the pages of another engine nodes on the disk tier, those used least recently giving way.
+
+    Args:
+        pages: of one context, from its beginning on. What does not fit on the tier is left out.
+
+    Raises:
+        ValueError: there is no such tier, or pages of another size.
+    """
+    tiers, size = kv.tiers, kv.page_size
+    if not isinstance(tiers, Tiers) or Tier.DISK not in tiers.order or not kv.tree.enabled:
+        raise ValueError("this engine takes no pages of others")
+    wrong = [len(stored.key.token_ids) for stored in pages if len(stored.key.token_ids) != size]
+    if wrong:
+        raise ValueError(f"a page of {wrong[0]} tokens, pages here have {size}")
+    path: list[Node] = []
+    placed: list[Placed] = []
+    for stored in pages:
+        page = _placed(tiers, path, stored)
+        if page is None:
+            break
+        if page != NOWHERE:
+            placed.append(Placed(page, stored))
+    tiers.unread(path)  # until here they are read, so that none gives way to the next one
+    return Taken(len(path) * size, tuple(placed))
+
+
+def _placed(tiers: Tiers, path: list[Node], stored: StoredPage) -> int | None:
+    """Lengthen a path that is read by the node of a page. Returns the page of the tier that it was given, `NOWHERE` if
+    it was there, None if there is no room."""
+    key, extra_key = array("i", stored.key.token_ids).tobytes(), stored.key.extra_key
+    node = tiers.behind(path, key, extra_key, Tier.DISK)
+    if node is not None:
+        tiers.read([node], Tier.DISK)
+        path.append(node)
+        return NOWHERE
+    taken = tiers.take(Tier.DISK, 1)
+    if taken is None:
+        return None
+    tiers.pools[tiers.order.index(Tier.DISK)].checksums[taken[0]] = stored.checksum
+    node = tiers.publish(path, key, extra_key, Tier.DISK, taken[0])
+    if node is None:
+        tiers.give(Tier.DISK, taken)
+        return None
+    path.append(node)
+    return taken[0]
