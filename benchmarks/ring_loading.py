@@ -76,7 +76,7 @@ class Loading:
             while started < min(len(loads), ready + self._blocks):
                 layer, pages = loads[started]
                 started += 1
-                self._loader.start(BlockLoad(layer, pages, 0, 0, started), (started - 1) % self._blocks, None)
+                self._loader.start(BlockLoad(layer, pages, pages, 0, started), (started - 1) % self._blocks, None)
             _, ready, error = self._reports.get()
             if error is not None:
                 raise RuntimeError(error)

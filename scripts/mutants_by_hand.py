@@ -578,8 +578,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/offloading.py",
-        "ready=0 if limits.reports_loads and groups else total",
-        "ready=total",
+        "ready=0 if limits.reports_loads and lease.stored else items.total",
+        "ready=items.total",
         "a step waits for a disk in the middle of a forward",
     ),
     (

@@ -32,7 +32,7 @@ from sluice.runner.offload.coroutine import Cancelled, Coroutine
 from sluice.runner.offload.loaders import GIVE_UP, BlockLoad, DiskLoader, QueueLoader
 from sluice.runner.offload.offloader import OffloadFailed, RingShape
 from sluice.runner.offload.reader import RingReader
-from sluice.runner.offload.sparse import Full, Window
+from sluice.runner.offload.sparse import Full, SparsePolicy, Window
 from sluice.testing.device import late_queues
 
 LENGTH = 93
@@ -237,7 +237,7 @@ def test_a_loader_closes_though_a_read_hangs(monkeypatch: pytest.MonkeyPatch) ->
     ring = LayerKV(*(torch.zeros((2, 1, 1, 4), dtype=torch.uint8) for _ in range(2)))
     loader: DiskLoader[None] = DiskLoader(stored, ring, 1, lambda *report: reports.append(report))
     for page in range(2):
-        loader.start(BlockLoad(0, [page], page, ready=page + 1), page, None)
+        loader.start(BlockLoad(0, [page], [page], ready=page + 1), page, None)
     assert stored.waits.wait(PATIENCE)
     loader.close()
     assert reports == []
@@ -251,7 +251,7 @@ def test_a_loader_that_is_dropped_is_gone() -> None:
     reported, gone, before = threading.Event(), threading.Event(), set(threading.enumerate())
     loader: DiskLoader[None] = DiskLoader(stored, ring, 1, lambda *_: reported.set())
     weakref.finalize(loader, gone.set)
-    loader.start(BlockLoad(0, [0], 0, ready=1), 0, None)
+    loader.start(BlockLoad(0, [0], [0], ready=1), 0, None)
     assert reported.wait(PATIENCE)
     threads = set(threading.enumerate()) - before
     assert len(threads) == 2
@@ -310,9 +310,9 @@ class KeepsKeys(Full):
     wants_keys = True
     given: ClassVar[list[tuple[int, torch.Tensor]]] = []
 
-    def page_left(self, slot: int, layer: int, page: int, k: torch.Tensor) -> None:
+    def pages_left(self, slot: int, layer: int, pages: Sequence[int], k: torch.Tensor) -> None:
         if layer == 0:
-            self.given.append((page, k.clone()))
+            self.given.extend(zip(pages, k.clone(), strict=True))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -339,25 +339,22 @@ def test_drafts_of_an_offloaded_chunk(name: str, models: dict[str, Any]) -> None
         assert keys.numpy().tobytes() == driver.stored.parts[page, 0][0], "it has the keys of wrong drafts"
 
 
-class ByQueries:
-    """All blocks but the second, chosen when a layer's queries are there."""
+class ByQueries(SparsePolicy):
+    """All pages but the second, chosen when a layer's queries are there."""
 
     supports_prefill = True
-    foresees = wants_keys = False
+    foresees = False
 
     def __init__(self) -> None:
         self.layers: list[int] = []
 
-    def page_left(self, slot: int, layer: int, page: int, k: torch.Tensor) -> None:
+    def pages_left(self, slot: int, layer: int, pages: Sequence[int], k: torch.Tensor) -> None:
         raise AssertionError("it wants no keys")
 
-    def forget(self, slot: int) -> None:
-        pass
-
-    def select(self, slot: int, layer: int, num_blocks: int, q: torch.Tensor | None) -> Sequence[int]:
+    def select(self, slot: int, layer: int, num_pages: int, q: torch.Tensor | None) -> Sequence[int]:
         assert q is not None
         self.layers.append(layer)
-        return [block for block in range(num_blocks) if block != 1]
+        return [page for page in range(num_pages) if page != 1]
 
 
 def test_a_policy_that_needs_queries_selects_layer_by_layer(models: dict[str, Any]) -> None:
@@ -446,7 +443,7 @@ def test_copies_of_a_gpu_are_ordered_by_events(eager: tuple[str, ...]) -> None:
     ring = LayerKV(*(torch.zeros((2, 1, 1, 4), dtype=torch.uint8) for _ in range(2)))
     loader = QueueLoader(Memory(), ring, 1, queues.inputs, queues.compute)
     reader = RingReader(DeviceRing(2), loader)
-    reader.expect(BlockLoad(layer, [page], page) for layer in range(2) for page in range(3))
+    reader.expect(BlockLoad(layer, [page], [page]) for layer in range(2) for page in range(3))
     seen: list[int] = []
 
     def look(slot: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from sluice.assembly.resolve import sparse_window
+from sluice.assembly.sparse import QuestSizes, WindowSizes, refuse_late_layers, sparse_sizes
 from sluice.assembly.tiers import OpenTiers
 from sluice.attention.base import Attention, PagedKV
 from sluice.config import ConfigError, MemoryShortage, OffloadConfig, flag
@@ -18,6 +18,7 @@ from sluice.runner.device_state import DeviceState, KVMaker
 from sluice.runner.forwards import Model
 from sluice.runner.offload.loaders import DiskLoader, Loader, QueueLoader, Report
 from sluice.runner.offload.offloader import Offloader, RingShape
+from sluice.runner.offload.quest import Quest
 from sluice.runner.offload.sparse import Full, SparsePolicy, Window
 from sluice.types import OffloadLimits, Tier
 
@@ -69,7 +70,13 @@ class Sizes:
 
 
 def offload_limits(config: OffloadConfig, sizes: Sizes, costs: Costs) -> OffloadLimits | None:
-    """Return the scheduler's limits, or None if the pool is too small for a window."""
+    """Return the scheduler's limits, or None if the pool is too small for a window.
+
+    Raises:
+        ConfigError: the sparse policy selects in no layer.
+    """
+    assert config.sparse_policy is not None, f"not resolved: {config}"
+    refuse_late_layers(config.sparse_policy, sizes.page_size, sizes.num_layers)
     assert config.ring_blocks is not None and config.ring_block_tokens is not None, f"not resolved: {config}"
     ring = RingShape(config.ring_blocks, config.ring_block_tokens // sizes.page_size)
     most = CHUNK_TOKENS[sizes.device_type]
@@ -80,7 +87,7 @@ def offload_limits(config: OffloadConfig, sizes: Sizes, costs: Costs) -> Offload
         return None
     of_block = pages * sizes.page_size * ring.block_pages * sizes.page_size * costs.pair
     fitting = int(sizes.step_tokens // of_block) if of_block else ring.group_blocks
-    window = _window(config, ring, sizes.page_size)
+    policy = policy_of(config, sizes.page_size)
     pool = sizes.num_pages * sizes.page_size
     return OffloadLimits(
         above=pool if config.offload_above is None else min(config.offload_above, pool),
@@ -91,11 +98,12 @@ def offload_limits(config: OffloadConfig, sizes: Sizes, costs: Costs) -> Offload
         num_layers=sizes.num_layers,
         block_pages=ring.block_pages,
         group_blocks=max(1, min(ring.group_blocks, fitting)),
-        decode_blocks=0 if window is None else window.sinks + window.recent,
+        decode_blocks=-(-(policy.most_pages or 0) // ring.block_pages),
+        decode_from=policy.wide_layers,
         pair_cost=costs.pair,
         load_cost=costs.load,
         reports_loads=sizes.tier is Tier.DISK,
-        selects_ahead=(window or Full()).foresees,
+        selects_ahead=policy.foresees,
     )
 
 
@@ -134,10 +142,16 @@ def check_effect(asked: OffloadConfig, limits: OffloadLimits | None, page_size: 
             )
 
 
-def _window(config: OffloadConfig, ring: RingShape, page_size: int) -> Window | None:
+def policy_of(config: OffloadConfig, page_size: int) -> SparsePolicy:
+    """Return the policy of a resolved config."""
     assert config.sparse_policy is not None, f"not resolved: {config}"
-    kept, block = sparse_window(config.sparse_policy), ring.block_pages * page_size
-    return None if kept is None else Window(*(-(-tokens // block) for tokens in kept))
+    match sparse_sizes(config.sparse_policy, page_size):
+        case None:
+            return Full()
+        case WindowSizes(sinks, recent):
+            return Window(sinks, recent)
+        case QuestSizes(num_pages, sinks, recent, from_layer):
+            return Quest(num_pages, sinks, recent, from_layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +168,7 @@ class OffloadSetup:
         """Return the setup of a resolved config."""
         assert config.ring_blocks is not None, f"not resolved: {config}"
         ring = RingShape(config.ring_blocks, limits.block_pages, limits.group_blocks)
-        return cls(limits, ring, _window(config, ring, page_size) or Full(), hidden_size)
+        return cls(limits, ring, policy_of(config, page_size), hidden_size)
 
     def sizes(self, page_size: int) -> OffloadSizes:
         """Return the sizes of the memory that they take on the device."""

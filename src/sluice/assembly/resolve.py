@@ -13,6 +13,7 @@ from typing import Any
 
 from sluice.assembly.ranks import layout_of, refuse_lookahead, refuse_ranks
 from sluice.assembly.refusals import refuse_contradictions
+from sluice.assembly.sparse import FULL, sparse_sizes
 from sluice.assembly.speculation import speculation_sizes
 from sluice.config import (
     CHUNKING_OFF,
@@ -41,7 +42,7 @@ TIMED_CHUNKS = 4
 
 MAX_PAGE_SIZE = 1024
 
-RING_BLOCKS, RING_BLOCK_TOKENS, FULL = 8, 1024, "full"
+RING_BLOCKS, RING_BLOCK_TOKENS = 8, 1024
 
 DISK_BYTES = 8 << 30
 """Default size of a disk tier. It is no share of the free space, as a file whose size has changed begins empty."""
@@ -195,25 +196,8 @@ def _offload(config: EngineConfig, device_type: str, why: dict[str, str]) -> dic
     if offload.sparse_policy is None:
         filled["sparse_policy"], why["sparse_policy"] = FULL, "default"
     else:
-        sparse_window(offload.sparse_policy)
+        sparse_sizes(offload.sparse_policy, page_size)
     return filled
-
-
-def sparse_window(policy: str) -> tuple[int, int] | None:
-    """Return the tokens of the beginning and of the end that a sparse policy keeps; None: all.
-
-    Raises:
-        ConfigError: it is no sparse policy.
-    """
-    if policy == FULL:
-        return None
-    name, *sizes = policy.split(":")
-    if name != "window" or len(sizes) != 2 or not all(size.isascii() and size.isdecimal() for size in sizes):
-        raise ConfigError(f"--sparse-policy must be full or window:SINKS:RECENT, in tokens, got {policy!r}")
-    sinks, recent = map(int, sizes)
-    if not sinks + recent:
-        raise ConfigError(f"--sparse-policy must keep some token, got {policy!r}")
-    return sinks, recent
 
 
 def _overlap(config: SchedulerConfig, stages: int, why: dict[str, str]) -> dict[str, Any]:

@@ -330,10 +330,12 @@ class OffloadConfig:
     )
     sparse_policy: str | None = option(
         None,
-        "attention of offloaded requests: full, or window:SINKS:RECENT",
+        "attention of offloaded requests: full, window:SINKS:RECENT, or quest:BUDGET",
         unset="full",
         more="full: exact attention to all tokens. window: decodes attend only to the first SINKS and the last RECENT"
-        " tokens, in whole blocks, and to what is on the device. Prompts always attend to all their tokens.",
+        " tokens, in whole pages, and to what is on the device. quest:BUDGET[:LAYER]: from layer LAYER (2) on,"
+        " decodes attend to BUDGET tokens, in whole pages: the first 64, the last 256, and the pages whose keys may"
+        " score highest. Prompts always attend to all their tokens.",
         metavar="POLICY",
     )
 

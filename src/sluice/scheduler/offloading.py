@@ -134,7 +134,8 @@ def drafts_of(state: SchedulerState, limits: OffloadLimits, request: Request) ->
         request.max_tokens - request.num_outputs - 1,
         lease.end_of_window * size - request.scheduled - 1,
     )
-    groups = limits.groups(lease.stored, is_decode=True)
+    items, layers = limits.items(lease.stored, is_decode=True), limits.num_layers
+    groups = (items.total - layers) / layers
     costs = [groups * limits.cost_of_group(n, size) + limits.cost_of_rest(n) for n in range(1, at_most + 2)]
     costs = [cost for cost in costs if cost <= 2 * costs[0]]
     return tuple(drafter.propose_alone(request, costs)) if len(costs) > 1 else ()
@@ -161,17 +162,15 @@ def opened(state: SchedulerState, limits: OffloadLimits, request: Request, batch
     if not lease.has_slot:
         lease.has_slot = True
         batch.open_slot(request)
-    groups = limits.groups(lease.stored, is_decode=not is_prefill(request))
-    total = limits.num_layers * (groups + 1)
+    items = limits.items(lease.stored, is_decode=not is_prefill(request))
     return OpenChunk(
         request,
         chunk,
         base=lease.stored,
         window_pages=lease.window_pages(lease.stored, state.kv.pages_for(end)),
-        groups=groups,
-        total=total,
+        items=items,
         step=state.step,
-        ready=0 if limits.reports_loads and groups else total,
+        ready=0 if limits.reports_loads and lease.stored else items.total,
     )
 
 
@@ -196,7 +195,7 @@ def plan_slice(
         pages=open_chunk.window_pages,
         first=open_chunk.planned,
         stop=stop,
-        total=open_chunk.total,
+        total=open_chunk.items.total,
         is_decode=not is_prefill(request),
     )
     batch.add_slice(part, load_of(limits, part, size))
@@ -221,15 +220,15 @@ def awaits_loads(state: SchedulerState) -> bool:
 def cost_of(state: SchedulerState, limits: OffloadLimits, open_chunk: OpenChunk, item: int) -> float:
     """Return the tokens that a work item costs."""
     length = open_chunk.chunk.length
-    if item % (open_chunk.groups + 1) == open_chunk.groups:
+    if open_chunk.items.is_rest(item):
         return limits.cost_of_rest(length)
     return limits.cost_of_group(length, state.kv.page_size)
 
 
 def load_of(limits: OffloadLimits, piece: ChunkSlice, page_size: int) -> Load:
     """Return what a slice adds to its step, in tokens of the whole model."""
-    per_layer, length = piece.total // limits.num_layers, piece.chunk.length
-    rests = piece.stop // per_layer - piece.first // per_layer
+    items, length = limits.items(piece.base // page_size, is_decode=piece.is_decode), piece.chunk.length
+    rests = items.rests(piece.stop) - items.rests(piece.first)
     keys = limits.group_blocks * limits.block_pages * page_size * (piece.stop - piece.first - rests)
     return Load(
         tokens=length * rests / limits.num_layers,

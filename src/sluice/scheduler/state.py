@@ -26,7 +26,7 @@ from sluice.scheduler.pacer import Pacer
 from sluice.scheduler.queue import WaitingQueue
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.reserve import reservation_of
-from sluice.types import Chunk, FinishReason, SchedulerLimits
+from sluice.types import Chunk, FinishReason, SchedulerLimits, WorkItems
 
 
 @dataclass(slots=True, eq=False)
@@ -39,10 +39,7 @@ class OpenChunk:
     """Pages of its context that are attended to on the tier."""
     window_pages: tuple[int, ...]
     """Pages on the device that hold what is behind these."""
-    groups: int
-    """Groups of blocks in each layer."""
-    total: int
-    """Work items."""
+    items: WorkItems
     step: int
     """The step that begins it; names it in reports of its loads."""
     ready: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from sluice.types.priority import DEFAULT_CLASS, PriorityClass
 from sluice.types.tiers import Tier
@@ -97,6 +98,45 @@ class Bound(StrEnum):
     ITL_TARGET = "itl_target"
 
 
+class WorkItems(NamedTuple):
+    """The work items of an offloaded chunk in order: for each layer one for every group of blocks, then the rest.
+
+    The first layers may have more groups than the others.
+    """
+
+    wide_layers: int
+    """The first layers."""
+    wide_groups: int
+    """Groups of each of them."""
+    other_layers: int
+    groups: int
+    """Groups of each of the others."""
+
+    @property
+    def total(self) -> int:
+        return self.before(self.wide_layers + self.other_layers)
+
+    def before(self, layer: int) -> int:
+        """Return how many items precede those of a layer."""
+        wide = min(layer, self.wide_layers)
+        return wide * (self.wide_groups + 1) + (layer - wide) * (self.groups + 1)
+
+    def groups_of(self, layer: int) -> int:
+        """Return the groups of a layer."""
+        return self.wide_groups if layer < self.wide_layers else self.groups
+
+    def rests(self, count: int) -> int:
+        """Return how many layers the first `count` items complete."""
+        of_wide = self.before(self.wide_layers)
+        if count < of_wide:
+            return count // (self.wide_groups + 1)
+        return self.wide_layers + (count - of_wide) // (self.groups + 1)
+
+    def is_rest(self, item: int) -> bool:
+        """Return whether an item is the rest of a layer."""
+        return self.rests(item + 1) > self.rests(item)
+
+
 @dataclass(frozen=True, slots=True)
 class OffloadLimits:
     """Limits and costs of *offloaded* requests, whose context is longer than the device.
@@ -122,7 +162,9 @@ class OffloadLimits:
     group_blocks: int
     """Blocks that one work item attends to."""
     decode_blocks: int = 0
-    """Most blocks that a decoded token attends to; 0: all."""
+    """Most blocks that a decoded token attends to in the layers from `decode_from` on; 0: all."""
+    decode_from: int = 0
+    """First of the layers in which a decoded token attends to `decode_blocks`. Those before attend to all."""
     prefill_blocks: int = 0
     """Most blocks that a chunk of a prompt attends to; 0: all."""
     pair_cost: float = 0.0
@@ -136,11 +178,17 @@ class OffloadLimits:
     selects_ahead: bool = True
     """Whether the blocks that a chunk attends to are known before its tokens are."""
 
-    def groups(self, base_pages: int, *, is_decode: bool) -> int:
-        """Return the groups of blocks in each layer, for a chunk after `base_pages` pages on the tier."""
+    def items(self, base_pages: int, *, is_decode: bool) -> WorkItems:
+        """Return the work items of a chunk after `base_pages` pages on the tier."""
         blocks = -(-base_pages // self.block_pages)
         most = self.decode_blocks if is_decode else self.prefill_blocks
-        return -(-(min(blocks, most) if most else blocks) // self.group_blocks)
+        wide_layers = min(self.decode_from, self.num_layers) if is_decode and most else 0
+        return WorkItems(
+            wide_layers,
+            -(-blocks // self.group_blocks),
+            self.num_layers - wide_layers,
+            -(-(min(blocks, most) if most else blocks) // self.group_blocks),
+        )
 
     def cost_of_group(self, length: int, page_size: int) -> float:
         """Return what attending to one group costs a chunk of `length` tokens. Loads run beside the computation."""

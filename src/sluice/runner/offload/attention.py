@@ -9,9 +9,10 @@ least. Between two work items the forward may pause until a later step.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import groupby
 
 import torch
 
@@ -22,6 +23,7 @@ from sluice.attention.spec import AttentionSpec
 from sluice.runner.offload.loaders import BlockLoad
 from sluice.runner.offload.reader import LoadedBlock, RingReader
 from sluice.runner.offload.sparse import SparsePolicy
+from sluice.types import WorkItems
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +39,31 @@ class OffloadedContext:
     """Position of the chunk's first token."""
     is_decode: bool
     """The chunk is a generated token: the policy chooses what it attends to."""
-    groups: int
-    """Groups of blocks that are planned in each layer."""
+    items: WorkItems
+    """Those that are planned."""
     step: int = 0
     """The step that began the chunk."""
+    unseen: int = 0
+    """Pages at the beginning whose keys the policy has not been given, although it wants them."""
 
-    @property
-    def num_blocks(self) -> int:
-        return -(-len(self.pages) // self.block_pages)
-
-    def loads(self, layer: int, blocks: Sequence[int], group_blocks: int) -> Iterator[BlockLoad]:
-        """Return the loads of the blocks that are attended to in a layer, with the work items that each makes ready.
+    def loads(self, layer: int, places: Sequence[int], group_blocks: int) -> Iterator[BlockLoad]:
+        """Return the loads of the pages that are attended to in a layer, with the work items that each makes ready.
 
         Behind the layer's last block come its remaining work items, which load nothing.
         """
-        assert blocks, f"nothing is attended to in layer {layer} of {self}"
-        per_layer = self.groups + 1
-        for count, block in enumerate(blocks, start=1):
+        assert places, f"nothing is attended to in layer {layer} of {self}"
+        begin = self.items.before(layer)
+        firsts = range(0, len(places), self.block_pages)
+        for count, first in enumerate(firsts, start=1):
             ready = 0
-            if count == len(blocks):
-                ready = (layer + 1) * per_layer
+            if count == len(firsts):
+                ready = self.items.before(layer + 1)
             elif count % group_blocks == 0:
-                ready = layer * per_layer + count // group_blocks
-            first = block * self.block_pages
-            yield BlockLoad(layer, self.pages[first : first + self.block_pages], block, self.step, ready)
+                ready = begin + count // group_blocks
+            some = places[first : first + self.block_pages]
+            is_run = some[-1] - some[0] == len(some) - 1
+            pages = self.pages[some[0] : some[-1] + 1] if is_run else [self.pages[place] for place in some]
+            yield BlockLoad(layer, pages, some, self.step, ready)
 
 
 class OffloadedAttention(Attention):
@@ -71,7 +74,7 @@ class OffloadedAttention(Attention):
         layers: number of each layer, by the id of its pages on the device.
         ring: pages of the ring, which belong to no layer.
         reader: brings blocks there.
-        policy: chooses the blocks.
+        policy: chooses the pages.
         context: what lies on the tier.
         group_blocks: blocks attended to in one call.
         begin_item: called before each work item; returns when it may be done.
@@ -96,7 +99,7 @@ class OffloadedAttention(Attention):
         self._context = context
         self._group_blocks = group_blocks
         self._begin_item = begin_item
-        if policy.foresees and context.groups:
+        if policy.foresees and context.pages:
             reader.expect(
                 load for layer in range(len(layers)) for load in self._loads(layer, self._select(layer, None))
             )
@@ -106,27 +109,31 @@ class OffloadedAttention(Attention):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         layer, context = self._layers[id(kv)], self._context
         compute = torch.float64 if q.dtype == torch.float64 else torch.float32
-        selected = self._select(layer, None if self._policy.foresees else q) if context.groups else ()
-        if not self._policy.foresees and context.groups:
+        selected: Sequence[int] = ()
+        if context.pages:
+            selected = self._select(layer, None if self._policy.foresees else q)
+        if not self._policy.foresees and context.pages:
             self._reader.expect(self._loads(layer, selected))
         state: tuple[torch.Tensor, torch.Tensor] | None = None
         earlier = replace(spec, causal=False)  # every query sees all keys of the ring
-        blocks = iter(selected)
-        for _ in range(context.groups):
+        left = -(-len(selected) // context.block_pages)
+        for _ in range(context.items.groups_of(layer)):
             self._begin_item()
-            count = len(list(islice(blocks, self._group_blocks)))
+            count = min(left, self._group_blocks)
             if not count:
                 continue
+            left -= count
             group = [self._reader.next() for _ in range(count)]
+            self._give_unseen(layer, group)
             if spec.window is None:
                 out, lse = self._inner.attend(q, self._ring, self._batch_of(group, q), earlier, need_lse=True)
                 assert lse is not None
                 state = merged(state, out.to(compute), lse)
             else:
                 for block in group:
-                    state = merged(state, *self._attend_band(q, block, spec))
+                    state = self._attend_band(q, block, spec, state)
             self._reader.release(group)
-        assert next(blocks, None) is None, f"{len(selected)} blocks selected, {context.groups} groups planned"
+        assert not left, f"{len(selected)} pages selected, {context.items} planned"
         self._begin_item()
         out, own_lse = self._inner.attend(q, kv, batch, spec, need_lse=need_lse or state is not None)
         if state is None:
@@ -136,11 +143,21 @@ class OffloadedAttention(Attention):
         return whole.to(out.dtype), lse if need_lse else None
 
     def _select(self, layer: int, q: torch.Tensor | None) -> Sequence[int]:
-        """Return the blocks that the chunk attends to in a layer."""
-        context = self._context
-        if not context.is_decode and not self._policy.supports_prefill:
-            return range(context.num_blocks)
-        return self._policy.select(context.slot, layer, context.num_blocks, q)
+        """Return the pages that the chunk attends to in a layer."""
+        context, policy = self._context, self._policy
+        if layer < policy.wide_layers or (not context.is_decode and not policy.supports_prefill):
+            return range(len(context.pages))
+        return policy.select(context.slot, layer, len(context.pages), q)
+
+    def _give_unseen(self, layer: int, group: Sequence[LoadedBlock]) -> None:
+        """Give the policy the keys of pages of a cached prefix."""
+        for block in group:
+            count = bisect_left(block.load.places, self._context.unseen)
+            if count:
+                places = torch.tensor(self._places([block])[:count], device=self._ring.k.device)
+                self._policy.pages_left(
+                    self._context.slot, layer, block.load.places[:count], self._ring.gather(places)[0]
+                )
 
     def _loads(self, layer: int, selected: Sequence[int]) -> Iterator[BlockLoad]:
         return self._context.loads(layer, selected, self._group_blocks)
@@ -169,13 +186,17 @@ class OffloadedAttention(Attention):
         )
 
     def _attend_band(
-        self, q: torch.Tensor, block: LoadedBlock, spec: AttentionSpec
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend to a block of whose keys some queries see only the later ones."""
-        context = self._context
-        first_key = block.load.block * context.block_pages * self._ring.page_size
-        k, v = self._ring.gather(torch.tensor(self._places([block]), device=q.device))
-        return attend_band(q, k.flatten(0, 1), v.flatten(0, 1), spec, distance=context.first_position - first_key)
+        self, q: torch.Tensor, block: LoadedBlock, spec: AttentionSpec, state: State | None
+    ) -> State | None:
+        """Attend to a block of whose keys some queries see only the later ones, run by run of consecutive pages."""
+        context, load, size = self._context, block.load, self._ring.page_size
+        buffer = self._places([block])
+        for run, pages in groupby(zip(load.places, buffer, strict=True), key=lambda pair: pair[0] - pair[1]):
+            in_ring = [page for _, page in pages]
+            k, v = self._ring.gather(torch.tensor(in_ring, device=q.device))
+            distance = context.first_position - (in_ring[0] + run) * size
+            state = merged(state, *attend_band(q, k.flatten(0, 1), v.flatten(0, 1), spec, distance=distance))
+        return state
 
 
 State = tuple[torch.Tensor, torch.Tensor]

@@ -37,13 +37,13 @@ and why a block cannot be read, if one cannot."""
 
 
 class BlockLoad(NamedTuple):
-    """Consecutive pages of one layer of one request, to be copied into a buffer of the ring."""
+    """Pages of one layer of one request, to be copied into a buffer of the ring."""
 
     layer: int
     pages: Sequence[int]
     """Their numbers on the tier, at most those of a block."""
-    block: int
-    """Its number in the context."""
+    places: Sequence[int]
+    """Their numbers in the context, in ascending order."""
     ticket: int = 0
     """Names the chunk that attends to it."""
     ready: int = 0

@@ -29,7 +29,7 @@ from sluice.runner.offload.coroutine import UNWINDING, Coroutine, may_not_pause
 from sluice.runner.offload.loaders import Loader, LoadTotals
 from sluice.runner.offload.reader import RingReader
 from sluice.runner.offload.sparse import Full, SparsePolicy
-from sluice.types import Chunk, ChunkSlice
+from sluice.types import Chunk, ChunkSlice, WorkItems
 
 NewLoader = Callable[[PagedKV, int], Loader[Any, Any]]
 """Makes a loader from the ring's pages and the number of them in a block."""
@@ -94,7 +94,7 @@ class Offloader:
         new_loader: makes what fills them.
         shape: sizes of the ring.
         hidden_size: width of what the model gives.
-        policy: chooses the blocks that chunks attend to.
+        policy: chooses the pages that chunks attend to.
     """
 
     def __init__(
@@ -120,6 +120,8 @@ class Offloader:
         self._reader = RingReader(DeviceRing(shape.num_blocks), self._loader)
         self._stored: dict[int, array[int]] = {}
         """Slot -> pages of its request on the tier."""
+        self._unseen: dict[int, int] = {}
+        """Slot -> pages of a cached prefix, until a chunk has attended to them."""
         self._thread = Background("sluice-offloaded-chunk")
         self._half_done: _HalfDone | None = None
         self._failed: set[int] = set()
@@ -144,6 +146,7 @@ class Offloader:
         for slot in slots:
             if self._stored.pop(slot, None) is not None:
                 self._policy.forget(slot)
+            self._unseen.pop(slot, None)
             self._failed.discard(slot)
 
     def run(self, step: int, part: ChunkSlice) -> torch.Tensor | None:
@@ -162,6 +165,7 @@ class Offloader:
         chunk = part.chunk
         stored = self._stored.setdefault(chunk.slot, array("i"))
         stored.extend(part.stored_pages)
+        self._unseen.setdefault(chunk.slot, len(stored) if self._policy.wants_keys else 0)
         if chunk.slot in self._failed:
             raise OffloadFailed("the work on this chunk failed before")
         try:
@@ -175,6 +179,7 @@ class Offloader:
             self._drop()
             raise OffloadFailed(f"{type(error).__name__}: {error}") from error
         if part.completes and self._policy.wants_keys:
+            self._unseen[chunk.slot] = 0
             self._give_keys(part)
         return hidden
 
@@ -209,8 +214,9 @@ class Offloader:
             block_pages=self._shape.block_pages,
             first_position=part.chunk.start,
             is_decode=part.is_decode,
-            groups=part.total // len(self._layers) - 1,
+            items=self._items(part, len(stored)),
             step=step,
+            unseen=self._unseen[part.chunk.slot],
         )
 
         @torch.inference_mode()
@@ -253,14 +259,27 @@ class Offloader:
             self._half_done = None
         self._reader.abandon()
 
+    def _items(self, part: ChunkSlice, num_pages: int) -> WorkItems:
+        """Return the work items of a chunk that attends to so many pages on the tier."""
+        layers, wide = len(self._layers), 0
+        if part.is_decode and self._policy.most_pages is not None:
+            wide = min(self._policy.wide_layers, layers)
+        blocks = -(-num_pages // self._shape.block_pages)
+        wide_groups = -(-blocks // self._shape.group_blocks)
+        rest = part.total - wide * (wide_groups + 1)
+        return WorkItems(wide, wide_groups, layers - wide, rest // (layers - wide) - 1 if layers > wide else 0)
+
     def _give_keys(self, part: ChunkSlice) -> None:
         """Give the policy the keys of the pages that the chunk has filled. A page with a wrong draft is filled again by
         a later chunk."""
         size, chunk = self._state.shape.page_size, part.chunk
-        for page in range(chunk.start // size, chunk.end // size):
-            place = torch.tensor(part.pages[page - part.base // size], device=self._state.shape.device)
-            for layer, kv in enumerate(self._state.kv):
-                self._policy.page_left(chunk.slot, layer, page, kv.gather(place)[0])
+        pages = range(chunk.start // size, chunk.end // size)
+        if not pages:
+            return
+        places = [part.pages[page - part.base // size] for page in pages]
+        for layer, kv in enumerate(self._state.kv):
+            k, _ = kv.gather(torch.tensor(places, device=self._state.shape.device))
+            self._policy.pages_left(chunk.slot, layer, pages, k)
 
 
 def offloaded_batch(part: ChunkSlice, page_size: int, last_tokens: LastTokens, device: torch.device) -> ForwardBatch:

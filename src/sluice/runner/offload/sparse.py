@@ -1,4 +1,4 @@
-"""Policies that select the blocks of a long context that a chunk attends to. `Full` is the exact reference.
+"""Policies that select the pages of a long context that a chunk attends to. `Full` is the exact reference.
 
 Tokens on the device (the chunk itself, and those before it that are not stored yet) are always attended to.
 """
@@ -14,64 +14,79 @@ import torch
 
 
 class SparsePolicy(ABC):
-    """Selects blocks, which are numbered from the context's beginning; the last may be partly filled."""
+    """Selects pages, which are numbered from the context's beginning."""
 
     supports_prefill: ClassVar[bool] = False
-    """Whether it selects for chunks of prompts too. Otherwise they attend to all blocks."""
+    """Whether it selects for chunks of prompts too. Otherwise they attend to all pages."""
     foresees: ClassVar[bool] = True
-    """Whether it needs no queries: then blocks of all layers are loaded ahead. Otherwise those of a layer load once its
+    """Whether it needs no queries: then pages of all layers are loaded ahead. Otherwise those of a layer load once its
     queries are computed."""
     wants_keys: ClassVar[bool] = False
-    """Whether it needs the keys of pages that leave the device."""
+    """Whether it needs the keys of pages."""
 
-    def page_left(self, slot: int, layer: int, page: int, k: torch.Tensor) -> None:  # noqa: B027
-        """Keep what selection needs of a full page that leaves the device, if the policy `wants_keys`.
+    @property
+    def wide_layers(self) -> int:
+        """First layers, in which every chunk attends to all pages."""
+        return 0
 
-        Pages of a cached prefix were never on the device, so the policy does not see all pages. A page may be given
-        again, if some of its tokens were drafts that turned out to be wrong.
+    @property
+    def most_pages(self) -> int | None:
+        """Most pages that it selects for a decoded token in the other layers; None: all."""
+        return None
+
+    def pages_left(self, slot: int, layer: int, pages: Sequence[int], k: torch.Tensor) -> None:  # noqa: B027
+        """Keep what selection needs of full pages, if the policy `wants_keys`.
+
+        A request's own pages are given when they leave the device. Those of a cached prefix are given when they pass
+        through the ring for the first time: its first chunk attends to all of them. A page may be given again, if some
+        of its tokens were drafts that turned out to be wrong.
 
         Args:
             slot: slot of the request.
-            page: number of the page from the request's beginning.
-            k: [page_size, kv_heads, head_dim], after rotary embedding.
+            pages: numbers of the pages from the request's beginning.
+            k: [pages, page_size, kv_heads, head_dim], after rotary embedding.
         """
 
     def forget(self, slot: int) -> None:  # noqa: B027
         """Forget the request of a slot."""
 
     @abstractmethod
-    def select(self, slot: int, layer: int, num_blocks: int, q: torch.Tensor | None) -> Sequence[int]:
-        """Return the blocks that a chunk attends to in a layer, in ascending order: one at least.
+    def select(self, slot: int, layer: int, num_pages: int, q: torch.Tensor | None) -> Sequence[int]:
+        """Return the pages that a chunk attends to in a layer, in ascending order: one at least.
 
         Args:
-            num_blocks: blocks of the context.
+            num_pages: pages of the context that lie on the tier.
             q: [tokens, heads, head_dim], after rotary embedding; None if the policy `foresees`.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Full(SparsePolicy):
-    """Selects all blocks."""
+    """Selects all pages."""
 
     supports_prefill = True
 
-    def select(self, slot: int, layer: int, num_blocks: int, q: torch.Tensor | None) -> Sequence[int]:
-        return range(num_blocks)
+    def select(self, slot: int, layer: int, num_pages: int, q: torch.Tensor | None) -> Sequence[int]:
+        return range(num_pages)
 
 
 @dataclass(frozen=True, slots=True)
 class Window(SparsePolicy):
-    """Selects the first blocks and the latest ones for decoded tokens; chunks of prompts attend to all blocks.
+    """Selects the first pages and the latest ones for decoded tokens; chunks of prompts attend to all pages.
 
     Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2024; positions are left as they are.
     """
 
     sinks: int
-    """Blocks at the beginning."""
+    """Pages at the beginning."""
     recent: int
-    """Blocks at the end."""
+    """Pages at the end."""
 
-    def select(self, slot: int, layer: int, num_blocks: int, q: torch.Tensor | None) -> Sequence[int]:
-        if num_blocks <= self.sinks + self.recent:
-            return range(num_blocks)
-        return (*range(self.sinks), *range(num_blocks - self.recent, num_blocks))
+    @property
+    def most_pages(self) -> int:
+        return self.sinks + self.recent
+
+    def select(self, slot: int, layer: int, num_pages: int, q: torch.Tensor | None) -> Sequence[int]:
+        if num_pages <= self.sinks + self.recent:
+            return range(num_pages)
+        return (*range(self.sinks), *range(num_pages - self.recent, num_pages))

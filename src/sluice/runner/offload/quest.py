@@ -1,0 +1,102 @@
+"""Quest: decoded tokens attend to the pages whose keys may score highest (Tang et al., "Quest: Query-Aware Sparsity for
+Efficient Long-Context LLM Inference", 2024).
+
+Of each page and layer the policy keeps the smallest and the largest value of every component of its keys. The largest
+product that a query can have with such a key bounds the scores of the page. Here all heads of a layer share their
+pages, which are loaded once: a page counts by the head for which it may matter most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from sluice.runner.offload.sparse import SparsePolicy
+
+LEAST_CAPACITY = 64
+"""Pages that bounds are first kept for."""
+
+
+class Quest(SparsePolicy):
+    """Selects the first pages, the latest ones, and of the others those whose bounds are highest.
+
+    Args:
+        num_pages: pages that it selects in all.
+        sinks: pages at the beginning.
+        recent: pages at the end.
+        wide_layers: first layers, which attend to all pages.
+
+    Raises:
+        ValueError: the pages are no more than those at the beginning and the end.
+    """
+
+    foresees: ClassVar[bool] = False
+    wants_keys: ClassVar[bool] = True
+
+    def __init__(self, num_pages: int, sinks: int, recent: int, wide_layers: int) -> None:
+        if num_pages <= sinks + recent:
+            raise ValueError(f"{num_pages} pages are no more than {sinks} at the beginning and {recent} at the end")
+        self._num_pages = num_pages
+        self._sinks = sinks
+        self._recent = recent
+        self._wide_layers = wide_layers
+        self._bounds: dict[int, dict[int, torch.Tensor]] = {}
+        """Slot -> layer -> [pages, 2, kv_heads, head_dim], least and greatest components."""
+
+    @property
+    def wide_layers(self) -> int:
+        return self._wide_layers
+
+    @property
+    def most_pages(self) -> int:
+        return self._num_pages
+
+    @torch.inference_mode()
+    def pages_left(self, slot: int, layer: int, pages: Sequence[int], k: torch.Tensor) -> None:
+        if layer < self._wide_layers or not pages:
+            return
+        layers = self._bounds.setdefault(slot, {})
+        bounds = layers[layer] = _with_room(layers.get(layer), max(pages) + 1, k)
+        bounds[torch.tensor(pages, device=k.device)] = torch.stack((k.amin(1), k.amax(1)), dim=1)
+
+    def forget(self, slot: int) -> None:
+        self._bounds.pop(slot, None)
+
+    @torch.inference_mode()
+    def select(self, slot: int, layer: int, num_pages: int, q: torch.Tensor | None) -> Sequence[int]:
+        if layer < self._wide_layers or num_pages <= self._num_pages:
+            return range(num_pages)
+        assert q is not None, "Quest selects by queries"
+        end = num_pages - self._recent
+        scores = page_scores(q, self._bounds[slot][layer][self._sinks : end])
+        best = scores.topk(self._num_pages - self._sinks - self._recent).indices.sort().values + self._sinks
+        return (*range(self._sinks), *best.tolist(), *range(end, num_pages))
+
+
+def page_scores(q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+    """Return a score of each page, [pages] float32: the largest logarithm, over queries and their heads, of the share
+    of a head's weights that would be the page's if every page had one key, as good as its bounds allow.
+
+    Args:
+        q: [tokens, heads, head_dim].
+        bounds: [pages, 2, kv_heads, head_dim].
+    """
+    tokens, heads, head_dim = q.shape
+    kv_heads = bounds.shape[2]
+    grouped = q.float().view(tokens, kv_heads, heads // kv_heads, head_dim).permute(1, 0, 2, 3).flatten(1, 2)
+    least, greatest = bounds.float().permute(1, 2, 3, 0)
+    upper = grouped.clamp(min=0) @ greatest + grouped.clamp(max=0) @ least
+    return torch.log_softmax(upper * head_dim**-0.5, dim=-1).flatten(0, 1).amax(0)
+
+
+def _with_room(bounds: torch.Tensor | None, pages: int, k: torch.Tensor) -> torch.Tensor:
+    """Return bounds with room for `pages` pages, those that were kept among them."""
+    if bounds is not None and bounds.shape[0] >= pages:
+        return bounds
+    capacity = max(LEAST_CAPACITY, 1 << (pages - 1).bit_length())
+    larger = torch.zeros((capacity, 2, *k.shape[2:]), dtype=k.dtype, device=k.device)
+    if bounds is not None:
+        larger[: bounds.shape[0]] = bounds
+    return larger
