@@ -84,7 +84,8 @@ def test_replicas_publish_what_they_have_to_do_as_it_was() -> None:
 
     class Watch(SimRouter):
         def update(self, replica: int, published: Published) -> None:
-            told.append(published)
+            if published.occupancy is not None:
+                told.append(published)
             super().update(replica, published)
 
     prompts = [Prompt((Segment(number, 1000),)) for number in range(4)]
@@ -110,3 +111,14 @@ def test_the_queue_of_a_replica_counts_requests_that_its_engine_has_not_taken() 
     first = replica.published()
     assert first is not None
     assert (first.occupancy.queued_prefill_tokens, first.occupancy.num_waiting) == (300, 3)
+
+
+def test_what_caches_hold_is_told_with_the_pages_of_answers() -> None:
+    """The next turn is known to find the answer before it, which the router never saw."""
+    router = sim_router("expected-ttft", SETUP, 1)
+    turns = conversations(1, turns=2)
+    replicas = replicas_of(SETUP, WORLD, 1, publish_every=publish_every("expected-ttft"))
+    simulate(turns[:1], replicas, router)
+    asked = turns[0].num_tokens
+    cached = turns[1].num_tokens - router.dispatcher.policy.uncached_tokens(turns[1], "0")
+    assert asked < cached <= asked + 30

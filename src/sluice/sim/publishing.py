@@ -1,4 +1,4 @@
-"""What a simulated replica publishes of itself, now and then: what it has to do.
+"""What a simulated replica publishes: what it has to do, now and then, and what its prefix cache stores and removes.
 
 A router knows no more of it than it would of a server: how it was at its last moment of publishing.
 """
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from sluice.engine.engine import Engine
+from sluice.kv.events import EventLog, PageEvent
 from sluice.routing.occupancy import Occupancy, PrefillSpeed
 from sluice.scheduler.backlog import cached_anywhere, queued_prefill_tokens
 from sluice.scheduler.state import SchedulerState
@@ -29,14 +30,23 @@ class PublishTimes(NamedTuple):
 class Published(NamedTuple):
     """What a router is told of a replica."""
 
-    occupancy: Occupancy
-    taken_at: float
+    events: tuple[PageEvent, ...] = ()
+    """What its prefix cache has stored and removed, in order."""
+    occupancy: Occupancy | None = None
+    """None: it has published none since."""
+    taken_at: float = 0.0
 
 
 class Publisher:
-    """Looks into one engine at its times."""
+    """Looks into one engine at its times.
 
-    def __init__(self, times: PublishTimes) -> None:
+    Args:
+        page_size: tokens.
+    """
+
+    def __init__(self, times: PublishTimes, page_size: int) -> None:
+        self.log = EventLog(page_size)
+        """For its prefix cache."""
         self._times = times
         self._speed = PrefillSpeed()
         self._latest = -math.inf
@@ -76,5 +86,5 @@ class Publisher:
 
     def take(self) -> Published | None:
         """Return what a router has not been told yet; None if that is nothing."""
-        occupancy, self._taken = self._taken, None
-        return None if occupancy is None else Published(occupancy, self._latest)
+        events, occupancy, self._taken = self.log.take(), self._taken, None
+        return Published(events, occupancy, self._latest) if events or occupancy is not None else None

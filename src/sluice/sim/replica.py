@@ -12,6 +12,7 @@ from sluice.config import ConfigError
 from sluice.engine.clock import VirtualClock, micros_at
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort
+from sluice.kv.events import NO_EVENTS
 from sluice.kv.nodes import Node
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.copies import SimulatedCopies
@@ -85,8 +86,8 @@ class Replica:
         self.setup = setup
         self.clock = VirtualClock()
         self.link = SimLink(self.clock, self._take)
-        self._publisher = None if publishes is None else Publisher(publishes)
-        scheduler = setup.build()
+        self._publisher = None if publishes is None else Publisher(publishes, setup.page_size)
+        scheduler = setup.build(NO_EVENTS if self._publisher is None else self._publisher.log)
         copies = SimulatedCopies(setup, rates or CopyRates(), self.link.put, load_of(scheduler.state.kv))
         self.runner = SimRunner(self.clock, times, copies)
         self.engine = Engine(scheduler, self.runner, self.link, depth=depth, clock=self.clock)

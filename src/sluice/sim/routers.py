@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from sluice.kv.events import PageEvent, PagesRemoved, PagesStored
 from sluice.routing.dispatch import Dispatcher, Load, Policy, RoutedRequest
 from sluice.routing.policies import PUBLISHED_TO, RoundRobin, RouterOptions, make_policy
+from sluice.routing.prefixes import PrefixIndex
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.publishing import PUBLISH_SECONDS, Published
 
@@ -60,7 +62,23 @@ class SimRouter:
         self.dispatcher.ended(request_id)
 
     def update(self, replica: int, published: Published) -> None:
-        self.dispatcher.update(str(replica), published.occupancy, published.taken_at)
+        key = str(replica)
+        if published.occupancy is not None:
+            self.dispatcher.update(key, published.occupancy, published.taken_at)
+        index = self.dispatcher.policy.prefixes(key)
+        if index is not None:
+            for event in published.events:
+                _follow(index, event)
+
+
+def _follow(index: PrefixIndex, event: PageEvent) -> None:
+    """Note in an index what a prefix cache has stored or removed."""
+    if isinstance(event, PagesStored):
+        index.stored(event.digests, event.tier)
+    elif isinstance(event, PagesRemoved):
+        index.removed(event.digests, event.tier)
+    else:
+        index.cleared()
 
 
 def sim_router(name: str, setup: SchedulerSetup, replicas: int, seed: int = 0) -> SimRouter:
