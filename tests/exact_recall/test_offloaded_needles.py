@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.exact_recall import SHAPES, Needle, needle_prompts, write_recall_checkpoint
+from benchmarks.exact_recall import SHAPES, needle_prompts, write_recall_checkpoint
+from benchmarks.exact_recall.fillers import among_fillers
 from sluice import LLM, SamplingParams
 from sluice.config import ConfigError
 
@@ -57,25 +57,12 @@ def test_memory_does_not_grow(folder: Path, tmp_path: Path) -> None:
         assert llm.memory_report(1000)["disk_bytes"] == 0
 
 
-def among_fillers(needles: Sequence[Needle]) -> list[Needle]:
-    """The same needles among three words in turn, none of which is theirs."""
-    key_len = SHAPES["small"].previous
-    own = [(*needle.prompt[-key_len:], *needle.answer) for needle in needles]
-    fillers = sorted(set(range(3, 256)) - {token for tokens in own for token in tokens})[:3]
-    first = needles[0].prompt
-    hay = [first[0], *(fillers[place % 3] for place in range(1, len(first) - key_len))]
-    for tokens in own:
-        start = next(at for at in range(len(first)) if first[at : at + len(tokens)] == tokens)
-        hay[start : start + len(tokens)] = tokens
-    return [Needle((*hay, *needle.prompt[-key_len:]), needle.answer) for needle in needles]
-
-
 def test_quest_finds_needles_with_a_tenth_of_the_pages(folder: Path, tmp_path: Path) -> None:
     """A page with the needle that its bounds do not select, or that is not loaded. The second engine has its pages from
     the file, and their bounds from what passes through the ring."""
     options: dict[str, Any] = {"kv_disk": tmp_path / "pages", "kv_disk_bytes": 16 << 20, "page_size": 16}
     options |= {"max_total_tokens": 1536, "offload_above": 1024, "ring_blocks": 3, "ring_block_tokens": 128}
-    needles = among_fillers(needle_prompts(SHAPES["small"], 5000, DEPTHS[:-1], seed=4))
+    needles = among_fillers(SHAPES["small"], needle_prompts(SHAPES["small"], 5000, DEPTHS[:-1], seed=4))
     for _ in range(2):
         with LLM(folder, dtype="bfloat16", chunked_prefill_size=256, sparse_policy="quest:512:1", **options) as llm:
             results = llm.generate([needle.prompt for needle in needles], GREEDY)
