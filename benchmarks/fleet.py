@@ -44,7 +44,7 @@ def main() -> int:
     result: dict[str, Any] = {"load_before": os.getloadavg(), "command": " ".join(sys.argv)}
     match given.what:
         case "overhead":
-            result |= overhead.measure(requests=40, tokens=200, streams=given.streams)
+            result |= overhead.measure(requests=30, tokens=100, streams=given.streams)
         case "conversations":
             result["routers"] = [
                 conversations.measure(router, given.conversations, given.turns, seed)

@@ -15,7 +15,7 @@ import httpx
 from benchmarks.fleets.process import fleet
 from benchmarks.fleets.streams import WORDS
 
-ENGINE = ("--threads", "1", "--max-total-tokens", "8192", "--dtype", "float32")
+ENGINE = ("--max-total-tokens", "8192")
 SYSTEM_WORDS, TURN_WORDS, ANSWER_TOKENS = 60, 60, 8
 PAUSE_SECONDS = 0.5
 """Between an answer and the next turn, on average."""
