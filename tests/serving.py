@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 from starlette.applications import Starlette
@@ -122,12 +122,18 @@ class Server:
         return [json.loads(data) for data in found]
 
 
+class HasApp(Protocol):
+    """What a call can be made to."""
+
+    app: Starlette
+
+
 class Caller:
     """One HTTP call made by hand, so that it can be watched event by event and left at any moment."""
 
     def __init__(
         self,
-        server: Server,
+        server: HasApp,
         path: str,
         body: dict[str, Any],
         *,

@@ -18,6 +18,7 @@ from sluice.http.errors import ApiError
 from sluice.http.framing import SERVER_SENT, Framing
 from sluice.http.generate_call import GenerateCall
 from sluice.http.generation import Choice, Generation, Usage
+from sluice.http.heartbeats import Heartbeats
 from sluice.http.logprobs import (
     ScoredToken,
     chat_logprobs,
@@ -49,6 +50,10 @@ class Answer(Protocol):
 
     def chunks(self, arrived: Sequence[tuple[int, Piece]]) -> Iterable[dict[str, Any]]:
         """Yield the events of a stream for pieces that arrived together, each with the index of its choice."""
+        ...
+
+    def waiting(self) -> Iterable[dict[str, Any]]:
+        """Yield the events that say that the answer goes on while no token comes; none if a comment is enough."""
         ...
 
     def closing(self, usage: Usage) -> Iterable[dict[str, Any]]:
@@ -126,6 +131,9 @@ class _OpenAIAnswer(ABC):
         self._counts[index] += piece.token_id is not None
         choice = self._generation.choices[index]
         return {"usage": Usage(len(choice.prompt), choice.cached, self._counts[index]).as_json()}
+
+    def waiting(self) -> list[dict[str, Any]]:
+        return []
 
     def closing(self, usage: Usage) -> list[dict[str, Any]]:
         return [self._last_head | {"choices": [], "usage": usage.as_json()}] if self._include_usage else []
@@ -262,27 +270,36 @@ async def whole(generation: Generation, answer: Answer) -> Any:
         return answer.whole(pieces, generation.usage())
 
 
-async def events(generation: Generation, answer: Answer, turns: Turns) -> AsyncGenerator[bytes, None]:
+async def events(
+    generation: Generation, answer: Answer, turns: Turns, heartbeats: Heartbeats
+) -> AsyncGenerator[bytes, None]:
     """Yield the answer of a call as a stream. Tokens that arrived together are sent together.
 
-    Nothing comes before the first token, so a call that fails until then can be answered with an error's status. A
-    later failure is an event with an `error`, and no `[DONE]` follows it.
+    Nothing comes before the first token or the first heartbeat, so a call that fails until then can be answered with an
+    error's status. A later failure is an event with an `error`, and no `[DONE]` follows it.
 
     Raises:
         ApiError: as `Generation.pieces`, before the first event.
     """
-    has_begun, framing = False, answer.framing
+    is_open = has_begun = False
+    framing = answer.framing
     try:
-        with generation:
+        with generation, heartbeats.watch(generation.wake) as silence:
             await generation.submit()
             async for arrived in generation.pieces():
-                choices = range(0) if has_begun else range(len(generation.choices))
-                openings = itertools.chain.from_iterable(map(answer.opening, choices))
-                contents = itertools.chain(openings, answer.chunks(arrived))
-                made = pieces(framing.frames(contents))
-                data, is_last = next(made)
+                data, is_last = b"", True
+                if arrived or not silence.is_due:
+                    openings = [] if is_open else map(answer.opening, range(len(generation.choices)))
+                    contents = itertools.chain(itertools.chain.from_iterable(openings), answer.chunks(arrived))
+                    made = pieces(framing.frames(contents))
+                    data, is_last = next(made)
+                if not data and silence.is_due:
+                    data = framing.heartbeat(answer.waiting())
+                elif data:
+                    is_open = True
                 if data:
                     has_begun = True
+                    heartbeats.sent(silence)
                     yield data
                 if not is_last:
                     async for data in in_turns(turns, made):
@@ -318,14 +335,14 @@ class Streamed(StreamingResponse):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def event_stream(generation: Generation, answer: Answer, turns: Turns) -> Response:
-    """Return a stream of events, once the first of them is there.
+async def event_stream(generation: Generation, answer: Answer, turns: Turns, heartbeats: Heartbeats) -> Response:
+    """Return a stream of events, once the first of them is there, or a heartbeat in its place.
 
     Raises:
-        ApiError: as `Generation.pieces`, before the first event.
+        ApiError: as `Generation.pieces`, before that.
     """
-    rest = events(generation, answer, turns)
-    # The status is sent with the first event, so a call that fails before it is answered as an error.
+    rest = events(generation, answer, turns, heartbeats)
+    # The status is sent with the first bytes, so a call that fails before them is answered as an error.
     first = await anext(rest)
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
     return Streamed(first, rest, answer.framing.media_type, **headers)

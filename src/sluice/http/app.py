@@ -37,6 +37,7 @@ from sluice.http.docs_page import add_docs_page
 from sluice.http.embeddings import EMBEDDING_BODY, EmbeddingAnswer, parse_embedding
 from sluice.http.errors import ERROR_HANDLERS
 from sluice.http.generating import Embed, make_embed, make_generate, while_client_is_there
+from sluice.http.heartbeats import Heartbeats
 from sluice.http.hosts import HostChecked
 from sluice.http.info import add_description, add_health, add_info
 from sluice.http.isolation import CacheIsolation
@@ -96,6 +97,7 @@ def create_app(
     responses: ResponseStore | None = None,
     feed: TraceFeed | None = None,
     more_metrics: Callable[[Page], None] = lambda page: None,
+    heartbeats: Heartbeats | None = None,
 ) -> Starlette:
     """Return the HTTP application over a backend that may open and close at any time.
 
@@ -114,6 +116,7 @@ def create_app(
         responses: those that are stored. None: none is.
         feed: of `/v1/trace`, beside the page at `/`, which needs no key. None: there is neither.
         more_metrics: adds to /metrics what only some servers have.
+        heartbeats: of streams. None: by the time that passes.
     """
     metrics = Metrics() if metrics is None else metrics
     bodies = BodyReader(body_limits or BodyLimits(), strict_fields=strict_fields)
@@ -125,6 +128,7 @@ def create_app(
         metrics,
         clock,
         responses,
+        heartbeats=heartbeats,
         feed=feed,
         more_metrics=more_metrics,
     )
@@ -153,12 +157,13 @@ def make_routes(
     clock: Callable[[], float],
     responses: ResponseStore,
     *,
+    heartbeats: Heartbeats | None = None,
     feed: TraceFeed | None = None,
     more_metrics: Callable[[Page], None] = lambda page: None,
 ) -> Routes:
     """Return all routes. The arguments are those of `create_app`."""
     routes, threads = Routes(), TokenizerThreads()
-    _add_generation(routes, backend, bodies, threads, isolation, clock, responses)
+    _add_generation(routes, backend, bodies, threads, isolation, clock, responses, heartbeats or Heartbeats())
     _add_tokenizing(routes, backend, bodies, threads)
     add_info(routes, backend, int(clock()))
     add_metrics(routes, backend, metrics, more=more_metrics)
@@ -181,10 +186,11 @@ def _add_generation(
     isolation: CacheIsolation,
     clock: Callable[[], float],
     responses: ResponseStore,
+    heartbeats: Heartbeats,
 ) -> None:
     turns, checker = Turns(), ConstraintChecker()
 
-    generate = make_generate(backend, bodies, threads, isolation, turns, checker, clock)
+    generate = make_generate(backend, bodies, threads, isolation, turns, checker, clock, heartbeats)
     embed = make_embed(backend, bodies, threads, isolation, turns, clock)
     add_responses(routes, generate, responses)
     add_anthropic(routes, backend, bodies, generate, threads)

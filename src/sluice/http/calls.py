@@ -14,7 +14,7 @@ from urllib.parse import quote
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sluice.http.errors import CLIENT_LEFT, ApiError
-from sluice.http.framing import LINES, SERVER_SENT
+from sluice.http.framing import LINES, SERVER_SENT, Heartbeat
 from sluice.process.logs import REQUEST_ID
 from sluice.types import FinishReason, SamplingParams
 
@@ -59,7 +59,7 @@ class Call:
     streams: bool = False
     """It is answered with a stream."""
     first_chunk: float | None = None
-    """When the first bytes of the answer's body were sent."""
+    """When the first bytes of the answer's body were sent, without heartbeats."""
     ended: float | None = None
     ignored_fields: list[str] = field(default_factory=list)
     """Unknown fields of its body, percent-encoded and cut (`unknown_fields`)."""
@@ -123,7 +123,7 @@ class Calls:
                     headers.append((ENGINE_HEADER, str(call.engine_ids[0]).encode()))
                 call.streams = any(value.startswith(STREAMS) for _, value in headers)
                 message = {**message, "headers": headers}
-            elif call.first_chunk is None and message.get("body"):
+            elif call.first_chunk is None and _brings(message.get("body", b"")):
                 call.first_chunk = time.perf_counter()
             await send(message)
 
@@ -144,6 +144,11 @@ class Calls:
             call.handler = "" if route is None else str(route.path)
             for listener in self._listeners:
                 listener.answered(call)
+
+
+def _brings(body: bytes) -> bool:
+    """Return whether a part of a body is more than a heartbeat."""
+    return bool(body) and not isinstance(body, Heartbeat)
 
 
 def _new_call(scope: Scope, now: float) -> Call:

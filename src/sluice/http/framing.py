@@ -11,6 +11,14 @@ from sluice.http.routes import EVENT_STREAM, NDJSON
 from sluice.http.turns import at_once, fragments
 
 
+class Heartbeat(bytes):
+    """Bytes of a stream that say only that more will come."""
+
+
+COMMENT = b": waiting\n\n"
+"""What readers of server-sent events leave out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Framing:
     """What stands around each event of a stream, and how it ends."""
@@ -22,8 +30,14 @@ class Framing:
     """What follows the last event."""
     failure: Callable[[ApiError], dict[str, Any]]
     """Returns the last event of a stream that failed."""
+    comment: bytes = COMMENT
+    """What says that the answer goes on, and is no event; empty: such answers have an event for it."""
     names_events: bool = False
     """An event's `type` stands before its data, too."""
+
+    def heartbeat(self, contents: Iterable[dict[str, Any]]) -> Heartbeat:
+        """Return what says that the answer goes on: events, or a comment if there are none."""
+        return Heartbeat(b"".join(self.frames(contents)) or self.comment)
 
     def frames(self, contents: Iterable[dict[str, Any]]) -> Iterator[bytes]:
         """Yield events, long ones in fragments."""
@@ -41,4 +55,4 @@ class Framing:
 
 
 SERVER_SENT = Framing(EVENT_STREAM, b"data: ", b"\n\n", b"data: [DONE]\n\n", ApiError.body)
-LINES = Framing(NDJSON, b"", b"\n", b"", ApiError.ollama_body)
+LINES = Framing(NDJSON, b"", b"\n", b"", ApiError.ollama_body, comment=b"")

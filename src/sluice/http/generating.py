@@ -18,6 +18,7 @@ from sluice.http.embeddings import E, EmbedAnswer, embedded
 from sluice.http.errors import CLIENT_LEFT
 from sluice.http.generate_call import G, GenerateCall
 from sluice.http.generation import Generation, shaped
+from sluice.http.heartbeats import Heartbeats
 from sluice.http.isolation import CacheIsolation
 from sluice.http.tokenize import prompt_ids
 from sluice.http.tokenizer_threads import TokenizerThreads
@@ -63,6 +64,7 @@ def make_generate(
     turns: Turns,
     checker: ConstraintChecker,
     clock: Callable[[], float],
+    heartbeats: Heartbeats,
 ) -> Generate:
     """Return what all routes generate with. The arguments are those of `create_app`."""
 
@@ -88,7 +90,7 @@ def make_generate(
             await generation.prepare(prompts)
             answer = make_answer(made, generation)
             if call.fields.stream:
-                return await event_stream(generation, answer, turns)
+                return await event_stream(generation, answer, turns, heartbeats)
             return await json_response(await whole(generation, answer), turns)
 
         return await while_client_is_there(request, begun())

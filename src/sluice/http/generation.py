@@ -200,8 +200,13 @@ class Generation:
         """Return what tells text, reasoning and calls of the first choice apart."""
         return self.choices[0].parser
 
+    def wake(self) -> None:
+        """Let `pieces` yield, even if nothing has arrived."""
+        if self._inbox is not None:
+            self._inbox.nudge()
+
     async def pieces(self) -> AsyncIterator[list[tuple[int, Piece]]]:
-        """Yield lists of what has arrived together, as pairs of a choice's index and a piece.
+        """Yield lists of what has arrived together, as pairs of a choice's index and a piece; none after `wake`.
 
         Raises:
             ApiError: 503, the queue is full, a request did not begin in time, or its tier cannot be used; 408, it did

@@ -68,6 +68,10 @@ class _OllamaAnswer(ABC):
         calls, self._calls = whole_of(self._calls).calls, []
         return replace(text, calls=calls)
 
+    def waiting(self) -> Iterator[dict[str, Any]]:
+        """Yield a part of the answer without a text: lines of JSON have no comments."""
+        yield self._head() | self.content(NOTHING) | {"done": False}
+
     def closing(self, usage: Usage) -> list[dict[str, Any]]:
         return [self._head() | self.content(NOTHING) | self._end(usage)]
 

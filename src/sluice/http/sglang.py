@@ -177,6 +177,9 @@ class NativeAnswer:
                 chunk = self._choice(index, output.written(), has_prompt=is_first)
                 yield chunk | {"index": index} if self._is_list else chunk
 
+    def waiting(self) -> list[dict[str, Any]]:
+        return []
+
     def closing(self, usage: Usage) -> list[dict[str, Any]]:
         return []
 

@@ -343,27 +343,33 @@ class Inbox:
     def __init__(self, client: EngineClient) -> None:
         self.request_ids: list[int] = []
         self._client = client
-        self._queue: asyncio.Queue[Output | EngineGone] = asyncio.Queue()
+        self._queue: asyncio.Queue[Output | EngineGone | None] = asyncio.Queue()
         self._is_behind = False
         """More outputs had arrived than were taken."""
+
+    def nudge(self) -> None:
+        """Let a waiting `get` return, without an output."""
+        if self._queue.empty():
+            self._queue.put_nowait(None)
 
     def put(self, item: Output | EngineGone) -> None:
         self._queue.put_nowait(item)
 
     async def get(self) -> list[Output]:
-        """Wait for at least one output, and return those that have arrived, `MAX_TOGETHER` at most.
+        """Wait for at least one output or a nudge, and return the outputs that have arrived, `MAX_TOGETHER` at most.
 
         Raises:
             EngineGone: the engine ended before the requests did.
         """
         if self._is_behind:
             await asyncio.sleep(0)  # a client that was slow may have thousands waiting
-        items = [await self._queue.get()]
-        while not self._queue.empty() and len(items) < MAX_TOGETHER:
-            items.append(self._queue.get_nowait())
+        found = [await self._queue.get()]
+        while not self._queue.empty() and len(found) < MAX_TOGETHER:
+            found.append(self._queue.get_nowait())
         self._is_behind = not self._queue.empty()
+        items = [item for item in found if item is not None]
         outputs = [item for item in items if isinstance(item, Output)]
-        if not outputs:
+        if items and not outputs:
             (gone,) = items
             assert isinstance(gone, EngineGone)
             raise gone

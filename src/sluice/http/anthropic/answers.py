@@ -44,6 +44,9 @@ class AnthropicAnswer:
         for _, piece in arrived:
             yield from map(_event, self._parsed.push(piece))
 
+    def waiting(self) -> Iterator[dict[str, Any]]:
+        yield {"type": "ping"}
+
     def closing(self, usage: Usage) -> Iterator[dict[str, Any]]:
         reason, stop = self._end()
         delta = {"stop_reason": reason, "stop_sequence": stop}

@@ -59,6 +59,9 @@ class ResponseAnswer:
             for change, tokens in self._matched(piece):
                 yield from self._changed(change, self._logprobs_of(tokens))
 
+    def waiting(self) -> list[Event]:
+        return []
+
     def closing(self, usage: Usage) -> Iterator[Event]:
         yield from self._ending()
         response = self._ended(usage)

@@ -1,0 +1,277 @@
+"""A client whose answer takes long sees that it goes on, on a clock and an engine that the tests work by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+
+from scripted import CHAT_TEMPLATE, MEMORY
+from serving import Caller, run
+from sluice.engine.messages import Abort, Message, Submit
+from sluice.http.app import create_app
+from sluice.http.backend import Backend, Service
+from sluice.http.calls import Call
+from sluice.http.heartbeats import SILENT_SECONDS, Heartbeats
+from sluice.limits import Limits
+from sluice.process.client import EngineClient
+from sluice.process.engine_state import EngineState
+from sluice.process.wire import Outputs
+from sluice.text.tokenizer import Tokenizer
+from sluice.types import FinishReason, Output
+from tokenizer_makers import byte_tokenizer
+
+MODEL = "patient"
+SAID = [{"role": "user", "content": "hi"}]
+COMMENT = b": waiting\n\n"
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "ab"},
+    "/v1/chat/completions": {"messages": SAID},
+    "/v1/responses": {"input": "ab"},
+    "/generate": {"text": "ab"},
+    "/v1/messages": {"model": MODEL, "messages": SAID, "max_tokens": 9},
+    "/api/chat": {"model": MODEL, "messages": SAID},
+    "/api/generate": {"model": MODEL, "prompt": "ab"},
+}
+
+
+@dataclass
+class Patient:
+    """A server whose engine says what the test lets it say, when the test lets time pass."""
+
+    app: Starlette
+    heartbeats: Heartbeats
+    client: EngineClient
+    now: list[float]
+    sent: list[Message] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+
+    def answered(self, call: Call) -> None:
+        self.calls.append(call)
+
+    async def begin(self, path: str, **more: Any) -> Caller:
+        """Begin a call, and return once its request is at the engine."""
+        caller = Caller(self, path, {"stream": True, **ROUTES[path], **more})
+        count = len(self.sent)
+        while len(self.sent) == count and not caller.call.done():
+            await asyncio.sleep(0)
+        return caller
+
+    async def pass_seconds(self, seconds: float) -> None:
+        """Let time pass, and then everything that it wakes."""
+        self.now[0] += seconds
+        self.heartbeats.beat()
+        await settle()
+
+    async def say(self, text: str, start: int = 0, *, ends: FinishReason | None = None, error: str | None = None) -> None:
+        """Let the engine bring tokens of the last request, each a byte."""
+        request_id = next(message.request_id for message in reversed(self.sent) if isinstance(message, Submit))
+        self.client.deliver(Outputs((Output(request_id, start, tuple(text.encode()), 0, ends, error),)))
+        await settle()
+
+
+async def settle() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def body_of(caller: Caller) -> list[bytes]:
+    """The parts of the body that were sent since the last call."""
+    parts = []
+    while not caller.sent.empty():
+        message = caller.sent.get_nowait()
+        if message["type"] == "http.response.body" and message["body"]:
+            parts.append(message["body"])
+    return parts
+
+
+@asynccontextmanager
+async def patient() -> AsyncIterator[Patient]:
+    sent: list[Message] = []
+    now = [100.0]
+    client = EngineClient(sent.append)
+    backend = Backend(EngineState())
+    backend.engine.serving(os.getpid(), {})
+    tokenizer = Tokenizer(byte_tokenizer(), chat_template=CHAT_TEMPLATE)
+    limits = Limits(vocab_size=tokenizer.vocab_size, max_model_len=8192, max_total_tokens=8192)
+    backend.open(Service((MODEL,), tokenizer, limits, frozenset(), client, [], MEMORY))
+    heartbeats = Heartbeats(lambda: now[0])
+    calls: list[Call] = []
+    server = Patient(Starlette(), heartbeats, client, now, sent, calls)
+    server.app = create_app(backend, heartbeats=heartbeats, listeners=[server])
+    yield server
+    assert client.num_open == 0, "a request was left open"
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_silent_stream_gets_its_headers_and_then_heartbeats(path: str) -> None:
+    """A proxy, or an impatient client, that gives up before a long prompt is read."""
+
+    async def test() -> None:
+        async with patient() as server:
+            caller = await server.begin(path)
+            await server.pass_seconds(SILENT_SECONDS - 0.1)
+            assert caller.sent.empty(), "a failure until now has a status of its own"
+            for _ in range(3):
+                await server.pass_seconds(SILENT_SECONDS)
+                (beat, *more) = [each for each in body_of(caller)]
+                assert not more
+                if path.startswith("/api/"):
+                    line = json.loads(beat)
+                    assert line["done"] is False
+                    assert (line["message"]["content"] if "message" in line else line["response"]) == ""
+                elif path == "/v1/messages":
+                    assert beat == b'event: ping\ndata: {"type":"ping"}\n\n'
+                else:
+                    assert beat == COMMENT
+                await server.pass_seconds(SILENT_SECONDS - 0.1)
+                assert caller.sent.empty()
+            await server.say("hello", ends=FinishReason.LENGTH)
+            await caller.call
+            body = b"".join(body_of(caller))
+            assert all(letter in body for letter in (b"h", b"e", b"l", b"o"))
+            assert COMMENT not in body
+            (call,) = server.calls
+            assert call.status == 200
+            assert call.streams
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_failure_has_its_own_status_until_the_first_heartbeat(path: str) -> None:
+    """A status sent at once would turn every refusal into a 200, which no client tries again."""
+
+    async def test() -> None:
+        async with patient() as server:
+            caller = await server.begin(path)
+            await server.pass_seconds(SILENT_SECONDS - 0.1)
+            await server.say("", ends=FinishReason.OVERLOAD, error="full")
+            assert (await caller.sent.get())["status"] == (529 if path == "/v1/messages" else 503)
+            await caller.call
+            late = await server.begin(path)
+            await server.pass_seconds(SILENT_SECONDS)
+            assert (await late.sent.get())["status"] == 200
+            await server.say("", ends=FinishReason.OVERLOAD, error="full")
+            await late.call
+            beat, *rest = body_of(late)
+            assert b"full" not in beat
+            assert b"full" in b"".join(rest)
+            assert b"[DONE]" not in b"".join(rest)
+
+    run(test)
+
+
+def test_a_client_that_leaves_in_the_silence_is_noticed() -> None:
+    """Noticed only at the next heartbeat or token, it would leave a long prefill running for no client."""
+
+    async def test() -> None:
+        async with patient() as server:
+            for silence in (0.0, SILENT_SECONDS):
+                caller = await server.begin("/v1/completions")
+                await server.pass_seconds(silence)
+                caller.leave()
+                await caller.call
+                assert isinstance(server.sent[-1], Abort)
+                assert server.client.num_open == 0
+
+    run(test)
+
+
+def test_tokens_put_heartbeats_off() -> None:
+    """Heartbeats between tokens that come every few seconds are of no use."""
+
+    async def test() -> None:
+        async with patient() as server:
+            caller = await server.begin("/v1/completions")
+            for index in range(4):
+                await server.pass_seconds(SILENT_SECONDS - 0.1)
+                await server.say("a", index)
+            assert COMMENT not in body_of(caller)
+            await server.pass_seconds(SILENT_SECONDS)
+            assert body_of(caller) == [COMMENT]
+            await server.say("a", 4, ends=FinishReason.LENGTH)
+            await caller.call
+
+    run(test)
+
+
+def test_a_slow_client_gets_one_heartbeat_for_all_that_were_due() -> None:
+    """A heartbeat for each tick would wait for it in memory, and hide the tokens behind them."""
+
+    async def test() -> None:
+        async with patient() as server:
+            caller = await server.begin("/v1/completions")
+            server.now[0] += SILENT_SECONDS
+            for _ in range(5):
+                server.heartbeats.beat()
+            await settle()
+            assert body_of(caller) == [COMMENT]
+            await server.say("a", ends=FinishReason.LENGTH)
+            await caller.call
+
+    run(test)
+
+
+def test_the_first_chunk_is_that_of_the_answer() -> None:
+    """The time to the first token in logs and traces would be that of the first heartbeat."""
+
+    async def test() -> None:
+        async with patient() as server:
+            caller = await server.begin("/v1/completions")
+            await server.pass_seconds(SILENT_SECONDS)
+            caller.leave()
+            await caller.call
+            assert server.calls[-1].first_chunk is None
+            caller = await server.begin("/v1/completions")
+            await server.pass_seconds(SILENT_SECONDS)
+            await server.say("a", ends=FinishReason.LENGTH)
+            await caller.call
+            assert server.calls[-1].first_chunk is not None
+
+    run(test)
+
+
+def test_an_answer_in_one_piece_gets_none() -> None:
+    """JSON has no place for them."""
+
+    async def test() -> None:
+        async with patient() as server:
+            caller = await server.begin("/v1/completions", stream=False)
+            await server.pass_seconds(10 * SILENT_SECONDS)
+            assert caller.sent.empty()
+            await server.say("abc", ends=FinishReason.LENGTH)
+            await caller.call
+            (body,) = body_of(caller)
+            assert json.loads(body)["choices"][0]["text"] == "abc"
+
+    run(test)
+
+
+def test_time_alone_wakes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats that nothing calls. A timer that stays when no stream is open would keep a loop busy for ever."""
+    monkeypatch.setattr("sluice.http.heartbeats.TICK_SECONDS", 0.0)
+
+    async def test() -> None:
+        now, woken = [0.0], asyncio.Event()
+        heartbeats = Heartbeats(lambda: now[0])
+        with heartbeats.watch(woken.set) as silence:
+            now[0] = SILENT_SECONDS
+            await woken.wait()
+            assert silence.is_due
+            heartbeats.sent(silence)
+            assert not silence.is_due
+        woken.clear()
+        now[0] *= 3.0
+        await settle()
+        assert not woken.is_set()
+        assert heartbeats.is_resting
+
+    run(test)
