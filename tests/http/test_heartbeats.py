@@ -15,17 +15,19 @@ from starlette.applications import Starlette
 
 from scripted import CHAT_TEMPLATE, MEMORY
 from serving import Caller, run
-from sluice.engine.messages import Abort, Message, Submit
+from sluice.engine.messages import Abort, Message, QueryStats, Stats
+from sluice.engine.prompt_meter import PromptProgress
 from sluice.http.app import create_app
 from sluice.http.backend import Backend, Service
 from sluice.http.calls import Call
 from sluice.http.heartbeats import SILENT_SECONDS, Heartbeats
+from sluice.http.progress import PromptQueries, together
 from sluice.limits import Limits
 from sluice.process.client import EngineClient
 from sluice.process.engine_state import EngineState
 from sluice.process.wire import Outputs
 from sluice.text.tokenizer import Tokenizer
-from sluice.types import FinishReason, Output
+from sluice.types import FinishReason, Occupancy, Output, Submit
 from tokenizer_makers import byte_tokenizer
 
 MODEL = "patient"
@@ -64,15 +66,29 @@ class Patient:
             await asyncio.sleep(0)
         return caller
 
+    def submitted(self) -> Submit:
+        """The last request."""
+        return next(message for message in reversed(self.sent) if isinstance(message, Submit))
+
+    def answer_queries(self, read: int | None, left: float | None) -> None:
+        """Let the engine say how far the last request's prompt is read; None: it has not begun."""
+        request = self.submitted()
+        prompts = () if read is None else (PromptProgress(request.request_id, read, len(request.prompt), left),)
+        for query in [message for message in self.sent if isinstance(message, QueryStats)]:
+            self.sent.remove(query)
+            self.client.deliver(Stats(query.query_id, Occupancy(0, 0, 1, 0, 1), None, prompts=prompts))
+
     async def pass_seconds(self, seconds: float) -> None:
         """Let time pass, and then everything that it wakes."""
         self.now[0] += seconds
         self.heartbeats.beat()
         await settle()
 
-    async def say(self, text: str, start: int = 0, *, ends: FinishReason | None = None, error: str | None = None) -> None:
+    async def say(
+        self, text: str, start: int = 0, *, ends: FinishReason | None = None, error: str | None = None
+    ) -> None:
         """Let the engine bring tokens of the last request, each a byte."""
-        request_id = next(message.request_id for message in reversed(self.sent) if isinstance(message, Submit))
+        request_id = self.submitted().request_id
         self.client.deliver(Outputs((Output(request_id, start, tuple(text.encode()), 0, ends, error),)))
         await settle()
 
@@ -121,7 +137,7 @@ def test_a_silent_stream_gets_its_headers_and_then_heartbeats(path: str) -> None
             assert caller.sent.empty(), "a failure until now has a status of its own"
             for _ in range(3):
                 await server.pass_seconds(SILENT_SECONDS)
-                (beat, *more) = [each for each in body_of(caller)]
+                beat, *more = body_of(caller)
                 assert not more
                 if path.startswith("/api/"):
                     line = json.loads(beat)
@@ -273,5 +289,72 @@ def test_time_alone_wakes_them(monkeypatch: pytest.MonkeyPatch) -> None:
         await settle()
         assert not woken.is_set()
         assert heartbeats.is_resting
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("usage", [True, False])
+def test_a_client_that_asks_sees_how_far_its_prompt_is_read(path: str, usage: bool) -> None:
+    """One event a second until the first token, with what the engine says, and none for those who do not ask."""
+
+    async def test() -> None:
+        async with patient() as server:
+            options = {"include_progress": True, "include_usage": usage}
+            caller = await server.begin(path, stream_options=options)
+            total = len(server.submitted().prompt)
+            await server.pass_seconds(0.9)
+            assert caller.sent.empty()
+            seen = []
+            for read, left in ((None, None), (1, None), (2, 3.25)):
+                await server.pass_seconds(1.0)
+                server.answer_queries(read, left)
+                await settle()
+                (event,) = body_of(caller)
+                seen.append(json.loads(event.removeprefix(b"data: ")))
+            await server.say("a")
+            await server.pass_seconds(1.0)
+            assert not any(isinstance(each, QueryStats) for each in server.sent)
+            await server.say("b", 1, ends=FinishReason.LENGTH)
+            await caller.call
+            for event, (read, left) in zip(seen, ((0, None), (1, None), (2, 3.25)), strict=True):
+                assert event["choices"] == []
+                assert event["progress"] == {
+                    "prompt_tokens_read": read,
+                    "prompt_tokens": total,
+                    "seconds_left": left,
+                }
+                assert ("usage" in event) == usage
+            assert b"progress" not in b"".join(body_of(caller))
+
+    run(test)
+
+
+def test_progress_of_several_prompts_is_that_of_all_of_them() -> None:
+    """Samples share a prompt; prompts whose answer has begun are read; one that was not begun may take any time."""
+    known = [PromptProgress(1, 10, 40, 2.0), PromptProgress(3, 20, 50, 5.0)]
+    assert together([(1, 40, False), (3, 50, False)], known) == (30, 90, 5.0)
+    assert together([(1, 40, False), (2, 60, True)], known) == (70, 100, 2.0)
+    assert together([(1, 40, False), (2, 60, False)], known) == (10, 100, None)
+
+
+def test_progress_does_not_wait_for_an_engine_that_does_not_answer() -> None:
+    """The last answer counts; an engine that died has none, and a comment goes in its place."""
+
+    async def test() -> None:
+        async with patient() as server:
+            caller = await server.begin("/generate")
+            queries = PromptQueries()
+            asking = [asyncio.create_task(queries.prompts(server.client)) for _ in range(3)]
+            await settle()
+            assert sum(isinstance(each, QueryStats) for each in server.sent) == 1
+            server.answer_queries(1, None)
+            assert [len(each) for each in await asyncio.gather(*asking)] == [1, 1, 1]
+            asking = [asyncio.create_task(queries.prompts(server.client))]
+            await settle()
+            server.client.detach("died", ())
+            assert await asking[0] == ()
+            caller.leave()
+            await caller.call
 
     run(test)

@@ -204,8 +204,15 @@ class Engine:
         return [] if known is None else self.scheduler.compiled(known.request_id, known.error)
 
     def _answer(self, query_id: int) -> list[Output]:
-        queued = self.scheduler.queued_prefill_tokens()
-        self.link.answer(Stats(query_id, self.scheduler.occupancy(), self.trace.latest, self._totals(), queued))
+        stats = Stats(
+            query_id,
+            self.scheduler.occupancy(),
+            self.trace.latest,
+            self._totals(),
+            self.scheduler.queued_prefill_tokens(),
+            self.meter.progress(),
+        )
+        self.link.answer(stats)
         return []
 
     def _totals(self) -> Totals:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sluice.engine.meter import Totals
+from sluice.engine.prompt_meter import PromptProgress
 from sluice.engine.trace import StepRecord
 from sluice.types import CopyDone, FinishReason, Occupancy, PageOffer, Submit
 
@@ -48,6 +49,8 @@ class Stats:
     """Since the engine began."""
     queued_prefill_tokens: int = 0
     """Prompt tokens that are neither computed nor in its cache, of all requests."""
+    prompts: tuple[PromptProgress, ...] = ()
+    """Those that are being read, in the order of their requests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from sluice.engine.prompt_meter import PromptMeter, PromptProgress
 from sluice.engine.trace import StepTimes
 from sluice.types import BatchPlan, BatchResult, Bound, Output, Pace, Regime
 
@@ -221,6 +222,7 @@ class Meter:
         self._bound_by = dict.fromkeys(Bound, 0)
         self._pace = PaceMeter()
         self._drafts = DraftMeter()
+        self._prompts = PromptMeter()
         self._tokens = Histogram(STEP_TOKENS)
         self._step_seconds = Histogram(STEP_SECONDS)
         self._queue = Histogram(REQUEST_SECONDS)
@@ -239,6 +241,7 @@ class Meter:
 
     def planned(self, plan: BatchPlan, now: float) -> None:
         """Count a step that is about to be launched."""
+        self._prompts.planned(plan, now)
         for slot in plan.new_slots:
             times = self._open.get(slot.request_id)
             if times is not None and times.began is None:
@@ -247,6 +250,7 @@ class Meter:
 
     def ended(self, plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> None:
         """Count a step that ended. A result of None means that it failed as a whole."""
+        self._prompts.ended(plan, times.ended_at)
         tokens, decodes, failed = plan.num_tokens, plan.num_decoded, result is None
         self._steps += 1
         self._failed += failed
@@ -266,6 +270,7 @@ class Meter:
 
     def sent(self, outputs: Sequence[Output], now: float) -> None:
         """Count outputs that are about to be sent."""
+        self._prompts.sent(outputs)
         for output in outputs:
             self._blocks += output.num_passes > 0
             self._passes += output.num_passes
@@ -285,6 +290,10 @@ class Meter:
         if times is not None and times.began is not None:
             times.first = now
             self._to_first.add(now - times.began)
+
+    def progress(self) -> tuple[PromptProgress, ...]:
+        """Return how far the prompts are read that are not complete."""
+        return self._prompts.progress()
 
     def totals(self) -> Totals:
         return Totals(

@@ -54,6 +54,16 @@ class Usage(msgspec.Struct):
     """Only of chats with reasoning, and of answers with guessed tokens."""
 
 
+class Progress(msgspec.Struct):
+    """How far the prompts of a call are read, with `stream_options.include_progress`."""
+
+    prompt_tokens_read: int
+    """Computed, or found in the cache."""
+    prompt_tokens: int
+    seconds_left: float | None
+    """As expected; null while that is not known."""
+
+
 class PromptToken(msgspec.Struct):
     """A token at a place of the prompt (vLLM)."""
 
@@ -113,11 +123,12 @@ class CompletionChunkChoice(_CompletionText, kw_only=True):
 
 
 class CompletionChunk(_Head, kw_only=True):
-    """An event of its stream. The one with the usage of the call has no choices."""
+    """An event of its stream. Those with the usage of the call, or with its progress, have no choices."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    progress: Progress | UnsetType = UNSET
 
 
 class TopLogprob(msgspec.Struct):
@@ -210,11 +221,12 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletionChunk(_Head, kw_only=True):
-    """An event of its stream. The one with the usage of the call has no choices."""
+    """An event of its stream. Those with the usage of the call, or with its progress, have no choices."""
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    progress: Progress | UnsetType = UNSET
     prompt_token_ids: MoreIds = UNSET
 
 

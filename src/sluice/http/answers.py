@@ -18,7 +18,7 @@ from sluice.http.errors import ApiError
 from sluice.http.framing import SERVER_SENT, Framing
 from sluice.http.generate_call import GenerateCall
 from sluice.http.generation import Choice, Generation, Usage
-from sluice.http.heartbeats import Heartbeats
+from sluice.http.heartbeats import PROGRESS_SECONDS, SILENT_SECONDS, Heartbeats
 from sluice.http.logprobs import (
     ScoredToken,
     chat_logprobs,
@@ -29,6 +29,7 @@ from sluice.http.logprobs import (
     scored_pieces,
 )
 from sluice.http.openai import ChatFields, CompletionFields
+from sluice.http.progress import Progress
 from sluice.http.replies import ReplyReader, delta_of, message_of
 from sluice.http.turns import Turns, fragments, in_turns, json_list, pieces
 from sluice.text.text_stream import Piece
@@ -52,8 +53,12 @@ class Answer(Protocol):
         """Yield the events of a stream for pieces that arrived together, each with the index of its choice."""
         ...
 
-    def waiting(self) -> Iterable[dict[str, Any]]:
-        """Yield the events that say that the answer goes on while no token comes; none if a comment is enough."""
+    def waiting(self, progress: Progress | None) -> Iterable[dict[str, Any]]:
+        """Yield the events that say that the answer goes on while no token comes; none if a comment is enough.
+
+        Args:
+            progress: of the prompts, if the call asks for it and none is read.
+        """
         ...
 
     def closing(self, usage: Usage) -> Iterable[dict[str, Any]]:
@@ -132,8 +137,8 @@ class _OpenAIAnswer(ABC):
         choice = self._generation.choices[index]
         return {"usage": Usage(len(choice.prompt), choice.cached, self._counts[index]).as_json()}
 
-    def waiting(self) -> list[dict[str, Any]]:
-        return []
+    def waiting(self, progress: Progress | None) -> list[dict[str, Any]]:
+        return [] if progress is None else [self._event_head | {"choices": [], "progress": progress.as_json()}]
 
     def closing(self, usage: Usage) -> list[dict[str, Any]]:
         return [self._last_head | {"choices": [], "usage": usage.as_json()}] if self._include_usage else []
@@ -283,8 +288,9 @@ async def events(
     """
     is_open = has_begun = False
     framing = answer.framing
+    every = PROGRESS_SECONDS if generation.shows_progress else SILENT_SECONDS
     try:
-        with generation, heartbeats.watch(generation.wake) as silence:
+        with generation, heartbeats.watch(generation.wake, every) as silence:
             await generation.submit()
             async for arrived in generation.pieces():
                 data, is_last = b"", True
@@ -294,9 +300,10 @@ async def events(
                     made = pieces(framing.frames(contents))
                     data, is_last = next(made)
                 if not data and silence.is_due:
-                    data = framing.heartbeat(answer.waiting())
+                    progress = await generation.progress() if generation.shows_progress and not is_open else None
+                    data = framing.heartbeat(answer.waiting(progress))
                 elif data:
-                    is_open = True
+                    is_open, silence.every = True, SILENT_SECONDS
                 if data:
                     has_begun = True
                     heartbeats.sent(silence)

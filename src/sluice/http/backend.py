@@ -10,6 +10,7 @@ from sluice.assembly.explain import Setting
 from sluice.chat.replies import PLAIN, ReplyFormat
 from sluice.footprint import Footprint
 from sluice.http.errors import RETRY_SECONDS, ApiError, unavailable
+from sluice.http.progress import PromptQueries
 from sluice.limits import Limits
 from sluice.process.client import EngineClient
 from sluice.process.engine_state import LOADING, SLEEPING, EngineState
@@ -38,6 +39,8 @@ class Service:
     """How the model writes calls and reasoning."""
     architecture: str = ""
     """The name in the checkpoint's `config.json`."""
+    prompts: PromptQueries = field(default_factory=PromptQueries)
+    """How far prompts are read."""
 
     @property
     def model(self) -> str:

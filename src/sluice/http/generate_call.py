@@ -126,6 +126,8 @@ class GenerateCall(Generic[F]):
     names: Mapping[str, str] = field(default_factory=dict)
     """The names that fields have in this API where `Limits` and `SamplingParams` have others."""
     include_usage: bool = False
+    include_progress: bool = False
+    """A stream says how far the prompts are read."""
     continuous_usage: bool = False
     """Every event of a stream has the usage so far."""
     given: frozenset[str] = frozenset()

@@ -17,6 +17,7 @@ from sluice.engine.clock import micros_at
 from sluice.http.backend import Service
 from sluice.http.errors import RETRY_SECONDS, ApiError, bad_request, unavailable
 from sluice.http.generate_call import TIERS, Conversation, F, GenerateCall
+from sluice.http.progress import Progress, together
 from sluice.http.turns import Turns
 from sluice.limits import NO_TIER, LimitError, TierDisabled
 from sluice.process.client import EngineGone, Inbox
@@ -32,7 +33,6 @@ BEFORE_MESSAGE = 32
 """Characters before a message that is continued, in which the template may begin its reasoning."""
 AT_ONCE = 64
 """Choices that are prepared, or submitted, in one turn: 2 ms."""
-
 
 NO_DRAFTS = Drafted()
 
@@ -117,6 +117,8 @@ class Generation:
         self._client = service.client
         self._call = call
         self._turns = turns
+        self.shows_progress = call.include_progress
+        """The client asks how far its prompts are read."""
         self._inbox: Inbox | None = None
         self._index: dict[int, int] = {}
         self._num_ended = 0
@@ -204,6 +206,16 @@ class Generation:
         """Let `pieces` yield, even if nothing has arrived."""
         if self._inbox is not None:
             self._inbox.nudge()
+
+    async def progress(self) -> Progress:
+        """Return how far the prompts of the call are read."""
+        known = await self.service.prompts.prompts(self._client)
+        firsts = (
+            (request_id, len(choice.prompt), choice.text.num_tokens > 0)
+            for request_id, index in self._index.items()
+            if (choice := self.choices[index]).request.sample_index == 0
+        )
+        return together(firsts, known)
 
     async def pieces(self) -> AsyncIterator[list[tuple[int, Piece]]]:
         """Yield lists of what has arrived together, as pairs of a choice's index and a piece; none after `wake`.

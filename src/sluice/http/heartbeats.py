@@ -1,6 +1,6 @@
 """Heartbeats of streams: while no token comes, a client and the proxies before it see that the answer goes on.
 
-A prompt of a million tokens is read for twenty minutes, and proxies close connections that are silent for one. One timer
+A prompt of a million tokens is read for twenty minutes, and proxies close connections that are silent for one. A timer
 serves all streams, so that a token costs no timer of its own.
 """
 
@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 SILENT_SECONDS = 5.0
-"""Without a byte to a client, after which it gets a heartbeat; before the first one, a failure has a status of its own."""
+"""Without a byte to a client, after which it gets a heartbeat. Until then a failure has a status of its own."""
+PROGRESS_SECONDS = 1.0
+"""The same, where a client asks for the progress of its prompt."""
 TICK_SECONDS = 0.5
 """Between two looks at the streams."""
 
@@ -23,11 +25,14 @@ class Silence:
     Args:
         wake: called when a heartbeat is due, and again until the silence is broken.
         now: seconds.
+        every: seconds between heartbeats.
     """
 
-    __slots__ = ("is_due", "since", "wake")
+    __slots__ = ("every", "is_due", "since", "wake")
 
-    def __init__(self, wake: Callable[[], None], now: float) -> None:
+    def __init__(self, wake: Callable[[], None], now: float, every: float) -> None:
+        self.every = every
+        """Seconds without a byte after which a heartbeat is due."""
         self.wake = wake
         self.since = now
         """When something was sent last; before that, when the call began."""
@@ -48,13 +53,14 @@ class Heartbeats:
         self._timer: asyncio.TimerHandle | None = None
 
     @contextmanager
-    def watch(self, wake: Callable[[], None]) -> Iterator[Silence]:
+    def watch(self, wake: Callable[[], None], every: float = SILENT_SECONDS) -> Iterator[Silence]:
         """Watch a stream inside the `with`.
 
         Args:
             wake: lets the stream look at `Silence.is_due`.
+            every: seconds between heartbeats.
         """
-        silence = Silence(wake, self._clock())
+        silence = Silence(wake, self._clock(), every)
         self._open.add(silence)
         self._set_timer()
         try:
@@ -75,7 +81,7 @@ class Heartbeats:
         """Wake the streams that have been silent for too long. The timer calls it."""
         now = self._clock()
         for silence in self._open:
-            if now - silence.since >= SILENT_SECONDS:
+            if now - silence.since >= silence.every:
                 silence.is_due = True
                 silence.wake()
 

@@ -158,6 +158,7 @@ async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:
         **occupancy_as_json(occupancy),
         "memory": service.memory.as_dict(),
         "priority_classes": {each.name: targets_as_json(each) for each in service.limits.classes},
+        "prompts": [] if stats is None else [each._asdict() for each in stats.prompts],
         "itl": None if stats is None or stats.totals.itl is None else itl_as_json(stats.totals.itl),
         "last_step": None if stats is None or stats.last_step is None else _step(stats.last_step),
     }

@@ -172,6 +172,18 @@ class LastStep(msgspec.Struct):
     """Those that were accepted."""
 
 
+class PromptState(msgspec.Struct):
+    """How far a prompt is read that takes more than one step."""
+
+    request_id: int
+    """At the engine, as in the log and in `X-Sluice-Engine-Request`."""
+    read: int
+    """Tokens that are computed, or were cached."""
+    total: int
+    seconds_left: float | None
+    """As expected; null while that is not known."""
+
+
 class ServerInfo(msgspec.Struct):
     """Every option with its reason, and the state of the engine at the end of its step."""
 
@@ -198,6 +210,8 @@ class ServerInfo(msgspec.Struct):
     """In bytes, by part."""
     priority_classes: dict[str, ClassTargets]
     """Empty unless requests are ordered by deadline."""
+    prompts: list[PromptState]
+    """Those that are being read."""
     itl: ItlState | None
     """None without a target, and before the first step."""
     last_step: LastStep | None

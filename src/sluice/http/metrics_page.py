@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 from sluice.engine.messages import Stats
 from sluice.engine.meter import LATE_BY, DraftTotals, Histogram, ItlTotals, PaceTotals, Tally
+from sluice.engine.prompt_meter import PromptProgress
 from sluice.http.backend import Backend
 from sluice.http.metrics import Metrics
 from sluice.http.routes import Routes
@@ -127,6 +128,7 @@ class Page(Collector):
         self.counter("vllm:num_preemptions", "Preemptions of running requests.", now.preemptions)
         self.counter("sluice:retractions", "The same.", now.preemptions)
         self.gauge("sluice:partial_prefills", "Running requests whose prompt is computed in part.", now.partial)
+        self.add_prompts(stats.prompts)
         self.gauge("sluice:free_pages", "Pages that hold nothing.", now.free_pages)
         self.gauge("sluice:cached_pages", "Pages that hold a prefix no request uses now.", now.cached_pages)
         self.gauge("sluice:total_pages", "Pages of the KV pool.", now.total_pages)
@@ -151,6 +153,13 @@ class Page(Collector):
         self.histogram("vllm:request_prefill_time_seconds", "From there to the first token.", totals.prefill_seconds)
         self.histogram("vllm:request_decode_time_seconds", "From there to the last.", totals.decode_seconds)
         self.histogram("vllm:request_inference_time_seconds", "The two together.", totals.inference_seconds)
+
+    def add_prompts(self, prompts: Sequence[PromptProgress]) -> None:
+        """Add how much there is to read of the prompts that were begun."""
+        left = sum(each.total - each.read for each in prompts)
+        longest = max((each.seconds_left or 0.0 for each in prompts), default=0.0)
+        self.gauge("sluice:prompt_tokens_left", "Tokens still to be read, of prompts that were begun.", left)
+        self.gauge("sluice:prompt_seconds_left", "Until the last of them is read, as expected.", longest)
 
     def add_drafts(self, drafts: DraftTotals) -> None:
         """Add what became of guessed tokens. Without --speculative-algorithm there are zeros."""

@@ -25,6 +25,7 @@ from sluice.http.framing import LINES
 from sluice.http.generate_call import GenerateCall
 from sluice.http.generation import Generation, Usage
 from sluice.http.logprobs import chat_logprobs
+from sluice.http.progress import Progress
 from sluice.http.replies import ReplyReader
 from sluice.text.text_stream import Piece
 
@@ -68,7 +69,7 @@ class _OllamaAnswer(ABC):
         calls, self._calls = whole_of(self._calls).calls, []
         return replace(text, calls=calls)
 
-    def waiting(self) -> Iterator[dict[str, Any]]:
+    def waiting(self, progress: Progress | None) -> Iterator[dict[str, Any]]:
         """Yield a part of the answer without a text: lines of JSON have no comments."""
         yield self._head() | self.content(NOTHING) | {"done": False}
 

@@ -47,6 +47,8 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: Literal[False] | None = None
     continuous_usage_stats: bool | None = None
     """vLLM's addition, which its benchmarks and guidellm use."""
+    include_progress: bool | None = None
+    """Ours: events say how far the prompts are read."""
 
 
 class OpenAIFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
@@ -211,6 +213,7 @@ def _call(fields: B, params: SamplingParams, **others: Any) -> GenerateCall[B]:
         num_ctx=fields.num_ctx,
         text=TextOptions(fields.skip_special_tokens, fields.include_stop_str_in_output),
         include_usage=bool(options.include_usage),
+        include_progress=bool(options.include_progress),
         continuous_usage=bool(options.continuous_usage_stats),
         **others,
     )

@@ -31,6 +31,7 @@ from sluice.http.generate_call import (
 )
 from sluice.http.generation import Generation, Usage, by_tier
 from sluice.http.logprobs import finite
+from sluice.http.progress import Progress
 from sluice.http.routes import Body
 from sluice.http.turns import JsonList, json_list, json_of
 from sluice.text.text_stream import Piece, TextOptions
@@ -177,7 +178,7 @@ class NativeAnswer:
                 chunk = self._choice(index, output.written(), has_prompt=is_first)
                 yield chunk | {"index": index} if self._is_list else chunk
 
-    def waiting(self) -> list[dict[str, Any]]:
+    def waiting(self, progress: Progress | None) -> list[dict[str, Any]]:
         return []
 
     def closing(self, usage: Usage) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from sluice.http.framing import Framing
 from sluice.http.generate_call import GenerateCall
 from sluice.http.generation import Generation, Usage
 from sluice.http.parsed_answer import ParsedAnswer
+from sluice.http.progress import Progress
 from sluice.http.routes import EVENT_STREAM
 from sluice.text.text_stream import Piece
 from sluice.types import FinishReason
@@ -44,7 +45,7 @@ class AnthropicAnswer:
         for _, piece in arrived:
             yield from map(_event, self._parsed.push(piece))
 
-    def waiting(self) -> Iterator[dict[str, Any]]:
+    def waiting(self, progress: Progress | None) -> Iterator[dict[str, Any]]:
         yield {"type": "ping"}
 
     def closing(self, usage: Usage) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ from sluice.http.framing import Framing
 from sluice.http.generation import Generation, Usage
 from sluice.http.logprobs import chat_logprobs
 from sluice.http.parsed_answer import ParsedAnswer
+from sluice.http.progress import Progress
 from sluice.http.responses.fields import ResponseCall, response_head
 from sluice.http.responses.store import ResponseStore, StoredResponse
 from sluice.http.responses.text_tokens import TextTokens
@@ -59,7 +60,7 @@ class ResponseAnswer:
             for change, tokens in self._matched(piece):
                 yield from self._changed(change, self._logprobs_of(tokens))
 
-    def waiting(self) -> list[Event]:
+    def waiting(self, progress: Progress | None) -> list[Event]:
         return []
 
     def closing(self, usage: Usage) -> Iterator[Event]:
