@@ -106,9 +106,12 @@ class Observed(Lawful):
         self._copies_ended(done)
         return super().copied(done)
 
-    def blocks_loaded(self, step: int, ready: int, error: str | None = None) -> list[Output]:
-        self._met["blocks loaded" if error is None else "block unreadable"] += 1
-        return super().blocks_loaded(step, ready, error)
+    def blocks_loaded(
+        self, step: int, ready: int, error: str | None = None, lost_page: int | None = None
+    ) -> list[Output]:
+        what = "blocks loaded" if error is None else "block unreadable" if lost_page is None else "page lost"
+        self._met[what] += 1
+        return super().blocks_loaded(step, ready, error, lost_page)
 
     def flush_cache(self) -> int:
         self._met["flush while loading" if self.state.loading else "flush"] += 1

@@ -69,7 +69,7 @@ class Driver:
     state: DeviceState
     stored: DictPages
     ring: RingShape
-    reports: queue.SimpleQueue[tuple[int, int, str | None]]
+    reports: queue.SimpleQueue[tuple[int, int, str | None, int | None]]
     split: Callable[[int], int] = lambda left: left
     """Most work items of the next slice, of those left."""
     base: int = 0
@@ -95,7 +95,7 @@ class Driver:
         hidden_size: int = 1,
     ) -> Driver:
         state, stored = DeviceState(shape, new_kv), DictPages()
-        reports: queue.SimpleQueue[tuple[int, int, str | None]] = queue.SimpleQueue()
+        reports: queue.SimpleQueue[tuple[int, int, str | None, int | None]] = queue.SimpleQueue()
 
         def loader(kv: PagedKV, block_pages: int) -> DiskLoader[None]:
             return DiskLoader(stored, kv, block_pages, lambda *report: reports.put(report))
@@ -173,7 +173,7 @@ class Driver:
     def reported(self) -> int:
         """Wait for the next report. Return how many work items of the chunk may be done."""
         while True:
-            step, ready, error = self.reports.get(timeout=PATIENCE)
+            step, ready, error, _ = self.reports.get(timeout=PATIENCE)
             if step == self.steps:
                 if error is not None:
                     raise ReadFailed(error)

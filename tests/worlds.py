@@ -89,6 +89,8 @@ class World:
     """Share of parts of offloaded work that fail."""
     reads_late: float = 0.0
     """Share of the steps in which no block of an offloaded chunk comes."""
+    flips: float = 0.0
+    """Share of the reads of an offloaded chunk in which a page is damaged."""
     masks_late: float = 0.0
     """Share of the rows with a grammar that are given no token."""
     drafts_right: float = 0.7
@@ -276,6 +278,7 @@ class SlowDisk:
             fails=self.world.disk_fails,
             reads_fail=self.world.reads_fail,
             reads_late=self.world.reads_late,
+            flips=self.world.flips,
         )
         self.shadow = self.world.shadow(tiers=self.tiers, draw=self.draw)
         bench.engine.runner = self.wrap(self.shadow)
@@ -496,7 +499,9 @@ def random_offload(draw: random.Random, world: World) -> World:
         reports_loads=tier is Tier.DISK,
     )
     late = draw.choice([0.0, 0.2, 0.7]) if offload.reports_loads else 0.0
-    return replace(world, offload=offload, reads_fail=draw.choice([0.0, 0.0, 0.0, 0.05]), reads_late=late)
+    flips = draw.choice([0.0, 0.05, 0.2]) if offload.reports_loads else 0.0
+    fails = draw.choice([0.0, 0.0, 0.0, 0.05])
+    return replace(world, offload=offload, reads_fail=fails, reads_late=late, flips=flips)
 
 
 @st.composite

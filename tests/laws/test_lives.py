@@ -43,7 +43,7 @@ OF_RELOADS = [
 ]
 OF_LONG_CONTEXTS = [
     *("offloaded", "abort while offloaded", "abort while offloaded, in a chunk", "preempted while offloaded"),
-    *("blocks loaded", "block unreadable", "slice failed", f"end: {FinishReason.TIER_UNAVAILABLE}"),
+    *("blocks loaded", "block unreadable", "page lost", "slice failed", f"end: {FinishReason.TIER_UNAVAILABLE}"),
     *("offload of the host ended", "offload of the disk ended", "offload of the disk failed"),
     f"bound by {Bound.TIER_PAGES}",
 ]

@@ -11,8 +11,11 @@ import pytest
 from recording import RecordingRunner
 from sluice.engine.messages import BlocksLoaded, Submit
 from sluice.scheduler.request import Request
+from sluice.kv.nodes import Node
+from sluice.kv.offload import OffloadLease
+from sluice.scheduler.lost_pages import MOST_LOSSES
 from sluice.testing import ShadowRunner, ShadowTiers, resolved
-from sluice.types import BatchPlan, Bound, FinishReason, Tier, TierLimits
+from sluice.types import BatchPlan, Bound, ChunkSlice, FinishReason, Tier, TierLimits
 from tier_worlds import TierBench
 from worlds import Bench, SlowDisk, World, check_ends, enough_steps, limits_of, offload_of
 
@@ -508,3 +511,103 @@ def test_blocks_of_a_decode_are_read_early_unless_it_waits_for_drafts(
     slices = [plan.slices for plan in runner.plans if len(plan.slices) > 1 and plan.slices[1].is_decode]
     assert bool(slices) == is_early
     assert any(plan.num_drafts for plan in runner.plans) != is_early
+
+
+def lost(plans: list[BatchPlan], page: int) -> BlocksLoaded:
+    """A report that a page cannot be read, of the chunk that was begun last."""
+    return replace(begun(plans), ready=0, error="the page is not what was stored", lost_page=page)
+
+
+def failed_loads(bench: Bench) -> int:
+    (tier,) = bench.scheduler.occupancy().tiers
+    return tier.failed_loads
+
+
+def until_reads(bench: Bench, plans: list[BatchPlan], base: int) -> ChunkSlice:
+    """Step until a chunk that attends to `base` pages on the tier is begun, and report the blocks of those before."""
+    while True:
+        if bench.scheduler.awaits_report:
+            part = next(part for plan in reversed(plans) for part in plan.slices if part.stop == 0)
+            if part.base >= base * 4:
+                return part
+            bench.link.put(begun(plans))
+        bench.step()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("index", [0, 5, 11])
+def test_a_lost_page_costs_a_recomputation_from_there(depth: int, index: int) -> None:
+    """A flipped bit in one page ended a request of hours, and its retry found nothing of it in the cache."""
+    runner = RecordingRunner(ShadowRunner(page_size=4, vocab_size=2))
+    bench = Bench.of(reported_world(depth), runner)
+    submits = {0: Submit(0, prompt(60), resolved(3)), 1: Submit(1, prompt(5, 1), resolved(20))}
+    bench.link.put(*submits.values())
+    until_reads(bench, runner.plans, 12)
+    lease = bench.scheduler.state.offloaded[0].lease
+    assert isinstance(lease, OffloadLease)
+    before = len(runner.plans)
+    bench.link.put(lost(runner.plans, lease.row[index]))
+    while not bench.is_idle:
+        bench.step()
+        if bench.scheduler.awaits_report and bench.scheduler.state.open_chunk is not None:
+            bench.link.put(begun(runner.plans))
+    check_ends(bench, submits)
+    assert failed_loads(bench) == 1
+    again = [part.chunk for plan in runner.plans[before + depth :] for part in plan.slices if part.chunk.request_id == 0]
+    assert again[0].start == index * 4, "what lies before the page is kept"
+    assert bench.link.end(0).num_cached_tokens == 0, "it was not cached when the request came"
+    bench.link.put(Submit(2, prompt(60), resolved(1)))
+    while not bench.is_idle:
+        bench.step()
+        if bench.scheduler.awaits_report and bench.scheduler.state.open_chunk is not None:
+            bench.link.put(begun(runner.plans))
+    assert bench.link.end(2).num_cached_tokens >= 48, "all of it is found again"
+
+
+def test_a_lost_page_is_found_by_no_other_request() -> None:
+    """Each request that shares the page would lose it again."""
+    runner = RecordingRunner(ShadowRunner(page_size=4, vocab_size=2))
+    bench = Bench.of(reported_world(), runner)
+    bench.link.put(Submit(0, prompt(60), resolved(3)))
+    until_reads(bench, runner.plans, 12)
+    request = bench.scheduler.state.offloaded[0]
+    assert isinstance(request.lease, OffloadLease)
+    bench.link.put(lost(runner.plans, request.lease.row[5]), Submit(1, prompt(60), resolved(2)))
+    bench.step()
+    tree = bench.scheduler.state.kv.tree
+    found: list[Node] = []
+    tree.match_any(found, request.tokens, 60, "")
+    assert len(found) == 5
+
+
+def test_a_disk_that_loses_every_page_ends_the_request() -> None:
+    """A request that is computed again for ever, and holds the ring meanwhile."""
+    runner = RecordingRunner(ShadowRunner(page_size=4, vocab_size=2))
+    bench = Bench.of(reported_world(), runner)
+    bench.link.put(Submit(0, prompt(60), resolved(3)))
+    for _ in range(2000):
+        if bench.is_idle:
+            break
+        chunk = bench.scheduler.state.open_chunk
+        if bench.scheduler.awaits_report and chunk is not None:
+            lease = chunk.request.lease
+            assert isinstance(lease, OffloadLease)
+            bench.link.put(lost(runner.plans, lease.row[0]))
+        bench.step()
+    last = bench.link.end(0)
+    assert (last.finish_reason, last.error) == (FinishReason.TIER_UNAVAILABLE, "the page is not what was stored")
+    assert failed_loads(bench) == MOST_LOSSES + 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_flipped_page_is_counted_and_changes_no_answer(seed: int) -> None:
+    """A page of another request's, or the damaged one, in the place of what was computed again."""
+    world = replace(reported_world(1 + seed % 2), flips=0.15, tiers=TierLimits(disk_pages=100))
+    disk = SlowDisk(world, random.Random(seed))
+    bench = disk.bench()
+    submits = {n: Submit(n, prompt(50 + 5 * n, n % 2), resolved(4, seed=n)) for n in range(4)}
+    submits[9] = Submit(9, prompt(6), resolved(20))
+    bench.link.put(*submits.values())
+    bench.drain(enough_steps(submits))
+    check_ends(bench, submits)
+    assert failed_loads(bench) == disk.tiers.num_lost > 0

@@ -56,8 +56,8 @@ def test_a_file_cut_anywhere_is_used_up_to_there(path: Path) -> None:
         (b'{"traceEvents":[]}\n', "line 1: not a trace: it does not begin with a header"),
         (b'{"kind":"step"}\n', "line 1: not a trace: it does not begin with a header"),
         (
-            b'{"kind":"header","version":7}\n',
-            "line 1: the trace has version 7 of the format; versions 1 to 6 are accepted",
+            b'{"kind":"header","version":8}\n',
+            "line 1: the trace has version 8 of the format; versions 1 to 7 are accepted",
         ),
         (b'{"kind":"header"}\n', "line 1: the trace has version 0"),
         (b'{"kind":"header","version":1}\n', "line 1: a bad header: .*missing required field"),

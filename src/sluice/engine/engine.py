@@ -173,8 +173,8 @@ class Engine:
                 return self._answer(query_id)
             case Copied(done):
                 return self.scheduler.copied(done)
-            case BlocksLoaded(step, ready, error):
-                return self.scheduler.blocks_loaded(step, ready, error)
+            case BlocksLoaded(step, ready, error, lost_page):
+                return self.scheduler.blocks_loaded(step, ready, error, lost_page)
             case Compiled(request_id, error):
                 return self.scheduler.compiled(request_id, error)
             case OfferPages() | TakePages():

@@ -70,6 +70,8 @@ class BlocksLoaded:
     """Number of the chunk's work items, from the first one on, that have all their blocks."""
     error: str | None = None
     """Why a block that it attends to cannot be read."""
+    lost_page: int | None = None
+    """The page of the tier that cannot be read; None: it is not one page alone."""
 
 
 @dataclass(frozen=True, slots=True)

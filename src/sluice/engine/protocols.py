@@ -64,7 +64,9 @@ class Planner(Protocol):
         """Take the ends of copies. Requests may end with them."""
         ...
 
-    def blocks_loaded(self, step: int, ready: int, error: str | None = None) -> list[Output]:
+    def blocks_loaded(
+        self, step: int, ready: int, error: str | None = None, lost_page: int | None = None
+    ) -> list[Output]:
         """Take a report that blocks of an offloaded chunk were loaded, or cannot be read (`messages.BlocksLoaded`). A
         request may end with it. Reports of a chunk that is over are ignored."""
         ...

@@ -154,6 +154,10 @@ class LowerTiers:
         """Note that an offloaded request reads these nodes no more."""
         assert not nodes, f"{len(nodes)} nodes were never read"
 
+    def failed_to_read(self, tier: Tier) -> None:
+        """Count a page that an offloaded request could not read."""
+        raise AssertionError(f"nothing is read from {tier}")
+
     def publish(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier, page: int) -> Node | None:
         """Make an offloaded request's page the node behind a path that it reads. It reads the node from now on.
 

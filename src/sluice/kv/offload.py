@@ -61,6 +61,8 @@ class OffloadLease:
         """A plan has opened the request's slot."""
         self.error: str | None = None
         """Why a page could not be stored."""
+        self.lost: int | None = None
+        """The first page of the context that cannot be read on the tier."""
         self.sending: set[int] = set()
         """Pages of the context whose stores were planned and have not ended."""
         self.is_closed = False
@@ -128,6 +130,11 @@ class OffloadLease:
         path = list(self.path)
         self._pool.close(self)
         self._pool.forget(path)
+
+    def lose(self, page: int) -> None:
+        """Note that a page of the tier cannot be read. It leaves the cache at once, with what lies behind it."""
+        self.lost = self.row.index(page)
+        self._pool.lose(self, self.lost)
 
     def ended(self, index: int, error: str | None) -> None:
         """Note that the store of a page has ended."""
@@ -223,12 +230,19 @@ class OffloadPool:
             self._tiers.store_offloaded(lease, index, source, self.limits.tier, lease.row[index], key)
         lease.sent = full
 
+    def lose(self, lease: OffloadLease, index: int) -> None:
+        """Count that a page could not be read, and let no request find it."""
+        self._tiers.failed_to_read(self.limits.tier)
+        if index < len(lease.path):
+            self._pool.give(self._tree.forget_copies(lease.path[index]))
+
     def share(self, lease: OffloadLease, tokens: array[int], *, is_over: bool) -> None:
         """Make the stored pages of a lease nodes of the tree. Where the tree has a node of the same tokens on the tier
         already, the lease reads that one instead, if the runner does not know its own page, or the lease is over."""
         if not self._tree.enabled:
             return
-        for index in range(len(lease.path), lease.stored):
+        end = lease.stored if lease.lost is None else min(lease.stored, lease.lost)
+        for index in range(len(lease.path), end):
             key, page = self._key(tokens, index), lease.row[index]
             node = self._tiers.publish(lease.path, key, lease.extra_key, self.limits.tier, page)
             if node is None and (is_over or index >= lease.known):

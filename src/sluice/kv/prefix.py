@@ -189,6 +189,14 @@ class PrefixTree(PrefixCache):
             self._keeper.suspected(node)
         return []
 
+    def forget_copies(self, node: Node) -> list[int]:
+        if node.has_left:
+            return []
+        if node.page < 0:
+            return self.drop(node)
+        self._keeper.suspected(node)
+        return []
+
     def evict(self, count: int) -> list[int]:
         assert count <= self.num_evictable, f"{count} pages to evict, {self.num_evictable} evictable"
         pages: list[int] = []

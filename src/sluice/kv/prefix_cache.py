@@ -66,6 +66,11 @@ class PrefixCache:
         the copies of nodes that a path holds. Returns pages of the device."""
         return []
 
+    def forget_copies(self, node: Node) -> list[int]:
+        """Forget the copies on the tiers of a node that cannot be read there; if it is not on the device, remove it
+        with all that follows it. Returns pages of the device."""
+        return []
+
     def evict(self, count: int) -> list[int]:
         """Give up `count` pages that no path holds."""
         assert count == 0, f"{count} pages to evict from an empty cache"

@@ -250,6 +250,9 @@ class Tiers(LowerTiers):
             self.num_read -= copies.readers == 0
             self._stores.reader_left(node)
 
+    def failed_to_read(self, tier: Tier) -> None:
+        self._pages.of(tier).num_failed_loads += 1
+
     def publish(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier, page: int) -> Node | None:
         pool, parent = self._pages.of(tier), path[-1] if path else None
         if parent is not None and parent.has_left:  # the root stays

@@ -99,6 +99,10 @@ class Request:
     """Tokens among these that came from the disk tier."""
     preemptions: int = 0
     """Times it was preempted for want of memory."""
+    furthest: int = 0
+    """Tokens that were computed when a page of it was lost, at most."""
+    num_losses: int = 0
+    """Pages that were lost since it got so far."""
     priority_preemptions: int = 0
     """Times it was preempted for a request of a higher priority."""
     waits_since: int = 0

@@ -21,6 +21,7 @@ from sluice.scheduler.backlog import queued_prefill_tokens
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.chunk_sizer import ChunkSizer
 from sluice.scheduler.drafter import Drafter
+from sluice.scheduler.lost_pages import lose_page
 from sluice.scheduler.offloading import awaits_loads, is_prefill, lease_of
 from sluice.scheduler.pacer import Pacer, Pacing
 from sluice.scheduler.passes import Pass, groups_of
@@ -266,12 +267,20 @@ class Scheduler:
             if error is not None
         ]
 
-    def blocks_loaded(self, step: int, ready: int, error: str | None = None) -> list[Output]:
-        """Blocks were loaded, or cannot be read, for the chunk that `step` began, unless it is over."""
+    def blocks_loaded(
+        self, step: int, ready: int, error: str | None = None, lost_page: int | None = None
+    ) -> list[Output]:
+        """Blocks were loaded, or cannot be read, for the chunk that `step` began, unless it is over.
+
+        Args:
+            lost_page: the page of the tier that cannot be read, if it is one alone. It is computed again.
+        """
         chunk = self.state.open_chunk
         if chunk is None or chunk.step != step:
             return []
         if error is not None:
+            if lost_page is not None and lose_page(self.state, chunk.request, lost_page):
+                return []
             return [end_request(self.state, chunk.request, FinishReason.TIER_UNAVAILABLE, error)]
         chunk.ready = max(chunk.ready, ready)
         return []

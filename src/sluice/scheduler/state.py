@@ -217,8 +217,12 @@ class SchedulerState:
 
     def preempt(self, request: Request) -> None:
         """Take pages and slot of a request back; it will wait again with the tokens it has."""
-        assert request.id in self._members(request), f"request {request.id} is {request.status}"
         self.preemptions += 1
+        self.set_back(request)
+
+    def set_back(self, request: Request) -> None:
+        """Do the same for a request that is to compute again what it has lost."""
+        assert request.id in self._members(request), f"request {request.id} is {request.status}"
         self._drain(request)
 
     def end(self, request: Request, reason: FinishReason) -> None:

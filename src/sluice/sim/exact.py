@@ -167,8 +167,8 @@ def _message(action: Add | Abort | FlushCache | Copied | Loaded | Compiled) -> m
             return messages.FlushCache(ANY_QUERY)
         case Copied(done=done):
             return messages.Copied(done)
-        case Loaded(step=step, ready=ready, error=error):
-            return messages.BlocksLoaded(step, ready, error)
+        case Loaded(step=step, ready=ready, error=error, lost_page=lost_page):
+            return messages.BlocksLoaded(step, ready, error, lost_page)
         case Compiled(request_id=request_id, error=error):
             return messages.Compiled(request_id, error)
 

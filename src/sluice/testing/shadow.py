@@ -167,7 +167,8 @@ class ShadowRunner:
             if not part.stop:
                 self._stored[part.chunk.slot].extend(part.stored_pages)
                 self._slices[part.chunk.slot] = part
-                self.tiers.read_ahead(plan.step, part.total)
+                pages = self._stored[part.chunk.slot][: part.base // self._page_size]
+                self.tiers.read_ahead(plan.step, part.total, pages)
         return BatchResult(
             plan.step,
             sampled,

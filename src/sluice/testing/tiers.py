@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from sluice.engine.messages import BlocksLoaded, Copied
@@ -12,6 +13,20 @@ from sluice.types import BatchPlan, CopyDone, PageCopy, StoredPage, Tier
 
 Content = tuple[tuple[int, int] | None, ...]
 """The content of a page of the shadow model: for each token a (position, token) pair, or None."""
+
+
+@dataclass(slots=True, eq=False)
+class _ReadAhead:
+    """A chunk whose blocks are read ahead."""
+
+    step: int
+    """The step that began it."""
+    total: int
+    """Its work items."""
+    pages: tuple[int, ...]
+    """Pages of the disk that it attends to."""
+    ready: int = 0
+    """Work items that were reported."""
 
 
 class DevicePages(Protocol):
@@ -37,6 +52,7 @@ class ShadowTiers:
         fails: share of copies that fail, 0 to 1.
         reads_fail: share of the reports of blocks that say that one cannot be read, 0 to 1.
         reads_late: share of the calls of `work` in which no block of a chunk comes, 0 to 1.
+        flips: share of the same reports before which a page that is to be read is damaged, 0 to 1.
 
     >>> from sluice.testing import ShadowRunner
     >>> from sluice.types import BatchPlan, PageCopy
@@ -57,14 +73,18 @@ class ShadowTiers:
         fails: float = 0.0,
         reads_fail: float = 0.0,
         reads_late: float = 0.0,
+        flips: float = 0.0,
     ) -> None:
         self._draw = draw
         self._post = post
         self._fails = fails
         self._reads_fail = reads_fail
         self._reads_late = reads_late
-        self._reads: list[tuple[int, int, int]] = []
-        """Chunks whose blocks are read ahead: the step that began it, and its work items: those ready, and all."""
+        self._flips = flips
+        self.num_lost = 0
+        """Reports of pages that are not what was stored."""
+        self._reads: list[_ReadAhead] = []
+        """Chunks whose blocks are read ahead."""
         self._pages: dict[tuple[Tier, int], tuple[Content, int]] = {}
         self._under_way: list[tuple[PageCopy, Content]] = []
         """Copies with the disk that have not ended, and the content of their sources."""
@@ -99,20 +119,44 @@ class ShadowTiers:
         if done:
             self._post(Copied(tuple(done)))
         reads, self._reads = self._reads, []
-        for step, ready, total in reads:
-            if self._draw is not None and self._draw.random() < self._reads_late:
-                self._reads.append((step, ready, total))
-            elif self._draw is not None and self._draw.random() < self._reads_fail:
-                self._post(BlocksLoaded(step, 0, "a page cannot be read"))
-            else:
-                ready = total if self._draw is None else self._draw.randint(ready + 1, total)
-                self._post(BlocksLoaded(step, ready))
-                self._reads += [(step, ready, total)] if ready < total else []
+        for read in reads:
+            self._go_on(read, self._post, is_latest=read is reads[-1])
 
-    def read_ahead(self, step: int, total: int) -> None:
+    def _go_on(self, read: _ReadAhead, post: Callable[[BlocksLoaded], None], *, is_latest: bool) -> None:
+        """Read some blocks of a chunk, or none, and report them."""
+        draw = self._draw
+        if draw is not None and draw.random() < self._reads_late:
+            self._reads.append(read)
+            return
+        if draw is not None and draw.random() < self._reads_fail:
+            post(BlocksLoaded(read.step, 0, "a page cannot be read"))
+            return
+        # Blocks that were reported are in the ring, where no disk can damage them.
+        may_flip = self._flips > 0 and is_latest and read.ready == 0 and len(read.pages) > 0
+        if may_flip and draw is not None and draw.random() < self._flips:
+            self.corrupt(Tier.DISK, draw.choice(read.pages))
+        damaged = [page for page in read.pages if not read.ready and self._is_damaged(page)]
+        if damaged:
+            self.num_lost += 1
+            post(BlocksLoaded(read.step, 0, f"page {damaged[0]} is not what was stored", damaged[0]))
+            return
+        read.ready = read.total if draw is None else draw.randint(read.ready + 1, read.total)
+        post(BlocksLoaded(read.step, read.ready))
+        self._reads += [read] if read.ready < read.total else []
+
+    def _is_damaged(self, page: int) -> bool:
+        """Return whether a page of the disk is not what was stored. One that is being written is another chunk's."""
+        content, checksum = self._pages[Tier.DISK, page]
+        return bool(content) and checksum != zlib.crc32(repr(content).encode())
+
+    def read_ahead(self, step: int, total: int, pages: Sequence[int]) -> None:
         """Begin to read the blocks of a chunk of `total` work items, which `step` begins. `work` reports them, also
-        when the chunk is over."""
-        self._reads.append((step, 0, total))
+        when the chunk is over.
+
+        Args:
+            pages: of the disk, that it attends to.
+        """
+        self._reads.append(_ReadAhead(step, total, tuple(pages)))
 
     def crash(self) -> tuple[StoredPage, ...]:
         """Lose the host, and the copies and reads that have not ended. Returns the pages that a restart finds."""

@@ -3,7 +3,7 @@
 A step is one record, written when it ends. With several steps in flight it was planned before others ended, so calls
 are numbered from 0, without a gap: a record has the number of its call, and a step that of its planning too.
 `docs/trace.md` describes every field. `VERSION` changes with the meaning of the file; lines of version 1 are upgraded
-as they are read, and those of versions 2 to 5 lack only what has a default.
+as they are read, and those of versions 2 to 6 lack only what has a default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.types import BatchPlan, ChunkSlice, CopyDone, FinishReason, Output, RowError, StoredPage, Submit
 
-VERSION = 6
+VERSION = 7
 
 
 class TraceError(ValueError):
@@ -147,6 +147,8 @@ class Loaded(_Call, frozen=True, kw_only=True, omit_defaults=True, tag="loaded")
     ready: int = 0
     """Work items of the chunk, from the first one on, that have all their blocks."""
     error: str | None = None
+    lost_page: int | None = None
+    """The page of the disk that cannot be read, and is computed again."""
     ends: tuple[End, ...] = ()
 
 

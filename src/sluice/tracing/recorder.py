@@ -172,12 +172,21 @@ class Recorder:
             self._write(Copied(number=number, at=self._time(at), done=tuple(done), ends=ends_of(outputs)))
         return outputs
 
-    def blocks_loaded(self, step: int, ready: int, error: str | None = None) -> list[Output]:
+    def blocks_loaded(
+        self, step: int, ready: int, error: str | None = None, lost_page: int | None = None
+    ) -> list[Output]:
         number, at = self._call()
-        outputs = self._planner.blocks_loaded(step, ready, error)
-        self._write(
-            Loaded(number=number, at=self._time(at), step=step, ready=ready, error=error, ends=ends_of(outputs))
+        outputs = self._planner.blocks_loaded(step, ready, error, lost_page)
+        record = Loaded(
+            number=number,
+            at=self._time(at),
+            step=step,
+            ready=ready,
+            error=error,
+            lost_page=lost_page,
+            ends=ends_of(outputs),
         )
+        self._write(record)
         return outputs
 
     def compiled(self, request_id: int, error: str | None = None) -> list[Output]:

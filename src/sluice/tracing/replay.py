@@ -202,8 +202,8 @@ class Player:
                 return None
             case Copied(done=done):
                 return different_ends(action.ends, self._scheduler.copied(done))
-            case Loaded(step=step, ready=ready, error=error):
-                return different_ends(action.ends, self._scheduler.blocks_loaded(step, ready, error))
+            case Loaded(step=step, ready=ready, error=error, lost_page=lost_page):
+                return different_ends(action.ends, self._scheduler.blocks_loaded(step, ready, error, lost_page))
             case Compiled(request_id=request_id, error=error):
                 return different_ends(action.ends, self._scheduler.compiled(request_id, error))
             case Restored(pages=pages, taken=taken):

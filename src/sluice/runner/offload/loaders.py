@@ -7,6 +7,7 @@ there, so a step may be planned with blocks that are still to come. From a disk 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
@@ -31,9 +32,10 @@ CLOSING = 5.0
 GIVE_UP = 30.0
 """Seconds without any progress after which a read is given up."""
 
-Report = Callable[[int, int, str | None], None]
+LOGGER = logging.getLogger("sluice.engine")
+Report = Callable[[int, int, str | None, int | None], None]
 """Called with the ticket of a chunk, how many of its work items have their blocks in the ring, from the first one on,
-and why a block cannot be read, if one cannot."""
+why a block cannot be read, if one cannot, and which page of it, if it is one alone."""
 
 
 class BlockLoad(NamedTuple):
@@ -165,6 +167,14 @@ class StoredPages(Protocol):
         ...
 
 
+class UnreadablePage(NamedTuple):
+    """A page that is not what was stored, or cannot be read."""
+
+    page: int
+    """Its number on the tier."""
+    why: str
+
+
 @dataclass(slots=True, eq=False)
 class _Read:
     """A block that a `DiskLoader` was asked for and has not read yet."""
@@ -249,26 +259,38 @@ class DiskLoader(Generic[Fence]):
         self._watch.close(CLOSING)
 
     def _run(self, read: _Read) -> None:
-        error = None
-        if not read.is_dropped:
-            try:
-                self._read(read)
-            except Exception as failure:
-                error = f"{type(failure).__name__}: {failure}"
-        self._ended(read, error)
+        lost = None if read.is_dropped else self._read(read)
+        self._ended(read, lost)
 
-    def _read(self, read: _Read) -> None:
+    def _read(self, read: _Read) -> UnreadablePage | None:
+        """Read a block. Return a page of it that cannot be read, if there is one."""
         began, load = time.perf_counter(), read.load
         if self._closed.is_set():
-            return  # the read before this one hung, and its file may be closed and its number used again
+            return None  # the read before this one hung, and its file may be closed and its number used again
         size = len(load.pages) * self._part_bytes
         k, v = self._buffers[read.buffer]
-        self._stored.read_layer(load.pages, load.layer, k[:size], v[:size])
+        try:
+            self._stored.read_layer(load.pages, load.layer, k[:size], v[:size])
+        except Exception:
+            lost = self._unreadable(load, k, v)
+            if lost is not None:
+                return lost
         self.totals.bytes += 2 * size
         self.totals.seconds += time.perf_counter() - began
         read.is_done = True
+        return None
 
-    def _ended(self, read: _Read, error: str | None) -> None:
+    def _unreadable(self, load: BlockLoad, k: memoryview, v: memoryview) -> UnreadablePage | None:
+        """Read the pages of a block one by one. Return the first that cannot be read; None if all can be now."""
+        for place, page in enumerate(load.pages):
+            part = slice(place * self._part_bytes, (place + 1) * self._part_bytes)
+            try:
+                self._stored.read_layer([page], load.layer, k[part], v[part])
+            except Exception as failure:
+                return UnreadablePage(page, f"{type(failure).__name__}: {failure}")
+        return None
+
+    def _ended(self, read: _Read, lost: UnreadablePage | None) -> None:
         """Report what can be computed now, if it is time to."""
         report: BlockLoad | None = None
         load = read.load
@@ -277,6 +299,9 @@ class DiskLoader(Generic[Fence]):
             self._last_end = time.perf_counter()
             if read.is_dropped or self._closed.is_set():
                 return
+            if lost is not None:  # the chunk is over
+                for each in self._reads:
+                    each.is_dropped = each.is_dropped or each.load.ticket == load.ticket
             self._num_unreported += 1
             if load.ready:
                 self._latest = load
@@ -286,10 +311,11 @@ class DiskLoader(Generic[Fence]):
                 if self._waits_since is not None:
                     self.totals.waited += self._last_end - self._waits_since
                     self._waits_since = None
-        if error is not None:
-            self._report(load.ticket, 0, error)
+        if lost is not None:
+            LOGGER.warning("%s; what it holds is computed again", lost.why)
+            self._report(load.ticket, 0, lost.why, lost.page)
         elif report is not None:
-            self._report(report.ticket, report.ready, None)
+            self._report(report.ticket, report.ready, None, None)
 
     def give_up_late_reads(self) -> float | None:
         """Report reads that do not end. Return the seconds to the next look, or None if there is none to wait for."""
@@ -304,7 +330,7 @@ class DiskLoader(Generic[Fence]):
                 return left
             for read in awaited:
                 read.is_dropped = read.load.ticket == ticket
-        self._report(ticket, 0, f"what it reads did not come from the disk in {GIVE_UP:.0f} s")
+        self._report(ticket, 0, f"what it reads did not come from the disk in {GIVE_UP:.0f} s", None)
         return GIVE_UP
 
 

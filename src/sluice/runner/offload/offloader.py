@@ -143,6 +143,8 @@ class Offloader:
 
     def open_slots(self, slots: Sequence[int]) -> None:
         """Forget what was kept for these slots: they belong to other requests now."""
+        if self._half_done is not None and self._half_done.chunk.slot in slots:
+            self._drop()
         for slot in slots:
             if self._stored.pop(slot, None) is not None:
                 self._policy.forget(slot)

@@ -161,9 +161,11 @@ class Lawful:
     def copied(self, done: Sequence[CopyDone]) -> list[Output]:
         return self._checked(self.scheduler.copied(done))
 
-    def blocks_loaded(self, step: int, ready: int, error: str | None = None) -> list[Output]:
+    def blocks_loaded(
+        self, step: int, ready: int, error: str | None = None, lost_page: int | None = None
+    ) -> list[Output]:
         self._ready[step] = max(ready, self._ready.get(step, 0))
-        return self._checked(self.scheduler.blocks_loaded(step, ready, error))
+        return self._checked(self.scheduler.blocks_loaded(step, ready, error, lost_page))
 
     def compiled(self, request_id: int, error: str | None = None) -> list[Output]:
         return self._checked(self.scheduler.compiled(request_id, error))
