@@ -45,7 +45,7 @@ OF_LONG_CONTEXTS = [
     *("offloaded", "abort while offloaded", "abort while offloaded, in a chunk", "preempted while offloaded"),
     *("blocks loaded", "block unreadable", "page lost", "slice failed", f"end: {FinishReason.TIER_UNAVAILABLE}"),
     *("offload of the host ended", "offload of the disk ended", "offload of the disk failed"),
-    f"bound by {Bound.TIER_PAGES}",
+    *(f"bound by {bound}" for bound in (Bound.TIER_PAGES, Bound.OFFLOAD_BUDGET, Bound.DISK_READS)),
 ]
 
 
@@ -84,7 +84,7 @@ def never(met: Counter[str], events: Sequence[str]) -> list[str]:
 def test_ordinary_lives() -> None:
     """Arrivals, aborts of every status, and faults, under every setting that `config` lets through."""
     met = live(random_scenario, range(1500))
-    unmet = (Bound.PREFILL_FIRST, Bound.TIER_PAGES)
+    unmet = (Bound.PREFILL_FIRST, Bound.TIER_PAGES, Bound.OFFLOAD_BUDGET, Bound.DISK_READS)
     bounds = [f"bound by {bound}" for bound in Bound if bound not in unmet]
     assert never(met, [*OF_ALL, *bounds, "refused: the queue is full"]) == []
 

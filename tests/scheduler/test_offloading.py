@@ -14,6 +14,7 @@ from sluice.scheduler.request import Request
 from sluice.kv.nodes import Node
 from sluice.kv.offload import OffloadLease
 from sluice.scheduler.lost_pages import MOST_LOSSES
+from sluice.scheduler.offloading import awaits_loads
 from sluice.testing import ShadowRunner, ShadowTiers, resolved
 from sluice.types import BatchPlan, Bound, ChunkSlice, FinishReason, Tier, TierLimits
 from tier_worlds import TierBench
@@ -408,6 +409,22 @@ def test_what_keeps_an_offloaded_request_out_is_reported(
     assert plans[0].bound_by is bound
 
 
+def test_what_cuts_offloaded_work_is_reported() -> None:
+    """A user who waits for a long prompt cannot tell a budget that is too small from a disk that is too slow."""
+    _, plans = served(replace(WORLD, offload=replace(OFFLOAD, load_cost=8.0)), Submit(0, prompt(60), resolved(3)))
+    last = [plan for plan in plans for part in plan.slices if part.chunk.start == 56]
+    assert len(last) > 2
+    bounds = {plan.slices[0].completes: plan.bound_by for plan in last}
+    assert bounds == {False: Bound.OFFLOAD_BUDGET, True: Bound.NOTHING}
+    runner = RecordingRunner(ShadowRunner(page_size=4, vocab_size=2))
+    bench = Bench.of(reported_world(), runner)
+    bench.link.put(Submit(0, prompt(60), resolved(3)), Submit(1, prompt(5, 1), resolved(20)))
+    for _ in range(20):
+        bench.step()
+    waiting = [plan for plan in runner.plans if not plan.slices and plan.num_decodes]
+    assert {plan.bound_by for plan in waiting[2:]} == {Bound.DISK_READS}
+
+
 def test_no_offloaded_request_passes_one_that_waits_for_the_tier() -> None:
     """Smaller ones would keep the longest waiting for as long as they come."""
     world = replace(WORLD, num_pages=24, tiers=TierLimits(disk_pages=60))
@@ -459,7 +476,7 @@ def test_a_crash_ends_what_was_read_ahead() -> None:
     """The next engine counts its steps from 0 again: a report of the one before would name a step of its own."""
     reports: list[object] = []
     tiers = ShadowTiers(post=reports.append)
-    tiers.read_ahead(step=3, total=8)
+    tiers.read_ahead(step=3, total=8, pages=())
     tiers.crash()
     tiers.work(ShadowRunner(page_size=4))
     assert not reports
@@ -526,10 +543,19 @@ def failed_loads(bench: Bench) -> int:
 def until_reads(bench: Bench, plans: list[BatchPlan], base: int) -> ChunkSlice:
     """Step until a chunk that attends to `base` pages on the tier is begun, and report the blocks of those before."""
     while True:
-        if bench.scheduler.awaits_report:
+        if awaits_loads(bench.scheduler.state):
             part = next(part for plan in reversed(plans) for part in plan.slices if part.stop == 0)
             if part.base >= base * 4:
                 return part
+            bench.link.put(begun(plans))
+        bench.step()
+
+
+def serve(bench: Bench, plans: list[BatchPlan]) -> None:
+    """Step until nothing is left to do, and report all blocks at once."""
+    bench.step()
+    while not bench.is_idle:
+        if awaits_loads(bench.scheduler.state):
             bench.link.put(begun(plans))
         bench.step()
 
@@ -547,21 +573,17 @@ def test_a_lost_page_costs_a_recomputation_from_there(depth: int, index: int) ->
     assert isinstance(lease, OffloadLease)
     before = len(runner.plans)
     bench.link.put(lost(runner.plans, lease.row[index]))
-    while not bench.is_idle:
-        bench.step()
-        if bench.scheduler.awaits_report and bench.scheduler.state.open_chunk is not None:
-            bench.link.put(begun(runner.plans))
-    check_ends(bench, submits)
+    serve(bench, runner.plans)
     assert failed_loads(bench) == 1
-    again = [part.chunk for plan in runner.plans[before + depth :] for part in plan.slices if part.chunk.request_id == 0]
+    again = [
+        part.chunk for plan in runner.plans[before:] for part in plan.slices if part.chunk.request_id == 0
+    ]
     assert again[0].start == index * 4, "what lies before the page is kept"
     assert bench.link.end(0).num_cached_tokens == 0, "it was not cached when the request came"
     bench.link.put(Submit(2, prompt(60), resolved(1)))
-    while not bench.is_idle:
-        bench.step()
-        if bench.scheduler.awaits_report and bench.scheduler.state.open_chunk is not None:
-            bench.link.put(begun(runner.plans))
+    serve(bench, runner.plans)
     assert bench.link.end(2).num_cached_tokens >= 48, "all of it is found again"
+    check_ends(bench, submits)
 
 
 def test_a_lost_page_is_found_by_no_other_request() -> None:
@@ -585,12 +607,12 @@ def test_a_disk_that_loses_every_page_ends_the_request() -> None:
     runner = RecordingRunner(ShadowRunner(page_size=4, vocab_size=2))
     bench = Bench.of(reported_world(), runner)
     bench.link.put(Submit(0, prompt(60), resolved(3)))
-    for _ in range(2000):
+    bench.step()
+    for _ in range(500):
         if bench.is_idle:
             break
-        chunk = bench.scheduler.state.open_chunk
-        if bench.scheduler.awaits_report and chunk is not None:
-            lease = chunk.request.lease
+        if awaits_loads(bench.scheduler.state):
+            lease = bench.scheduler.state.offloaded[0].lease
             assert isinstance(lease, OffloadLease)
             bench.link.put(lost(runner.plans, lease.row[0]))
         bench.step()

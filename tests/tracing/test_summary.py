@@ -67,6 +67,17 @@ def test_numbers_of_a_known_run(tmp_path: Path) -> None:
     assert (second.added_at, second.queued_ms, second.ttft_ms, second.chunks) == (0.0033, 0.0, 8.0, 1)
 
 
+def test_a_gap_names_who_arrived_in_it(tmp_path: Path) -> None:
+    """A prompt of a million tokens that is received and queued shows in no step."""
+    short = [Arrival(3, Submit(n, (0,) * n, resolved(2))) for n in (2, 3, 4)]
+    summary = summary_of(record(tmp_path / "trace", STREAM, LONG, *short))
+    (gap,) = summary.gaps
+    assert [(each.request_id, each.prompt_len) for each in gap.arrivals] == [(1, 60), (4, 4), (3, 3)]
+    line = "arrived meanwhile: request 1 with 60 prompt tokens, request 4 with 4 prompt tokens, request 3 with 3"
+    assert f"    {line} prompt tokens, 1 more\n" in report(summary, table=False) + "\n"
+    assert "arrived" not in report(summary_of(record(tmp_path / "alone", STREAM), 0.5), table=False)
+
+
 @pytest.mark.parametrize("at_launch", [True, False])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_gap_is_blamed_on_the_step_that_made_it(tmp_path: Path, depth: int, at_launch: bool) -> None:

@@ -1,6 +1,6 @@
 """A page of an offloaded context that is not what was stored, or cannot be read: its request computes it again.
 
-What lies before the page stays where it is, and is found like any cached prefix when the request is admitted again, with
+What lies before the page stays where it is, and is found like any cached prefix when the request is admitted again with
 the tokens that it has. What lies behind it is given up: it is read behind the page, and the tree holds no gaps.
 """
 

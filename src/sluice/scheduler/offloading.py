@@ -21,7 +21,7 @@ from sluice.scheduler.cost import Load
 from sluice.scheduler.drafter import Drafter
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import OpenChunk, SchedulerState
-from sluice.types import Chunk, ChunkSlice, OffloadLimits
+from sluice.types import Bound, Chunk, ChunkSlice, OffloadLimits
 
 ALONE = 8
 """Times a step's budget that offloaded work may cost while no other request waits for it: each step has its price, and
@@ -39,26 +39,36 @@ class Kinds(NamedTuple):
         return self.prefill if is_prefill(request) else self.decode
 
 
-def plan_offloaded(state: SchedulerState, limits: OffloadLimits, batch: BatchBuilder, room: int, kinds: Kinds) -> int:
+class Planned(NamedTuple):
+    """What was planned of an offloaded chunk."""
+
+    cost: int = 0
+    """In tokens."""
+    bound: Bound = Bound.NOTHING
+    """What kept it from being more."""
+
+
+def plan_offloaded(
+    state: SchedulerState, limits: OffloadLimits, batch: BatchBuilder, room: int, kinds: Kinds
+) -> Planned:
     """Plan a slice of an offloaded chunk, if there is one that can go on.
 
     Args:
         room: tokens that it may cost; one work item is planned at any cost.
         kinds: the chunks that belong to this step.
-
-    Returns:
-        What it costs, in tokens.
     """
     if state.open_chunk is None:
         request = next_request(state, limits, kinds)
         state.open_chunk = None if request is None else opened(state, limits, request, batch)
     chunk = state.open_chunk
-    if chunk is None or not kinds.have(chunk.request) or awaits_loads(state) or not chunk.request.wants_chunk():
-        return 0
-    cost = plan_slice(state, limits, chunk, batch, room)
+    if chunk is None or not kinds.have(chunk.request) or not chunk.request.wants_chunk():
+        return Planned()
+    if awaits_loads(state):
+        return Planned(bound=Bound.DISK_READS)
+    planned = plan_slice(state, limits, chunk, batch, room)
     if state.open_chunk is None and limits.reports_loads and limits.selects_ahead and kinds.prefill:
         begin_next(state, limits, batch, kinds)
-    return cost
+    return planned
 
 
 def begin_next(state: SchedulerState, limits: OffloadLimits, batch: BatchBuilder, kinds: Kinds) -> None:
@@ -176,14 +186,16 @@ def opened(state: SchedulerState, limits: OffloadLimits, request: Request, batch
 
 def plan_slice(
     state: SchedulerState, limits: OffloadLimits, open_chunk: OpenChunk, batch: BatchBuilder, room: int
-) -> int:
-    """Plan the next work items of a chunk that are ready; or none, in its first slice. Return what they cost."""
+) -> Planned:
+    """Plan the next work items of a chunk that are ready; or none, in its first slice."""
     request, chunk = open_chunk.request, open_chunk.chunk
     lease = lease_of(request)
     stop, cost = open_chunk.planned, 0.0
+    bound = Bound.DISK_READS if open_chunk.ready < open_chunk.total else Bound.NOTHING
     while stop < open_chunk.ready:
         more = cost_of(state, limits, open_chunk, stop)
         if stop > open_chunk.planned and cost + more > room:
+            bound = Bound.OFFLOAD_BUDGET
             break
         cost += more
         stop += 1
@@ -208,7 +220,7 @@ def plan_slice(
         request.scheduled, request.drafts = chunk.known_end, chunk.num_drafts
         request.pending += chunk.samples
         state.offloaded[request.id] = state.offloaded.pop(request.id)  # the others are first now
-    return math.ceil(cost)
+    return Planned(math.ceil(cost), bound)
 
 
 def awaits_loads(state: SchedulerState) -> bool:

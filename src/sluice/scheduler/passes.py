@@ -133,7 +133,9 @@ def offloaded(
         return
     if state.pacer is None and not (len(batch) or any(state.running()) or state.waiting or state.loading):
         room *= ALONE
-    adder.spend(plan_offloaded(state, adder.offload_limits(), batch, room, kinds))
+    planned = plan_offloaded(state, adder.offload_limits(), batch, room, kinds)
+    adder.spend(planned.cost)
+    adder.note(planned.bound)
 
 
 def offloaded_first(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from sluice.tracing.format import Abort, Add, Copied, End, Loaded, Record, Step
 from sluice.types import BatchPlan, Bound, Chunk, Pace, Tier
 
 CAUSES_SHOWN = 3
-"""Steps named for each gap: those that took most of it."""
+"""Steps named for each gap: those that took most of it; and requests that arrived in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +345,15 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request that arrived while another one waited for its next token: its prompt had to be received and queued."""
+
+    request_id: int
+    at: float
+    prompt_len: int
+
+
+@dataclass(frozen=True, slots=True)
 class Gap:
     """A stretch between two tokens of a request; requests that waited for the same steps share one."""
 
@@ -357,6 +366,10 @@ class Gap:
     """Those that took most of it, most first."""
     runner_ms: float
     """How much of it the runner was at any step; the rest is the scheduler, the link and other work of the host."""
+    num_arrivals: int = 0
+    """Requests that arrived in it."""
+    arrivals: tuple[Arrival, ...] = ()
+    """Those with the longest prompts, longest first."""
 
 
 def find_gaps(run: Run, over_ms: float) -> list[Gap]:
@@ -368,11 +381,17 @@ def find_gaps(run: Run, over_ms: float) -> list[Gap]:
             if (times[index] - times[index - 1]) * 1000 > over_ms:
                 windows[times[index - 1], times[index]].append(request.request_id)
     ends = [step.ended_at for step in run.steps]
-    gaps = [_gap(run.steps, ends, window, ids) for window, ids in windows.items()]
+    arrivals = sorted(
+        (Arrival(each.request_id, each.added_at, each.prompt_len) for each in run.requests.values()),
+        key=lambda arrival: arrival.at,
+    )
+    gaps = [_gap(run.steps, ends, arrivals, window, ids) for window, ids in windows.items()]
     return sorted(gaps, key=lambda gap: (-gap.ms, gap.start))
 
 
-def _gap(steps: list[StepRun], ends: list[float], window: tuple[float, float], ids: list[int]) -> Gap:
+def _gap(
+    steps: list[StepRun], ends: list[float], arrivals: list[Arrival], window: tuple[float, float], ids: list[int]
+) -> Gap:
     start, end = window
     causes: list[Cause] = []
     for step in steps[bisect_left(ends, start) :]:
@@ -383,6 +402,9 @@ def _gap(steps: list[StepRun], ends: list[float], window: tuple[float, float], i
             failed = step.error is not None
             causes.append(Cause(step.step, round(ms, 3), step.num_decodes, step.prefills, step.offloaded, failed))
     causes.sort(key=lambda cause: (-cause.ms, cause.step))
+    first = bisect_left(arrivals, start, key=lambda arrival: arrival.at)
+    came = arrivals[first : bisect_right(arrivals, end, key=lambda arrival: arrival.at)]
+    longest = sorted(came, key=lambda arrival: (-arrival.prompt_len, arrival.request_id))
     return Gap(
         start=start,
         ms=round((end - start) * 1000, 3),
@@ -390,6 +412,8 @@ def _gap(steps: list[StepRun], ends: list[float], window: tuple[float, float], i
         num_steps=len(causes),
         causes=tuple(causes[:CAUSES_SHOWN]),
         runner_ms=round(sum(cause.ms for cause in causes), 3),
+        num_arrivals=len(came),
+        arrivals=tuple(longest[:CAUSES_SHOWN]),
     )
 
 

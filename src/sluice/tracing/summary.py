@@ -259,6 +259,8 @@ def _gaps(summary: Summary) -> Iterator[str]:
     for gap in summary.gaps[:GAPS_SHOWN]:
         yield f"  {gap.ms:.1f} ms at {gap.start:.3f} s: {_names(gap.request_ids)} waited; {_why(gap)}"
         yield from (f"    {_cause(cause)}" for cause in gap.causes)
+        if gap.arrivals:
+            yield f"    {_arrived(gap)}"
     if len(summary.gaps) > GAPS_SHOWN:
         yield f"  and {len(summary.gaps) - GAPS_SHOWN} more (--json shows all)"
 
@@ -266,6 +268,12 @@ def _gaps(summary: Summary) -> Iterator[str]:
 def _why(gap: Gap) -> str:
     steps = "1 step" if gap.num_steps == 1 else f"{gap.num_steps} steps"
     return f"{steps} took {gap.runner_ms:.1f} ms of it"
+
+
+def _arrived(gap: Gap) -> str:
+    came = [f"request {each.request_id} with {each.prompt_len} prompt tokens" for each in gap.arrivals]
+    more = gap.num_arrivals - len(came)
+    return f"arrived meanwhile: {', '.join(came + ([f'{more} more'] if more else []))}"
 
 
 def _cause(cause: Cause) -> str:

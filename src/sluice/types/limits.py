@@ -96,6 +96,10 @@ class Bound(StrEnum):
     TIER_PAGES = "tier_pages"
     """A context longer than the device waits for room on its tier."""
     ITL_TARGET = "itl_target"
+    OFFLOAD_BUDGET = "offload_budget"
+    """More of the work on a chunk of an offloaded context is ready than the step's prefill budget pays for."""
+    DISK_READS = "disk_reads"
+    """A chunk of an offloaded context waits for blocks that a disk has not brought."""
 
 
 class WorkItems(NamedTuple):

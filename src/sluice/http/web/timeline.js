@@ -23,6 +23,7 @@ const BOUNDS = {
   nothing: "line",
   kv_pages: "gap",
   tier_pages: "gap",
+  disk_reads: "gap",
   max_running_requests: "offloaded",
   itl_target: "decode",
 };
