@@ -31,7 +31,9 @@ class PagePool:
     def take(self, count: int) -> list[int]:
         """Take `count` pages; as many must be free."""
         assert 0 <= count <= len(self._free), f"{count} pages wanted, {len(self._free)} free"
-        pages = [self._free.pop() for _ in range(count)]
+        first = len(self._free) - count
+        pages = self._free[first:][::-1]
+        del self._free[first:]
         for page in pages:
             self._taken[page] = 1
         return pages

@@ -211,9 +211,9 @@ class Tiers(LowerTiers):
 
     def take(self, tier: Tier, count: int) -> list[int] | None:
         pool = self._pages.of(tier)
-        taken: list[int] = []
         if count > pool.pool.num_pages - len(pool.private) - self.num_read:
             return None  # to evict what is cached would be in vain
+        taken = pool.pool.take(min(count, pool.pool.num_free))
         while len(taken) < count:
             page = self._stores.take_page(pool.level)
             if page is None:

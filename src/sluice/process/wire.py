@@ -156,6 +156,8 @@ _DECODERS = {tag: msgspec.msgpack.Decoder(kind) for tag, kind in _TYPES.items()}
 _STAMP = struct.Struct("<QQ")
 
 
+PACKED = 4096
+"""Tokens of a prompt from which on it is sent as bytes, which are read at once."""
 MAX_LOGPROBS = 4096
 """Log-probabilities in a message: they take 2 to 4 ms to decode."""
 
@@ -254,14 +256,14 @@ class SharedFields:
         """Return the message to send. A field is omitted if it is the same object as in the request before."""
         last, self._last = self._last, submit
         if last is None:
-            return submit
+            return packed(submit)
         bias = submit.sampling.logit_bias
         shares_prompt, shares_bias = submit.prompt is last.prompt, bool(bias) and bias is last.sampling.logit_bias
         if not (shares_prompt or shares_bias):
-            return submit
-        prompt = () if shares_prompt else submit.prompt
+            return packed(submit)
+        submit = replace(submit, prompt=()) if shares_prompt else packed(submit)
         sampling = replace(submit.sampling, logit_bias=()) if shares_bias else submit.sampling
-        return SubmitDelta(replace(submit, prompt=prompt, sampling=sampling), shares_prompt, shares_bias)
+        return SubmitDelta(replace(submit, sampling=sampling), shares_prompt, shares_bias)
 
     def restore(self, frame: Submit | SubmitDelta) -> Submit:
         """Return the request of a message.
@@ -280,7 +282,16 @@ class SharedFields:
         sampling = submit.sampling
         if delta.shares_bias:
             sampling = replace(sampling, logit_bias=last.sampling.logit_bias)
-        return replace(submit, prompt=last.prompt if delta.shares_prompt else submit.prompt, sampling=sampling)
+        if delta.shares_prompt:
+            submit = replace(submit, prompt=last.prompt, packed=last.packed)
+        return replace(submit, sampling=sampling)
+
+
+def packed(submit: Submit) -> Submit:
+    """Return the request with its prompt as bytes, if it is long."""
+    if len(submit.prompt) < PACKED:
+        return submit
+    return replace(submit, prompt=(), packed=submit.tokens().tobytes())
 
 
 class Outgoing:

@@ -124,10 +124,10 @@ class Request:
         assert sampling.max_tokens is not None and sampling.seed is not None, sampling
         self.id, self.extra_key, self.priority = submit.request_id, submit.extra_key, submit.priority
         self.itl_target = submit.itl_target
-        self.tokens = array("i", submit.prompt)
+        self.tokens = submit.tokens()
         self.prompt_len = len(self.tokens)
         self.tokens.extend(submit.output_ids)
-        self.submit = replace(submit, prompt=(), output_ids=())
+        self.submit = replace(submit, prompt=(), packed=b"", output_ids=())
         wanted = 0 if submit.grammar or self.block_size else submit.lookahead
         self.lookahead = self.lookahead if wanted is None else min(self.lookahead, wanted)
         self.embeds = submit.embeds

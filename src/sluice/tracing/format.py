@@ -90,11 +90,12 @@ class Add(Submit):
     @classmethod
     def of(cls, submit: Submit, *, number: int, at: float, refused: str | None, arrived_at: float | None = None) -> Add:
         """Return the record of a request that was submitted."""
+        prompt = submit.prompt or tuple(submit.tokens())
         return cls(
-            **{each.name: getattr(submit, each.name) for each in fields(Submit)},
+            **{each.name: getattr(submit, each.name) for each in fields(Submit)} | {"prompt": prompt, "packed": b""},
             number=number,
             at=at,
-            prompt_len=len(submit.prompt),
+            prompt_len=len(prompt),
             num_outputs=len(submit.output_ids),
             refused=refused,
             arrived_at=arrived_at,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 from sluice.types.sampling import SamplingParams
@@ -21,7 +22,7 @@ class Submit:
     request_id: int
     """Never used twice, and larger than every id before it: the order of ids is the order of arrival."""
     prompt: tuple[int, ...]
-    """At least one token id."""
+    """At least one token id; empty if it is `packed`."""
     sampling: SamplingParams
     """Resolved (`SamplingParams.resolved`)."""
     sample_index: int = 0
@@ -56,3 +57,14 @@ class Submit:
     grammar: str = ""
     """What its output must match, as llguidance reads it: a grammar in its dialect of Lark, or in JSON; empty:
     anything. The next token is planned when the last one is known, whatever `lookahead` is."""
+    packed: bytes = b""
+    """The prompt as 32-bit integers, if it is long, in the place of `prompt`: a message of a million integers takes
+    long to read, and every stream waits for it."""
+
+    def tokens(self) -> array[int]:
+        """Return a copy of the prompt, however it came."""
+        if not self.packed:
+            return array("i", self.prompt)
+        tokens = array("i")
+        tokens.frombytes(self.packed)
+        return tokens
