@@ -275,8 +275,17 @@ class Limits:
                 " (--kv-disk-bytes, --kv-host-bytes)"
             )
         else:
-            limit = f"the KV pool is {self.max_total_tokens} tokens (--max-total-tokens)"
+            limit = f"the KV pool is {self.max_total_tokens} tokens (--max-total-tokens){self._larger(length)}"
         return LimitError(f"{what}, but {limit}", param=param, code="context_length_exceeded")
+
+    def _larger(self, length: int) -> str:
+        """Return which options would serve a request of `length` tokens, if there are any."""
+        if self.block_size or not self.token_bytes:
+            return ""
+        return (
+            f"; a tier behind it serves longer contexts: these need at least {length * self.token_bytes} bytes there"
+            " (--kv-disk and --kv-disk-bytes; on a GPU --kv-host-bytes, too)"
+        )
 
 
 def split_priority(priority: Priority) -> tuple[int, str]:
