@@ -25,8 +25,10 @@ from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import Heartbeat
 from sluice.engine.messages import BlocksLoaded, Copied
+from sluice.engine.meter import RingTotals
 from sluice.engine.protocols import Link
 from sluice.faults import Fault
+from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.parallel.tokens import exchange_last_tokens
 from sluice.tracing.file import create
 from sluice.types import CHUNKS_BY_TIME, Tier
@@ -161,8 +163,14 @@ def _build(
         if setup.limits.dynamic_chunking == CHUNKS_BY_TIME and not follows:
             loaded = replace(loaded, pacing=profiled(setup, leader, WallClock(), loaded.spec.max_model_len))
         engine = loaded.engine(link, leader, tiers, trace=trace, costs=costs, grammars=grammars, peers=peers)
+        engine.ring = lambda: ring_totals(runner.loads)
         undo.pop_all()
     return engine, info
+
+
+def ring_totals(loads: LoadTotals) -> RingTotals:
+    """Return what a runner has loaded, as the engine reports it."""
+    return RingTotals(loads.bytes, loads.seconds, loads.waited)
 
 
 def _without_disk(config: EngineConfig, error: DiskUnusable) -> tuple[EngineConfig, Mapping[Tier, str]]:

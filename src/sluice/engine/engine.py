@@ -8,6 +8,7 @@ be planned before a result is known (`lookahead`); when it can plan nothing, the
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from sluice.engine.clock import Clock, WallClock
@@ -26,7 +27,7 @@ from sluice.engine.messages import (
     TakePages,
     WatchSteps,
 )
-from sluice.engine.meter import Meter, Totals
+from sluice.engine.meter import Meter, RingTotals, Totals
 from sluice.engine.no_grammars import NoGrammars
 from sluice.engine.page_feed import PageFeed
 from sluice.engine.protocols import Grammars, Link, Pending, Planner, Runner
@@ -86,6 +87,8 @@ class Engine:
         self.meter = Meter()
         self.watch = StepWatch(lambda seen: None)
         """Set where a server may ask what steps do."""
+        self.ring: Callable[[], RingTotals] = RingTotals
+        """What was loaded for long contexts. Set where a runner loads blocks."""
         self.in_flight: deque[InFlight] = deque()
         self.feed = feed
         self.handover = Handover(lambda answer: None)
@@ -216,7 +219,7 @@ class Engine:
         return []
 
     def _totals(self) -> Totals:
-        return self.meter.totals()._replace(grammars=self.grammars.totals())
+        return self.meter.totals()._replace(grammars=self.grammars.totals(), ring=self.ring())
 
     def _expire(self) -> None:
         """End the requests that are late, before a step is planned for them."""

@@ -114,6 +114,16 @@ class DraftTotals(NamedTuple):
     """Accepted ones by their position in the row, the first one first, as far as there were any drafts."""
 
 
+class RingTotals(NamedTuple):
+    """What was loaded for contexts longer than the device since the engine began."""
+
+    bytes: int = 0
+    seconds: float = 0.0
+    """Spent loading."""
+    waited: float = 0.0
+    """Seconds in which a chunk could not go on because its blocks had not come."""
+
+
 class Totals(NamedTuple):
     """Counts since the engine began."""
 
@@ -144,6 +154,7 @@ class Totals(NamedTuple):
     inference_seconds: Tally | None = None
     """From the launch of its first step to its end, if it got a token or its embedding."""
     grammars: GrammarTotals = GrammarTotals()
+    ring: RingTotals = RingTotals()
     drafts: DraftTotals = DraftTotals()
     prefill_squares: int = 0
     """Sum of the squares of the prefill tokens of the steps that were timed."""

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sluice.engine.messages import Stats
-from sluice.engine.meter import LATE_BY, ItlTotals
+from sluice.engine.meter import LATE_BY, ItlTotals, RingTotals
 from sluice.engine.trace import StepRecord
 from sluice.http.backend import Backend, Service
 from sluice.http.errors import RETRY_SECONDS
@@ -159,6 +159,7 @@ async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:
         "memory": service.memory.as_dict(),
         "priority_classes": {each.name: targets_as_json(each) for each in service.limits.classes},
         "prompts": [] if stats is None else [each._asdict() for each in stats.prompts],
+        "ring": (RingTotals() if stats is None else stats.totals.ring)._asdict(),
         "itl": None if stats is None or stats.totals.itl is None else itl_as_json(stats.totals.itl),
         "last_step": None if stats is None or stats.last_step is None else _step(stats.last_step),
     }

@@ -184,6 +184,16 @@ class PromptState(msgspec.Struct):
     """As expected; null while that is not known."""
 
 
+class RingState(msgspec.Struct):
+    """What was loaded for contexts longer than the device since the engine started."""
+
+    bytes: int
+    seconds: float
+    """Spent loading."""
+    waited: float
+    """Seconds in which a context could not go on because its blocks had not come."""
+
+
 class ServerInfo(msgspec.Struct):
     """Every option with its reason, and the state of the engine at the end of its step."""
 
@@ -212,6 +222,7 @@ class ServerInfo(msgspec.Struct):
     """Empty unless requests are ordered by deadline."""
     prompts: list[PromptState]
     """Those that are being read."""
+    ring: RingState
     itl: ItlState | None
     """None without a target, and before the first step."""
     last_step: LastStep | None
