@@ -23,12 +23,14 @@ from sluice.engine.messages import (
     TakePages,
     WatchSteps,
 )
-from sluice.engine.meter import DraftTotals, GrammarTotals, ItlTotals, PaceTotals, Tally, Totals
+from sluice.engine.meter import DraftTotals, GrammarTotals, ItlTotals, PaceTotals, RingTotals, Tally, Totals
+from sluice.engine.prompt_meter import PromptProgress
 from sluice.engine.step_watch import ChunkSeen, SliceSeen, StepSeen, StepsSeen
 from sluice.engine.trace import StepRecord
 from sluice.limits import Limits
 from sluice.process.wire import (
     MAX_LOGPROBS,
+    PACKED,
     Failed,
     Frame,
     Incoming,
@@ -45,6 +47,7 @@ from sluice.process.wire import (
     encode_outputs,
     portions,
 )
+from sluice.testing import resolved
 from sluice.types import (
     Bound,
     CopyDone,
@@ -102,7 +105,7 @@ OUTPUT = st.builds(
     num_passes=IDS,
 )
 TIER = st.builds(TierUse, st.sampled_from(Tier), *[IDS] * 7)
-OCCUPANCY = st.builds(Occupancy, *[IDS] * 8, st.lists(TIER, max_size=2).map(tuple))
+OCCUPANCY = st.builds(Occupancy, *[IDS] * 8, st.lists(TIER, max_size=2).map(tuple), compiling=IDS)
 LIMITS = st.builds(Limits, vocab_size=IDS, max_model_len=IDS, max_total_tokens=IDS, knows_priority=st.booleans())
 SECONDS = st.floats(0, 1e9)
 PACE = st.builds(Pace, st.sampled_from(Regime), IDS, IDS, IDS, st.booleans())
@@ -115,6 +118,8 @@ RECORD = st.builds(
     SECONDS,
     micros=IDS,
     pace=st.none() | PACE,
+    drafted=IDS,
+    accepted=IDS,
 )
 TALLY = st.builds(Tally, st.lists(SECONDS, max_size=3).map(tuple), st.lists(IDS, max_size=4).map(tuple), SECONDS)
 PACE_TOTALS = st.builds(PaceTotals, IDS, SECONDS, SECONDS, SECONDS)
@@ -134,7 +139,9 @@ TOTALS = st.builds(
     *[st.none() | TALLY for _ in range(6)],
     grammars=st.builds(GrammarTotals, *[IDS] * 4, SECONDS),
     drafts=st.builds(DraftTotals, *[IDS] * 3, st.lists(IDS, max_size=3).map(tuple)),
+    ring=st.builds(RingTotals, IDS, SECONDS, SECONDS),
 )
+PROMPT = st.builds(PromptProgress, IDS, IDS, IDS, st.none() | SECONDS)
 STEP_SEEN = st.builds(
     StepSeen,
     *[IDS] * 4,
@@ -172,7 +179,7 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(PagesOffered, IDS, st.none() | OFFER, st.none() | st.text()),
     st.builds(PagesTaken, IDS, IDS, st.none() | st.text()),
     st.builds(StepsSeen, st.lists(STEP_SEEN, max_size=3).map(tuple), OCCUPANCY),
-    st.builds(Stats, IDS, OCCUPANCY, st.none() | RECORD, TOTALS),
+    st.builds(Stats, IDS, OCCUPANCY, st.none() | RECORD, TOTALS, IDS, st.lists(PROMPT, max_size=2).map(tuple)),
     st.builds(Abort, IDS, REASONS),
     st.just(Shutdown()),
     st.builds(Copied, st.lists(st.builds(CopyDone, IDS, IDS, st.none() | st.text()), max_size=3).map(tuple)),
@@ -338,3 +345,17 @@ def test_no_message_has_more_than_some_log_probabilities() -> None:
     assert sum((part.prompt_logprobs for part in (*parts, last)), ()) == outputs[0].prompt_logprobs
     assert [output for portion in sent for output in portion if output.request_id > 1] == outputs[1:]
     assert [*portions(outputs[1:2])] == [outputs[1:2]]
+
+
+@pytest.mark.parametrize("length", [PACKED - 1, PACKED])
+def test_a_long_prompt_is_sent_as_bytes_and_is_the_same_prompt(length: int) -> None:
+    """To read a million integers takes as long as many steps, and every stream waits for it; samples share the bytes as
+    they share a prompt."""
+    prompt = tuple(range(length))
+    call = [Submit(number, prompt, resolved(), sample_index=number) for number in range(3)]
+    here, there = SharedFields(), SharedFields()
+    sent = [encode(here.omit(submit)) for submit in call]
+    found = [there.restore(frame) for frame in map(decode, sent) if isinstance(frame, Submit | SubmitDelta)]
+    assert [tuple(submit.tokens()) for submit in found] == [prompt] * 3
+    assert {bool(submit.packed) for submit in found} == {length == PACKED}
+    assert [len(data) < 1000 for data in sent] == [False, True, True]

@@ -10,11 +10,11 @@ import pytest
 
 from recording import RecordingRunner
 from sluice.engine.messages import BlocksLoaded, Submit
-from sluice.scheduler.request import Request
 from sluice.kv.nodes import Node
 from sluice.kv.offload import OffloadLease
 from sluice.scheduler.lost_pages import MOST_LOSSES
 from sluice.scheduler.offloading import awaits_loads
+from sluice.scheduler.request import Request
 from sluice.testing import ShadowRunner, ShadowTiers, resolved
 from sluice.types import BatchPlan, Bound, ChunkSlice, FinishReason, Tier, TierLimits
 from tier_worlds import TierBench
@@ -575,9 +575,7 @@ def test_a_lost_page_costs_a_recomputation_from_there(depth: int, index: int) ->
     bench.link.put(lost(runner.plans, lease.row[index]))
     serve(bench, runner.plans)
     assert failed_loads(bench) == 1
-    again = [
-        part.chunk for plan in runner.plans[before:] for part in plan.slices if part.chunk.request_id == 0
-    ]
+    again = [part.chunk for plan in runner.plans[before:] for part in plan.slices if part.chunk.request_id == 0]
     assert again[0].start == index * 4, "what lies before the page is kept"
     assert bench.link.end(0).num_cached_tokens == 0, "it was not cached when the request came"
     bench.link.put(Submit(2, prompt(60), resolved(1)))

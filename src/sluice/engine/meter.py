@@ -154,12 +154,12 @@ class Totals(NamedTuple):
     inference_seconds: Tally | None = None
     """From the launch of its first step to its end, if it got a token or its embedding."""
     grammars: GrammarTotals = GrammarTotals()
-    ring: RingTotals = RingTotals()
     drafts: DraftTotals = DraftTotals()
     prefill_squares: int = 0
     """Sum of the squares of the prefill tokens of the steps that were timed."""
     prefill_products: float = 0.0
     """Sum of these tokens times the seconds of their step. Over the squares it is what a token takes in large steps."""
+    ring: RingTotals = RingTotals()
 
 
 @dataclass(slots=True)

@@ -45,11 +45,19 @@ class PrefillWatch:
 
     def launch(self, plan: BatchPlan) -> Pending:
         if self._seen:
+            for part in plan.slices:
+                if part.stop and not part.completes:
+                    chunk = part.chunk
+                    self._note(chunk.request_id, chunk.start, chunk.start + chunk.length * part.stop // part.total)
             for chunk in plan.chunks:
-                seen = self._seen.get(chunk.request_id)
-                if seen is not None:
-                    seen.ends += [chunk.end] if seen.ends else [chunk.start, chunk.end]
+                self._note(chunk.request_id, chunk.start, chunk.end)
         return self._inner.launch(plan)
+
+    def _note(self, request_id: int, start: int, end: int) -> None:
+        """Note that a request is read up to `end`, if it is watched."""
+        seen = self._seen.get(request_id)
+        if seen is not None:
+            seen.ends += [end] if seen.ends else [start, end]
 
     def close(self) -> None:
         self._inner.close()

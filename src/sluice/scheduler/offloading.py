@@ -191,7 +191,7 @@ def plan_slice(
     request, chunk = open_chunk.request, open_chunk.chunk
     lease = lease_of(request)
     stop, cost = open_chunk.planned, 0.0
-    bound = Bound.DISK_READS if open_chunk.ready < open_chunk.total else Bound.NOTHING
+    bound = Bound.DISK_READS if open_chunk.ready < open_chunk.items.total else Bound.NOTHING
     while stop < open_chunk.ready:
         more = cost_of(state, limits, open_chunk, stop)
         if stop > open_chunk.planned and cost + more > room:

@@ -222,6 +222,8 @@ class DiskLoader(Generic[Fence]):
         """Blocks that have come since the last report."""
         self._reported = (-1, 0)
         """The ticket and the work items of the latest report."""
+        self._over = -1
+        """The ticket of the chunk that lost a page last: it is over, and its other pages may be others' by now."""
         self._waits_since: float | None = None
         """When a chunk had done all work items that were reported."""
         self.totals = LoadTotals()
@@ -259,6 +261,7 @@ class DiskLoader(Generic[Fence]):
         self._watch.close(CLOSING)
 
     def _run(self, read: _Read) -> None:
+        read.is_dropped = read.is_dropped or read.load.ticket == self._over
         lost = None if read.is_dropped else self._read(read)
         self._ended(read, lost)
 
@@ -299,9 +302,8 @@ class DiskLoader(Generic[Fence]):
             self._last_end = time.perf_counter()
             if read.is_dropped or self._closed.is_set():
                 return
-            if lost is not None:  # the chunk is over
-                for each in self._reads:
-                    each.is_dropped = each.is_dropped or each.load.ticket == load.ticket
+            if lost is not None:
+                self._over = load.ticket
             self._num_unreported += 1
             if load.ready:
                 self._latest = load
@@ -312,7 +314,7 @@ class DiskLoader(Generic[Fence]):
                     self.totals.waited += self._last_end - self._waits_since
                     self._waits_since = None
         if lost is not None:
-            LOGGER.warning("%s; what it holds is computed again", lost.why)
+            LOGGER.warning("%s; a request that needs it computes it again", lost.why)
             self._report(load.ticket, 0, lost.why, lost.page)
         elif report is not None:
             self._report(report.ticket, report.ready, None, None)

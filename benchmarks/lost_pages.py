@@ -1,0 +1,119 @@
+"""Flip bits of the page file while contexts longer than the pool are served from it, and count what comes of it.
+
+    $ .venv/bin/python benchmarks/lost_pages.py --flips 200 --disk build/lost-pages
+
+A thread flips one bit of a page that an offloaded request holds at the moment, or that is cached for the next one, and
+waits until the engine has counted it. Needles of a checkpoint that recalls exactly are asked for meanwhile. Every
+answer must be the one of an undisturbed engine, and every flip must be counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.exact_recall import SHAPES, needle_prompts, write_recall_checkpoint
+from sluice import LLM, SamplingParams
+from sluice.kv.offload import OffloadLease
+from sluice.tiers.format import FileLayout, decode_header
+
+HEADER_BYTES = 1 << 16
+PAUSE = 0.002
+"""Seconds between two looks at the engine."""
+
+
+class Flipper(threading.Thread):
+    """Flips bits, one after the other.
+
+    Args:
+        count: of the bits.
+    """
+
+    def __init__(self, llm: LLM, path: Path, count: int, seed: int) -> None:
+        super().__init__(daemon=True)
+        self._scheduler: Any = llm._open_engine().scheduler
+        self._path, self._count, self._draw = path, count, random.Random(seed)
+        self._layout: FileLayout = decode_header(path.read_bytes()[:HEADER_BYTES])
+        self.flipped = 0
+        self.is_over = threading.Event()
+
+    def run(self) -> None:
+        while self.flipped < self._count and not self.is_over.is_set():
+            page = self._page()
+            if page is not None:
+                self._flip(page)
+                self.flipped += 1
+            while failed_loads(self._scheduler) < self.flipped and not self.is_over.is_set():
+                time.sleep(PAUSE)
+            time.sleep(PAUSE)
+
+    def _page(self) -> int | None:
+        """Return a page that the open chunk, or the next one, of a request reads."""
+        for request in list(self._scheduler.state.offloaded.values()):
+            lease = request.lease
+            if isinstance(lease, OffloadLease) and lease.stored > 1:
+                return int(lease.row[self._draw.randrange(lease.stored)])
+        return None
+
+    def _flip(self, page: int) -> None:
+        geometry = self._layout.geometry
+        part = self._layout.part_at(page, self._draw.randrange(geometry.num_layers))
+        at = part + self._draw.randrange(2 * geometry.part_bytes)
+        with self._path.open("r+b", buffering=0) as file:
+            file.seek(at)
+            (byte,) = file.read(1)
+            file.seek(at)
+            file.write(bytes([byte ^ 1 << self._draw.randrange(8)]))
+
+
+def failed_loads(scheduler: Any) -> int:
+    return sum(int(tier.failed_loads) for tier in scheduler.occupancy().tiers)
+
+
+def served(llm: LLM, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[tuple[int, ...]]:
+    results = llm.generate([list(prompt) for prompt in prompts], SamplingParams(temperature=0, max_tokens=max_tokens))
+    return [tuple(result.token_ids) for result in results]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--flips", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=4000)
+    parser.add_argument("--disk", type=Path, default=Path("build/lost-pages"))
+    parser.add_argument("--seconds", type=float, default=300.0, help="after which it gives up")
+    asked = parser.parse_args()
+    asked.disk.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = write_recall_checkpoint(Path(scratch) / "recall", SHAPES["small"])
+        needles = needle_prompts(SHAPES["small"], asked.tokens, [0, 0.5, 1, None])
+        prompts = [needle.prompt for needle in needles]
+        options = {"max_total_tokens": 2048, "page_size": 16, "ring_block_tokens": 128, "kv_disk_bytes": 64 << 20}
+        with LLM(folder, dtype="bfloat16", kv_disk=str(asked.disk), **options) as llm:
+            expected = [tuple(needle.answer) for needle in needles]
+            assert served(llm, prompts, 8) == expected, "wrong without a flip"
+            flipper, began, rounds, wrong = Flipper(llm, asked.disk, asked.flips, 0), time.perf_counter(), 0, 0
+            flipper.start()
+            while flipper.is_alive() and time.perf_counter() - began < asked.seconds:
+                wrong += sum(one != other for one, other in zip(served(llm, prompts, 8), expected, strict=True))
+                rounds += 1
+            flipper.is_over.set()
+            counted = failed_loads(llm._open_engine().scheduler)
+            print(
+                f"{flipper.flipped} bits flipped, {counted} counted, {wrong} of {rounds * len(prompts)} answers wrong,"
+                f" {time.perf_counter() - began:.0f} s"
+            )
+            if wrong or counted != flipper.flipped or counted < asked.flips:
+                sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
