@@ -27,7 +27,7 @@ from sluice.kv.offload import OffloadLease
 from sluice.tiers.format import FileLayout, decode_header
 
 HEADER_BYTES = 1 << 16
-PAUSE = 0.002
+PAUSE = 0.02
 """Seconds between two looks at the engine."""
 
 

@@ -140,6 +140,8 @@ TOTALS = st.builds(
     grammars=st.builds(GrammarTotals, *[IDS] * 4, SECONDS),
     drafts=st.builds(DraftTotals, *[IDS] * 3, st.lists(IDS, max_size=3).map(tuple)),
     ring=st.builds(RingTotals, IDS, SECONDS, SECONDS),
+    prefill_squares=IDS,
+    prefill_products=SECONDS,
 )
 PROMPT = st.builds(PromptProgress, IDS, IDS, IDS, st.none() | SECONDS)
 STEP_SEEN = st.builds(

@@ -606,7 +606,7 @@ def test_a_disk_that_loses_every_page_ends_the_request() -> None:
     bench = Bench.of(reported_world(), runner)
     bench.link.put(Submit(0, prompt(60), resolved(3)))
     bench.step()
-    for _ in range(500):
+    for _ in range(5000):
         if bench.is_idle:
             break
         if awaits_loads(bench.scheduler.state):

@@ -10,7 +10,7 @@ from sluice.scheduler.offloading import lease_of
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
 
-MOST_LOSSES = 8
+MOST_LOSSES = 64
 """Pages that a request may lose before it gets further than it had been: a disk that loses all of them ends it."""
 
 
