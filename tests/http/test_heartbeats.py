@@ -330,6 +330,30 @@ def test_a_client_that_asks_sees_how_far_its_prompt_is_read(path: str, usage: bo
     run(test)
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_progress_goes_on_when_the_engine_answers_late(path: str) -> None:
+    """The timer wakes the stream again while it waits for the engine: that is neither a token nor a second event."""
+
+    async def test() -> None:
+        async with patient() as server:
+            caller = await server.begin(path, stream_options={"include_progress": True})
+            for read in (1, 2, 2):
+                await server.pass_seconds(1.0)
+                await server.pass_seconds(0.4)
+                assert caller.sent.empty(), "the engine has not answered"
+                server.answer_queries(read, None)
+                await settle()
+                (event,) = body_of(caller)
+                assert json.loads(event.removeprefix(b"data: "))["progress"]["prompt_tokens_read"] == read
+            await server.say("a", ends=FinishReason.LENGTH)
+            await caller.call
+            body = b"".join(body_of(caller))
+            assert b'"a"' in body
+            assert (b'"role":"assistant"' in body) == ("chat" in path)
+
+    run(test)
+
+
 def test_progress_of_several_prompts_is_that_of_all_of_them() -> None:
     """Samples share a prompt; prompts whose answer has begun are read; one that was not begun may take any time."""
     known = [PromptProgress(1, 10, 40, 2.0), PromptProgress(3, 20, 50, 5.0)]

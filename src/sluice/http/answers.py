@@ -293,8 +293,10 @@ async def events(
         with generation, heartbeats.watch(generation.wake, every) as silence:
             await generation.submit()
             async for arrived in generation.pieces():
+                if not arrived and not silence.is_due:
+                    continue  # woken again for a heartbeat while one was made
                 data, is_last = b"", True
-                if arrived or not silence.is_due:
+                if arrived:
                     openings = [] if is_open else map(answer.opening, range(len(generation.choices)))
                     contents = itertools.chain(itertools.chain.from_iterable(openings), answer.chunks(arrived))
                     made = pieces(framing.frames(contents))
