@@ -43,8 +43,9 @@ def test_small_tokens_make_long_blocks(spec: ModelSpec) -> None:
 def test_no_block_takes_a_chunk_longer_than_a_step(spec: ModelSpec) -> None:
     """Neighbours that wait for one work item: on a slow machine, or with many heads. Where steps are long anyway, so
     may be blocks."""
-    slow = replace(RATES, flops=2e10)
-    assert block_tokens(slow, spec, SMALL, 16, step_seconds=0.0) == 512
+    slow = replace(RATES, flops=1e11)
+    assert block_tokens(slow, spec, SMALL, 16, step_seconds=0.0) == 2048
+    assert block_tokens(replace(RATES, flops=2e10), spec, SMALL, 16, step_seconds=0.0) == LEAST_BLOCK
     assert block_tokens(slow, spec, SMALL, 16, step_seconds=0.05) == 4096
 
 
@@ -59,7 +60,7 @@ def test_blocks_are_whole_pages(spec: ModelSpec, page_size: int) -> None:
 def test_rates_are_measured_and_leave_torch_as_it_was() -> None:
     """A model that computes on one thread because something was measured before."""
     threads = torch.get_num_threads()
-    rates = measured_rates(torch.float32, 2)
+    rates = measured_rates(2)
     assert rates.loading > 1e6
     assert rates.flops > 1e6
     assert torch.get_num_threads() == threads

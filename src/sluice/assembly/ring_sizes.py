@@ -48,9 +48,9 @@ class MeasuredRates:
     """FLOP per second of a matrix product, on the threads that compute."""
 
 
-def measured_rates(dtype: torch.dtype, threads: int) -> MeasuredRates:
+def measured_rates(threads: int) -> MeasuredRates:
     """Measure this machine for some milliseconds."""
-    return MeasuredRates(_loading_rate(), _matrix_rate(dtype, threads))
+    return MeasuredRates(_loading_rate(), _matrix_rate(threads))
 
 
 def _loading_rate() -> float:
@@ -73,11 +73,13 @@ def _loading_rate() -> float:
         file.close()
 
 
-def _matrix_rate(dtype: torch.dtype, threads: int) -> float:
+def _matrix_rate(threads: int) -> float:
+    """Multiply in float32: torch is ten times as slow in bfloat16 where oneDNN has no kernel for it, and the compiled
+    kernels are not."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        matrix = torch.ones((SIDE, SIDE), dtype=dtype)
+        matrix = torch.ones((SIDE, SIDE), dtype=torch.float32)
         return 2.0 * SIDE**3 / min(_seconds(lambda: matrix @ matrix) for _ in range(TIMES))
     finally:
         torch.set_num_threads(before)
@@ -97,8 +99,8 @@ def block_tokens(rates: MeasuredRates, spec: ModelSpec, kv: KVSizes, page_size: 
     """
     wanted = rates.loading * LOAD_SECONDS / kv.layer_token_bytes
     of_token = CHUNK_TOKENS["cpu"] * 4 * spec.num_heads * spec.head_dim / rates.flops
-    bounded = min(max(wanted, LEAST_BLOCK), max(WORK_SECONDS, step_seconds) / of_token, MOST_BLOCK)
-    rounded = 1 << round(math.log2(max(bounded, 1)))
+    bounded = max(LEAST_BLOCK, min(wanted, max(WORK_SECONDS, step_seconds) / of_token, MOST_BLOCK))
+    rounded = 1 << round(math.log2(bounded))
     return -(-rounded // page_size) * page_size
 
 
@@ -122,7 +124,7 @@ def with_ring(
         return config
     assert page_size is not None and threads is not None, f"not resolved: {config}"
     kv = kv_sizes_of(config, spec, backend)
-    rates = measured_rates(spec.dtype, threads)
+    rates = measured_rates(threads)
     limits = config.scheduler.limits()
     step_tokens = limits.chunked_prefill_size or limits.max_batch_tokens
     step_seconds = step_tokens * 2 * weights_bytes / spec.weight_bytes / rates.flops
