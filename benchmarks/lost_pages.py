@@ -29,6 +29,8 @@ from sluice.tiers.format import FileLayout, decode_header
 HEADER_BYTES = 1 << 16
 PAUSE = 0.02
 """Seconds between two looks at the engine."""
+REST = 0.5
+"""Seconds between two flips: time to get further, as a request that loses 64 pages before it does is ended."""
 
 
 class Flipper(threading.Thread):
@@ -54,7 +56,7 @@ class Flipper(threading.Thread):
                 self.flipped += 1
             while failed_loads(self._scheduler) < self.flipped and not self.is_over.is_set():
                 time.sleep(PAUSE)
-            time.sleep(PAUSE)
+            time.sleep(REST)
 
     def _page(self) -> int | None:
         """Return a page that the open chunk, or the next one, of a request reads."""
