@@ -69,6 +69,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
         "offload:",
         "diffusion:",
         "parallel:",
+        "kv_events:",
         "trace:",
         "estimate:",
     ]

@@ -80,9 +80,7 @@ def build_engine(
         ranks=ranks,
         peers=peers,
     )
-    _refuse_several_ranks(config, ranks)
-    if config.kv_events.kv_events and peers.events is None:
-        raise ConfigError("--kv-events needs `sluice serve` or AsyncLLM: here the engine is this process")
+    _refuse_without_server(config, ranks, peers)
     disabled: Mapping[Tier, str] = {}
     # First, since a path that cannot be used or written should be reported before minutes of loading.
     try:
@@ -103,11 +101,13 @@ def build_engine(
     return build(config, trace=trace, disabled=disabled)  # here, as `error` would keep the first model in memory
 
 
-def _refuse_several_ranks(config: EngineConfig, ranks: OtherRanks | None) -> None:
+def _refuse_without_server(config: EngineConfig, ranks: OtherRanks | None, peers: Peers) -> None:
+    """Refuse what needs an engine in a process of its own."""
+    needed = "needs `sluice serve` or AsyncLLM: here the engine is this process"
     if layout_of(config.parallel).size > 1 and ranks is None:
-        raise ConfigError(
-            f"{shown_sizes(config.parallel)} needs `sluice serve` or AsyncLLM: here the engine is this process"
-        )
+        raise ConfigError(f"{shown_sizes(config.parallel)} {needed}")
+    if config.kv_events.kv_events and peers.events is None:
+        raise ConfigError(f"--kv-events {needed}")
 
 
 @memory_shortage()

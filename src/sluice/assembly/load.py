@@ -105,9 +105,7 @@ def load(
     logit_ops = _over_shards(fuse_small_operations(model, device, kernels), member, spec.vocab_size)
     resolved = with_pages_of_blocks(resolved, spec, reasons)
     backend = _supporting_backend(resolved, spec, device, reasons)
-    if kernels_compute(backend, spec):
-        # What is left to torch is small, and its waiting threads would take the kernels' cores.
-        torch.set_num_threads(1)
+    _leave_cores(backend, spec)
     resolved = with_diffusion(_resolve_for_model(resolved, checkpoint, model, spec, backend, reasons), spec, reasons)
     draft = load_drafter(resolved, model, spec, backend, device, kernels, checkpoint.tokenizer, progress=progress)
     weights_bytes = module_bytes(model)
@@ -125,6 +123,13 @@ def load(
     return LoadedModel(
         model, spec, shape, info, kernels, backend, rows, tiers, offload, logit_ops, pacing, member, draft
     )
+
+
+def _leave_cores(backend: AttentionBackend, spec: ModelSpec) -> None:
+    """Leave the cores to the compiled kernels, if they compute the model. What is left to torch is small, and its
+    waiting threads would take them."""
+    if kernels_compute(backend, spec):
+        torch.set_num_threads(1)
 
 
 def _over_shards(logit_ops: LogitOps, member: Member, vocab_size: int) -> LogitOps:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -55,10 +56,12 @@ def measured_rates(threads: int) -> MeasuredRates:
 
 def _loading_rate() -> float:
     checksum = find_checksum(best_checksum())
-    file = FileBlocks(os.memfd_create("sluice-rates"))
+    target = memoryview(bytearray(MEASURED_BYTES))
+    with tempfile.TemporaryFile() as unnamed:
+        unnamed.write(target)
+        unnamed.flush()
+        file = FileBlocks(os.dup(unnamed.fileno()))
     try:
-        target = memoryview(bytearray(MEASURED_BYTES))
-        file.write([target], 0)
         half = MEASURED_BYTES // 2
         k, v = target[:half], target[half:]
         size = half // PARTS
@@ -74,8 +77,8 @@ def _loading_rate() -> float:
 
 
 def _matrix_rate(threads: int) -> float:
-    """Multiply in float32: torch is ten times as slow in bfloat16 where oneDNN has no kernel for it, and the compiled
-    kernels are not."""
+    """Multiply in float32: torch takes several times as long in bfloat16 where oneDNN has no kernel for it, and the
+    compiled kernels do not."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

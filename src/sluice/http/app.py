@@ -122,15 +122,7 @@ def create_app(
     bodies = BodyReader(body_limits or BodyLimits(), strict_fields=strict_fields)
     responses = ResponseStore(0, 0) if responses is None else responses
     routes = make_routes(
-        backend,
-        bodies,
-        isolation or CacheIsolation(),
-        metrics,
-        clock,
-        responses,
-        heartbeats=heartbeats,
-        feed=feed,
-        more_metrics=more_metrics,
+        backend, bodies, isolation or CacheIsolation(), metrics, clock, responses, heartbeats, feed, more_metrics
     )
     if sleep is not None:
         add_sleep(routes, backend, sleep)
@@ -156,7 +148,6 @@ def make_routes(
     metrics: Metrics,
     clock: Callable[[], float],
     responses: ResponseStore,
-    *,
     heartbeats: Heartbeats | None = None,
     feed: TraceFeed | None = None,
     more_metrics: Callable[[Page], None] = lambda page: None,

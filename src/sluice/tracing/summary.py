@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from sluice.tracing.blocks import BlockSummary, report_blocks, summarize_blocks
 from sluice.tracing.classes import ClassSummary, report_classes, summarize_classes
 from sluice.tracing.format import Header
+from sluice.tracing.gaps import Cause, Gap, find_gaps
 from sluice.tracing.pace import PaceSummary, report_pace, summarize_pace
 from sluice.tracing.request_table import RequestRow, acceptance_length, row_of, table_of
-from sluice.tracing.run import Cause, Gap, Refusal, RowFailure, Run, StepRun, find_gaps
+from sluice.tracing.run import Refusal, RowFailure, Run, StepRun
 from sluice.tracing.spread import Spread, spread
 
 GAPS_SHOWN = 20
