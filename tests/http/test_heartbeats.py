@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -109,7 +109,7 @@ def body_of(caller: Caller) -> list[bytes]:
 
 
 @asynccontextmanager
-async def patient() -> AsyncIterator[Patient]:
+async def patient(*, knows_progress: bool = True) -> AsyncIterator[Patient]:
     sent: list[Message] = []
     now = [100.0]
     client = EngineClient(sent.append)
@@ -117,7 +117,8 @@ async def patient() -> AsyncIterator[Patient]:
     backend.engine.serving(os.getpid(), {})
     tokenizer = Tokenizer(byte_tokenizer(), chat_template=CHAT_TEMPLATE)
     limits = Limits(vocab_size=tokenizer.vocab_size, max_model_len=8192, max_total_tokens=8192)
-    backend.open(Service((MODEL,), tokenizer, limits, frozenset(), client, [], MEMORY))
+    service = Service((MODEL,), tokenizer, limits, frozenset(), client, [], MEMORY)
+    backend.open(service if knows_progress else replace(service, prompts=None))
     heartbeats = Heartbeats(lambda: now[0])
     calls: list[Call] = []
     server = Patient(Starlette(), heartbeats, client, now, sent, calls)
@@ -350,6 +351,24 @@ def test_progress_goes_on_when_the_engine_answers_late(path: str) -> None:
             body = b"".join(body_of(caller))
             assert b'"a"' in body
             assert (b'"role":"assistant"' in body) == ("chat" in path)
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_progress_that_is_not_known_is_refused(path: str) -> None:
+    """Events that say for ever that nothing is read are worse than none."""
+
+    async def test() -> None:
+        async with patient(knows_progress=False) as server:
+            caller = await server.begin(path, stream_options={"include_progress": True})
+            await caller.call
+            assert (await caller.sent.get())["status"] == 400
+            assert b"stream_options.include_progress is not supported by a fleet" in b"".join(body_of(caller))
+            caller = await server.begin(path, stream_options={"include_progress": False})
+            await server.say("a", ends=FinishReason.LENGTH)
+            await caller.call
+            assert (await caller.sent.get())["status"] == 200
 
     run(test)
 

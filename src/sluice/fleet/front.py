@@ -7,7 +7,7 @@ import contextlib
 import socket
 from collections.abc import Callable
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -79,7 +79,7 @@ class Front:
             link = FleetLink(client, replicas, chooser, server.restart_timeout)
             metrics.model, metrics.classes = model.names[0], ready.limits.classes
             backend = Backend(state)
-            backend.open(model.service(ready, client))
+            backend.open(replace(model.service(ready, client), prompts=None))  # replicas have their own numbers
             client.attach(link.send, EPOCH)
             state.serving(None, ready.disabled_tiers)
             freeze_gc()

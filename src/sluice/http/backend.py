@@ -39,8 +39,8 @@ class Service:
     """How the model writes calls and reasoning."""
     architecture: str = ""
     """The name in the checkpoint's `config.json`."""
-    prompts: PromptQueries = field(default_factory=PromptQueries)
-    """How far prompts are read."""
+    prompts: PromptQueries | None = field(default_factory=PromptQueries)
+    """How far prompts are read; None: the engine does not tell this by the numbers of its requests."""
 
     @property
     def model(self) -> str:

@@ -138,8 +138,15 @@ class Generation:
         """Check the prompts, and make their choices.
 
         Raises:
-            ApiError: 400, a prompt or a priority that the limits refuse; 503, the server has too many requests.
+            ApiError: 400, a prompt or a priority that the limits refuse, or progress that is not known here; 503, the
+                server has too many requests.
         """
+        if self.shows_progress and self.service.prompts is None:
+            raise bad_request(
+                "stream_options.include_progress is not supported by a fleet, which does not know how far its replicas"
+                " are with one prompt; leave it out",
+                param="stream_options",
+            )
         self._check_room(len(prompts) * self._call.sampling.n)
         await self._in_parts(self._prepare, prompts, max(1, AT_ONCE // self._call.sampling.n))
 
@@ -209,6 +216,7 @@ class Generation:
 
     async def progress(self) -> Progress:
         """Return how far the prompts of the call are read."""
+        assert self.service.prompts is not None, "`prepare` refuses the call"
         known = await self.service.prompts.prompts(self._client)
         firsts = (
             (request_id, len(choice.prompt), choice.text.num_tokens > 0)
