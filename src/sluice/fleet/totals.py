@@ -2,48 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
+from itertools import chain
 from typing import Any
 
 from sluice.engine.messages import Stats
-from sluice.engine.meter import ItlTotals, Tally, Totals
+from sluice.engine.meter import ItlTotals, Tally
 from sluice.types import Occupancy, TierUse
 
 NOTHING = Occupancy(running=0, waiting=0, free_pages=0, cached_pages=0, total_pages=0)
+MOST_SILENT = 64
+"""Replicas that do not answer whose counts are kept apart, so that they may answer again."""
 
 
 class FleetTotals:
-    """Adds up what replicas count. What a replica has counted stays counted when it is gone."""
+    """Adds up what replicas count. What a replica has counted stays counted while it does not answer, when its engine
+    is replaced, and when it is gone."""
 
     def __init__(self) -> None:
         self.latest: Mapping[str, Stats] = {}
-        """As the replicas that there are last answered."""
-        self._gone = Totals()
+        """As the replicas that answered last time did."""
+        self._last: dict[str, Stats] = {}
+        """The last answers of all, by key; the one that came the longest ago is the first."""
+        self._gone = Stats(0, NOTHING, None)
 
     def update(self, answers: Mapping[str, Stats], query_id: int) -> Stats:
         """Return the state of the fleet.
 
         Args:
-            answers: of the replicas that there are, by key.
+            answers: of the replicas that answered, by key. An answer that was overtaken by a later one is not taken.
             query_id: of the result.
         """
-        gone = [stats.totals for key, stats in self.latest.items() if key not in answers]
-        self._gone = _total([self._gone, *gone])
-        self.latest = dict(answers)
-        present = list(answers.values())
-        steps = [stats.last_step for stats in present if stats.last_step is not None]
-        return Stats(
-            query_id,
-            reduce(_added_occupancy, (stats.occupancy for stats in present), NOTHING),
-            max(steps, key=lambda step: step.ended_at, default=None),
-            _total([self._gone, *(stats.totals for stats in present)]),
-        )
+        for key, stats in answers.items():
+            self._take(key, stats)
+        silent = [key for key in self._last if key not in answers]
+        for key in silent[:-MOST_SILENT]:
+            self._forget(key)
+        self.latest = {key: self._last[key] for key in answers}
+        past = [_past(self._last[key]) for key in silent[-MOST_SILENT:]]
+        return _total([self._gone, *past, *self.latest.values()], query_id)
+
+    def _take(self, key: str, stats: Stats) -> None:
+        before = self._last.get(key)
+        if before is not None and before.query_id > stats.query_id:
+            stats = before
+        elif before is not None and _has_fallen(before, stats):  # another engine, which counts anew
+            self._forget(key)
+        self._last.pop(key, None)
+        self._last[key] = stats
+
+    def _forget(self, key: str) -> None:
+        self._gone = _total([self._gone, _past(self._last.pop(key))], 0)
 
 
-def _total(totals: Iterable[Totals]) -> Totals:
-    result: Totals = reduce(_added, totals)
-    return result
+def _has_fallen(before: Stats, now: Stats) -> bool:
+    """Return whether some count is less than it was."""
+    one, other = before.totals, now.totals
+    counts = [(one.steps, other.steps), (one.decode_tokens, other.decode_tokens)]
+    return any(now < before for before, now in [*counts, (one.prefill_tokens, other.prefill_tokens)])
+
+
+def _past(stats: Stats) -> Stats:
+    """Return what an engine has counted, without what it holds and does now."""
+    full, totals = stats.occupancy, stats.totals
+    tiers = tuple(use._replace(total=0, used=0) for use in full.tiers)
+    counted = NOTHING._replace(preemptions=full.preemptions, tiers=tiers)
+    if totals.itl is not None:
+        totals = totals._replace(itl=totals.itl._replace(target=0.0, margin=0.0))
+    return Stats(stats.query_id, counted, None, totals)
+
+
+def _total(each: Sequence[Stats], query_id: int) -> Stats:
+    steps = [stats.last_step for stats in each if stats.last_step is not None]
+    return Stats(
+        query_id,
+        reduce(_added_occupancy, (stats.occupancy for stats in each)),
+        max(steps, key=lambda step: step.ended_at, default=None),
+        reduce(_added, (stats.totals for stats in each)),
+        sum(stats.queued_prefill_tokens for stats in each),
+        tuple(chain.from_iterable(stats.prompts for stats in each)),
+    )
 
 
 def _added_occupancy(one: Occupancy, other: Occupancy) -> Occupancy:
