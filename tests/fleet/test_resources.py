@@ -40,6 +40,14 @@ def test_a_replica_needs_one_machine() -> None:
     assert num_fitting({"CPU": 2}, machines) == 10
 
 
+@pytest.mark.parametrize(("count", "cores"), [(0.8, 4.0), (0.1, 1.0), (0.7, 2.1), (0.01, 1.0), (1.6, 8.0), (3.0, 9.0)])
+def test_shares_of_cores_that_fit_exactly_are_not_refused(count: float, cores: float) -> None:
+    """4.0 // 0.8 is 4.0."""
+    fitting = round(cores / count)
+    assert num_fitting({"CPU": count}, [{"CPU": cores}]) == fitting
+    assert num_fitting({"CPU": count}, [{"CPU": cores - 0.001}]) == fitting - 1
+
+
 def test_a_shortage_says_what_is_free_and_what_each_takes() -> None:
     refuse_shortage({"CPU": 2}, 2, [{"CPU": 4.0}])
     with pytest.raises(ConfigError) as caught:

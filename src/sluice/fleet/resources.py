@@ -11,6 +11,8 @@ from sluice.config import ConfigError, EngineConfig
 
 Resources = Mapping[str, float]
 """By Ray's names."""
+UNITS = 10_000
+"""Ray counts resources in whole parts of one, so many."""
 
 
 def cores_of_rank(engine: EngineConfig, cores: float, replicas: int) -> float:
@@ -50,7 +52,10 @@ def resources_of_replica(engine: EngineConfig, cores: float, *, has_gpus: bool) 
 
 def num_fitting(each: Resources, machines: Sequence[Resources]) -> int:
     """Return how many replicas fit on machines, of which one replica takes one."""
-    return sum(min(int(machine.get(name, 0) // count) for name, count in each.items()) for machine in machines)
+    return sum(
+        min(round(UNITS * machine.get(name, 0)) // round(UNITS * count) for name, count in each.items())
+        for machine in machines
+    )
 
 
 def refuse_shortage(each: Resources, replicas: int, machines: Sequence[Resources]) -> None:
