@@ -53,6 +53,14 @@ def test_options_of_one_server_are_refused_by_name(name: str) -> None:
         FleetPlan.of({name: values.get(name, "x")}, FACTORY)
 
 
+def test_events_of_one_engine_are_refused_by_any_name() -> None:
+    """Replicas of one machine would listen at one port, and all but one of them could not start."""
+    with pytest.raises(ConfigError, match="--kv-events is not supported by a fleet: replicas of one machine"):
+        FleetPlan.of(given_of({"kv_events_config": '{"enable_kv_cache_events": true}'}), FACTORY)
+    assert FleetPlan.of(given_of({"kv_events_config": '{"enable_kv_cache_events": false}'}), FACTORY).given
+    assert FleetPlan.of(given_of({"kv_events": False}), FACTORY).given == {"kv_events"}
+
+
 def test_the_number_of_replicas_follows_the_load_if_there_may_be_more() -> None:
     plan = FleetPlan.of(given_of({"replicas": 2}), FACTORY)
     assert numbers(plan.fleet) == {"num_replicas": 2}

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sluice.config import ConfigError, EngineConfig, ServerConfig, canonical, check_values, flag, option, options_of
+from sluice.config import (
+    ConfigError,
+    EngineConfig,
+    KvEventsConfig,
+    ServerConfig,
+    canonical,
+    check_values,
+    flag,
+    option,
+    options_of,
+)
 from sluice.routing.policies import POLICIES
 
 RAY_PREFIX = "ray-prefix-affinity"
@@ -21,6 +31,7 @@ REFUSED: Mapping[str, str] = {
     "max_connections": "the connections are those of Ray Serve's proxies",
     "trace": "replicas would write one file",
     "kv_disk": "replicas would write one file",
+    **{name: "replicas of one machine would listen at one address" for name, _ in options_of(KvEventsConfig)},
     "nnodes": "Ray knows the machines of its cluster",
     "node_rank": "Ray knows the machines of its cluster",
     "dist_init_addr": "Ray knows the machines of its cluster",
@@ -86,8 +97,8 @@ class FleetPlan:
         server = _part(ServerConfig, given)
         own = {name for group in (FleetOptions, ServerConfig) for name, _ in options_of(group)}
         rest = {name: value for name, value in given.items() if name not in own}
-        names = frozenset([*(own & given.keys()), *canonical(rest)])
-        _refuse(given, names)
+        values = {name: given[name] for name in own & given.keys()} | canonical(rest)
+        _refuse(values)
         if server.port == 0:
             raise ConfigError("--port 0 is not supported by a fleet: every machine's proxy listens on the same port")
         engine = EngineConfig.from_options(rest)
@@ -95,7 +106,7 @@ class FleetPlan:
             raise ConfigError(
                 "--distributed-executor-backend ray is not supported by a fleet: the ranks of a replica share a machine"
             )
-        return cls(replace(server, page=False), engine, fleet, names, factory, os.getcwd())
+        return cls(replace(server, page=False), engine, fleet, frozenset(values), factory, os.getcwd())
 
 
 def _part(group: type, given: Mapping[str, Any]) -> Any:
@@ -112,7 +123,7 @@ def _check_scaling(fleet: FleetOptions) -> None:
             raise ConfigError(f"{flag(name)} {value:g} needs --max-replicas")
 
 
-def _refuse(given: Mapping[str, Any], names: Collection[str]) -> None:
-    for name in names:
-        if name in REFUSED and given.get(name) is not False:
+def _refuse(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if name in REFUSED and value is not False:
             raise ConfigError(f"{flag(name)} is not supported by a fleet: {REFUSED[name]}")
