@@ -23,6 +23,8 @@ MOST_CALLS = 1 << 16
 """Calls that a replica or an ingress may have at once: their queues are those of the engine and of the HTTP routes."""
 DRAIN_LOOK_SECONDS = 0.5
 START_ATTEMPTS = 3
+HEALTH_SECONDS = 2.0
+"""Between two questions whether a replica still has an engine. Ray replaces it after three bad answers."""
 UPDATE_SECONDS = 3600.0
 """For which those that an update or the autoscaler replaces finish what runs."""
 QUEUED_TOKENS, DOWN_SECONDS = 8192, 120.0
@@ -90,11 +92,17 @@ def application(plan: FleetPlan, *, has_gpus: bool) -> Any:
         **numbers(plan.fleet),
         ray_actor_options={"num_cpus": takes["CPU"], "num_gpus": takes.get("GPU", 0)},
         request_router_config=router,
+        health_check_period_s=HEALTH_SECONDS,
         **common,
     )
     ingress = serve.deployment(serve.ingress()(Ingress), name=INGRESS, ray_actor_options={"num_cpus": 0}, **common)
     version = uuid.uuid4().hex
-    return ingress.bind(plan, version, replica.bind(plan, version))
+    return ingress.bind(plan, version, replica.bind(without_keys(plan), version))
+
+
+def without_keys(plan: FleetPlan) -> FleetPlan:
+    """Return the plan as the replicas get it: the ingress alone checks API keys."""
+    return replace(plan, server=replace(plan.server, api_key=None, api_key_file=None))
 
 
 def numbers(fleet: FleetOptions) -> dict[str, Any]:

@@ -6,12 +6,14 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import chdir, closing, contextmanager
+from contextlib import chdir, contextmanager
 from typing import Any
 
 from sluice.assembly.ranks import refuse_ranks
+from sluice.config import ConfigError, ServerConfig
 from sluice.fleet.app import FACTORY, REPLICA, application, import_ray, placed
 from sluice.fleet.cluster import FleetCluster
+from sluice.fleet.front import ip_address_of
 from sluice.fleet.identity import Identity
 from sluice.fleet.options import FleetPlan
 from sluice.fleet.resources import refuse_shortage, resources_of_replica
@@ -42,10 +44,9 @@ def run_fleet(given: dict[str, Any]) -> int:
     """
     plan = checked(FleetPlan.of(given, FACTORY))
     if plan.fleet.address is None:
-        with closing(listen(plan.server.host, plan.server.port)) as listener:
-            address = str(listener.getsockname()[0])
-            if (warning := exposure_warning(address, has_key=bool(read_keys(plan.server)))) is not None:
-                print(f"sluice: warning: {warning}", file=sys.stderr)
+        listen(plan.server.host, plan.server.port).close()
+    if (warning := open_warning(plan.server)) is not None:
+        print(f"sluice: warning: {warning}", file=sys.stderr)
     with connected(plan) as cluster, stop_signals() as stopped:
         plan = placed(plan, cluster.total())
         takes = resources_of_replica(plan.engine, plan.cores, has_gpus=cluster.total().get("GPU", 0) > 0)
@@ -71,6 +72,19 @@ def checked(plan: FleetPlan) -> FleetPlan:
     read_chat_template(plan.server)
     check_parsers(plan.server)
     return plan
+
+
+def open_warning(server: ServerConfig) -> str | None:
+    """Return a warning if every client that reaches a machine of the fleet can use it, else None.
+
+    Raises:
+        ConfigError: the host has no address.
+    """
+    try:
+        address = ip_address_of(server.host)
+    except OSError as error:
+        raise ConfigError(f"--host {server.host} has no address that proxies could listen on: {error}") from error
+    return exposure_warning(address, has_key=bool(read_keys(server)))
 
 
 @contextmanager
