@@ -78,8 +78,14 @@ class EveryDraft:
     def pays(self, rows: int) -> bool:
         return True
 
+    def awake(self, requests: Sequence[Request]) -> Sequence[Request]:
+        return requests
+
     def propose(self, request: Request, at_most: int) -> Sequence[int]:
         return (0,) * at_most
+
+    def propose_alone(self, request: Request, costs: Sequence[float]) -> Sequence[int]:
+        return (0,) * (len(costs) - 1)
 
     def choose(self, rows: int, found: Mapping[int, Sequence[int]], at_most: int) -> Mapping[int, Sequence[int]]:
         chosen = dict[int, Sequence[int]]()
