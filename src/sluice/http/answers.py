@@ -317,7 +317,7 @@ async def events(
     except ApiError as error:
         if not has_begun:
             raise
-        yield b"".join(framing.frames([framing.failure(error)]))
+        yield b"".join(framing.frames(framing.failure(error)))
 
 
 class Streamed(StreamingResponse):

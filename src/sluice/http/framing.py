@@ -28,8 +28,8 @@ class Framing:
     after: bytes
     done: bytes
     """What follows the last event."""
-    failure: Callable[[ApiError], dict[str, Any]]
-    """Returns the last event of a stream that failed."""
+    failure: Callable[[ApiError], Iterable[dict[str, Any]]]
+    """Returns the last events of a stream that failed."""
     comment: bytes = COMMENT
     """What says that the answer goes on, and is no event; empty: such answers have an event for it."""
     names_events: bool = False
@@ -54,5 +54,5 @@ class Framing:
         return f"event: {content['type']}\n".encode() + self.before if self.names_events else self.before
 
 
-SERVER_SENT = Framing(EVENT_STREAM, b"data: ", b"\n\n", b"data: [DONE]\n\n", ApiError.body)
-LINES = Framing(NDJSON, b"", b"\n", b"", ApiError.ollama_body, comment=b"")
+SERVER_SENT = Framing(EVENT_STREAM, b"data: ", b"\n\n", b"data: [DONE]\n\n", lambda error: [error.body()])
+LINES = Framing(NDJSON, b"", b"\n", b"", lambda error: [error.ollama_body()], comment=b"")

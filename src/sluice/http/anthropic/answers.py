@@ -8,7 +8,6 @@ from typing import Any
 from sluice.chat.json_text import object_of
 from sluice.http.anthropic.fields import MessagesFields
 from sluice.http.blocks import Block, Change, Kind, Step
-from sluice.http.errors import ApiError
 from sluice.http.framing import Framing
 from sluice.http.generate_call import GenerateCall
 from sluice.http.generation import Generation, Usage
@@ -18,7 +17,7 @@ from sluice.http.routes import EVENT_STREAM
 from sluice.text.text_stream import Piece
 from sluice.types import FinishReason
 
-FRAMING = Framing(EVENT_STREAM, b"data: ", b"\n\n", b"", ApiError.anthropic_body, names_events=True)
+FRAMING = Framing(EVENT_STREAM, b"data: ", b"\n\n", b"", lambda error: [error.anthropic_body()], names_events=True)
 DELTAS: Mapping[Kind, tuple[str, str]] = {
     Kind.TEXT: ("text_delta", "text"),
     Kind.REASONING: ("thinking_delta", "thinking"),

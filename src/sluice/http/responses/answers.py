@@ -23,7 +23,7 @@ from sluice.http.turns import JsonList, Recorded
 from sluice.text.text_stream import Piece
 from sluice.types import FinishReason
 
-FRAMING = Framing(EVENT_STREAM, b"data: ", b"\n\n", b"", ApiError.body, names_events=True)
+FRAMING = Framing(EVENT_STREAM, b"data: ", b"\n\n", b"", lambda error: [error.body()], names_events=True)
 EVENTS: Mapping[Kind, str] = {
     Kind.TEXT: "response.output_text",
     Kind.REASONING: "response.reasoning_text",
@@ -135,9 +135,13 @@ class ResponseAnswer:
         generation = self._generation
         return int(generation.created + generation.service.client.now() - generation.came_at)
 
-    def _failure(self, error: ApiError) -> Event:
+    def _failure(self, error: ApiError) -> Iterator[Event]:
+        """Yield the end of a response that failed. OpenAI's clients read no end without a beginning, which a response
+        that failed behind a heartbeat has not had yet."""
+        if self._num_events == 0:
+            yield from self.opening(0)
         failed = {"status": "failed", "error": {"code": error.code or "server_error", "message": error.message}}
-        return self._event("response.failed", response=self._head | failed)
+        yield self._event("response.failed", response=self._head | failed)
 
     def _event(self, kind: str, **content: Any) -> Event:
         self._num_events += 1
