@@ -182,7 +182,7 @@ def replay(given: dict[str, Any]) -> int:
 
 def cache_inspect(given: dict[str, Any]) -> int:
     """`sluice cache inspect`."""
-    from sluice.tiers.inspect import run_inspect
+    from sluice.tiers.command import run_inspect
 
     return _run("cache inspect", run_inspect, given)
 

@@ -34,7 +34,7 @@ from sluice.quantize.command import add_quantize_arguments
 from sluice.sim.command import add_simulate_arguments
 from sluice.sim.tune_command import add_tune_arguments
 from sluice.terminal.command import add_chat_arguments
-from sluice.tiers.inspect import add_inspect_arguments
+from sluice.tiers.command import add_inspect_arguments
 from sluice.tracing.command import add_replay_arguments, add_trace_arguments
 
 NOT_OF_BENCH = ("seed", "tokenizer", "generation_config", "override_generation_config")

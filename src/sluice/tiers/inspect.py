@@ -1,9 +1,7 @@
-"""`sluice cache inspect`: show what a page file holds, even while an engine uses it."""
+"""What a page file holds, even while an engine uses it."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -16,27 +14,6 @@ from sluice.tiers.format import BLOCK, FileLayout, PageFileError, PageLost, deco
 from sluice.tiers.opening import open_to_look
 from sluice.tiers.page_file import PageFile, read_index, restored
 from sluice.types import StoredPage
-
-
-def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `sluice cache inspect`."""
-    parser.add_argument("path", metavar="PATH", help="the file of --kv-disk")
-    parser.add_argument("--verify", action="store_true", help="read every page and compare its checksum")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="print one JSON object")
-
-
-def run_inspect(given: dict[str, Any]) -> int:
-    """Show what a page file holds. Return the exit status: 1 if a page is damaged.
-
-    Args:
-        given: the flags that were given, by name.
-
-    Raises:
-        PageFileError: it cannot be read, or is no page file.
-    """
-    found = inspect(Path(given["path"]), verify=given.get("verify", False))
-    print(json.dumps(found.as_json(), indent=2) if given.get("as_json", False) else report(found))
-    return 1 if found.damaged else 0
 
 
 @dataclass(frozen=True, slots=True)
