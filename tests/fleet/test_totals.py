@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
 from sluice.engine.messages import Stats
 from sluice.engine.meter import ItlTotals, Totals
 from sluice.engine.prompt_meter import PromptProgress
-from sluice.fleet.totals import MOST_SILENT, FleetTotals
+from sluice.fleet.totals import FleetTotals
 from sluice.types import Occupancy, Tier, TierUse
 
 
@@ -56,9 +60,29 @@ def test_an_answer_that_was_overtaken_is_no_other_engine() -> None:
     assert totals.latest["a"].query_id == 2
 
 
-def test_replicas_that_come_and_go_for_ever_stay_counted() -> None:
+@pytest.mark.parametrize("seed", range(20))
+def test_all_that_was_ever_said_is_counted_once(seed: int) -> None:
+    """Replicas answer or not, and their engines are replaced, in any order."""
+    draw = random.Random(seed)
+    totals, counts, former = FleetTotals(), dict.fromkeys("abcde", 0), 0
+    for number in range(30):
+        answers = {}
+        for key in draw.sample("abcde", draw.randint(0, 4)):
+            if counts[key] and draw.random() < 0.2:
+                former += counts[key]
+                counts[key] = draw.randrange(counts[key])
+            else:
+                counts[key] += draw.randrange(4)
+            answers[key] = said(number, counts[key])
+        state = totals.update(answers, number)
+        if any(counts.values()):
+            assert counted(state) == former + sum(counts.values())
+
+
+def test_replicas_that_come_and_go_for_ever_stay_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice.fleet.totals.MOST_SILENT", 4)
     totals = FleetTotals()
-    for number in range(3 * MOST_SILENT):
+    for number in range(12):
         assert counted(totals.update({str(number): said(1, 1)}, number)) == number + 1
     assert counted(totals.update({str(number): said(2, 2)}, number + 1)) == number + 2
 

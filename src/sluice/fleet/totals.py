@@ -12,7 +12,7 @@ from sluice.engine.meter import ItlTotals, Tally
 from sluice.types import Occupancy, TierUse
 
 NOTHING = Occupancy(running=0, waiting=0, free_pages=0, cached_pages=0, total_pages=0)
-MOST_SILENT = 64
+MOST_SILENT = 256
 """Replicas that do not answer whose counts are kept apart, so that they may answer again."""
 
 
@@ -26,6 +26,8 @@ class FleetTotals:
         self._last: dict[str, Stats] = {}
         """The last answers of all, by key; the one that came the longest ago is the first."""
         self._gone = Stats(0, NOTHING, None)
+        self._past, self._past_of = self._gone, list[str]()
+        """What those that are gone and some silent replicas have counted. These become many, and change rarely."""
 
     def update(self, answers: Mapping[str, Stats], query_id: int) -> Stats:
         """Return the state of the fleet.
@@ -39,9 +41,12 @@ class FleetTotals:
         silent = [key for key in self._last if key not in answers]
         for key in silent[:-MOST_SILENT]:
             self._forget(key)
+        silent = silent[-MOST_SILENT:]
+        if silent != self._past_of:
+            self._past = _total([self._gone, *(_past(self._last[key]) for key in silent)], 0)
+            self._past_of = silent
         self.latest = {key: self._last[key] for key in answers}
-        past = [_past(self._last[key]) for key in silent[-MOST_SILENT:]]
-        return _total([self._gone, *past, *self.latest.values()], query_id)
+        return _total([self._past, *self.latest.values()], query_id)
 
     def _take(self, key: str, stats: Stats) -> None:
         before = self._last.get(key)
@@ -53,7 +58,8 @@ class FleetTotals:
         self._last[key] = stats
 
     def _forget(self, key: str) -> None:
-        self._gone = _total([self._gone, _past(self._last.pop(key))], 0)
+        past = _past(self._last.pop(key))
+        self._gone, self._past = _total([self._gone, past], 0), _total([self._past, past], 0)
 
 
 def _has_fallen(before: Stats, now: Stats) -> bool:
