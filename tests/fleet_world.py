@@ -21,6 +21,7 @@ from sluice.fleet.identity import Identity
 from sluice.fleet.link import EPOCH, FleetLink, ReplicaLost
 from sluice.fleet.replica import ReplicaServer
 from sluice.process.client import EngineClient, Inbox
+from sluice.process.engine_state import EngineState
 from sluice.process.wire import Outputs, decode
 from sluice.routing.dispatch import Dispatcher
 from sluice.routing.policies import RouterOptions, make_policy
@@ -89,9 +90,16 @@ class FleetWorld:
     Args:
         keys: of the first replicas.
         router: as in `--router`.
+        patience: of the link, in seconds. A request without a replica waits for it by the clock of the event loop.
     """
 
-    def __init__(self, keys: Sequence[str] = ("a", "b", "c"), router: str = "prefix-aware", seed: int = 0) -> None:
+    def __init__(
+        self,
+        keys: Sequence[str] = ("a", "b", "c"),
+        router: str = "prefix-aware",
+        seed: int = 0,
+        patience: float = PATIENCE,
+    ) -> None:
         self.draw = random.Random(seed)
         self.clock = VirtualClock(1000.0)
         self.replicas: dict[str, Replica] = {}
@@ -100,10 +108,13 @@ class FleetWorld:
         policy = make_policy(router, RouterOptions(256, PAGE_SIZE))
         self.chooser = Chooser(Dispatcher(policy), OURS, PAGE_SIZE, self.clock.now)
         self.client = EngineClient(clock=self.clock.now)
-        self.link = FleetLink(self.client, self, self.chooser, PATIENCE, self._sleep)
+        self.state = EngineState()
+        self.link = FleetLink(self.client, self, self.chooser, self.state, patience, self._sleep)
         self.client.attach(self.link.send, EPOCH)
         self.sent_to: list[tuple[int, str]] = []
         """Requests and the replicas that they were sent to."""
+        self.failures: list[BaseException] = []
+        """Raised by the next calls and questions, the last one first."""
 
     def add(self, replica: Replica) -> None:
         self.replicas[replica.key] = replica
@@ -113,18 +124,21 @@ class FleetWorld:
         self.replicas.pop(key).died.set()
 
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        if self.failures:
+            raise self.failures.pop()
+        while not self.replicas:  # as Ray does
+            await asyncio.sleep(0)
         candidates = [each.candidate for each in self.replicas.values()]
-        key = call.chooser.choose(call.request.request_id, call, candidates)
-        if key is None:
-            key = self.draw.choice(list(self.replicas)) if self.replicas else None
-        if key is None:
-            raise ReplicaLost("there is no replica")
+        key = call.chooser.choose(call.attempt, call, candidates) or self.draw.choice(list(self.replicas))
+        call.chooser.sent(call.attempt, key)
         self.sent_to.append((call.request.request_id, key))
         async with aclosing(self.replicas[key].stream(pickle.loads(pickle.dumps(call)))) as frames:
             async for frame in frames:
                 yield frame
 
     async def stats(self, chooser: Chooser, *, flush: bool) -> Mapping[str, Stats]:
+        if self.failures:
+            raise self.failures.pop()
         chooser.admit([each.candidate for each in self.replicas.values()])
         answers = {}
         for key, replica in self.replicas.items():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from fleet_world import OURS, THEIRS
 from sluice.fleet.calls import Call, Target, received
-from sluice.fleet.choosing import Candidate, Chooser
+from sluice.fleet.choosing import AVOID_SECONDS, Attempt, Candidate, Chooser
 from sluice.fleet.identity import Identity
 from sluice.routing.dispatch import Dispatcher
 from sluice.routing.policies import RouterOptions, make_policy
@@ -22,8 +23,12 @@ FOREIGN = Candidate("foreign", THEIRS, "2")
 PROMPT = tuple(range(1, 40))
 
 
-def chooser() -> Chooser:
-    return Chooser(Dispatcher(make_policy("prefix-aware", RouterOptions(256, 4))), OURS, 4, lambda: 0.0)
+def chooser(now: Callable[[], float] = lambda: 0.0) -> Chooser:
+    return Chooser(Dispatcher(make_policy("prefix-aware", RouterOptions(256, 4))), OURS, 4, now)
+
+
+def choose(sent: Call, *candidates: Candidate) -> str | None:
+    return sent.chooser.choose(sent.attempt, sent, candidates)
 
 
 def call(own: Chooser, request_id: int = 1, prompt: tuple[int, ...] = PROMPT, salt: str = "") -> Call:
@@ -32,29 +37,85 @@ def call(own: Chooser, request_id: int = 1, prompt: tuple[int, ...] = PROMPT, sa
 
 def test_requests_follow_their_prefix_while_replicas_come_and_go() -> None:
     own = chooser()
-    first = own.choose(1, call(own), [A, B])
-    own.ended(1)
-    assert own.choose(2, call(own, 2), [A, B]) == first
+    before = call(own)
+    first = choose(before, A, B)
+    own.ended(before.attempt)
+    assert choose(call(own, 2), A, B) == first
     other = {"a": B, "b": A}[str(first)]
-    assert own.choose(3, call(own, 3), [other]) == other.key
+    assert choose(call(own, 3), other) == other.key
     assert own.replicas == [other.key]
 
 
 def test_a_request_that_is_sent_again_counts_once() -> None:
     own = chooser()
+    again = call(own)
     for _ in range(3):
-        own.choose(1, call(own), [A, B])
-    own.first_token(1)
-    own.ended(1)
-    own.ended(1)
+        choose(again, A, B)
+    own.first_token(again.attempt)
+    own.ended(again.attempt)
+    own.ended(again.attempt)
     assert [load.num_requests for load in own._dispatcher.loads.values()] == [0, 0]
+
+
+def test_what_the_router_chooses_after_the_end_counts_for_nothing() -> None:
+    """Its thread may be at it when the call is cancelled, and when the next attempt is on its way."""
+    own = chooser()
+    over, following = call(own), call(own)
+    own.ended(over.attempt)
+    assert choose(over, A, B) is None
+    choose(following, A, B)
+    assert choose(over, A, B) is None
+    own.ended(over.attempt)
+    assert sorted(load.num_requests for load in own._dispatcher.loads.values()) == [0, 1]
+    own.ended(following.attempt)
+    assert [load.order for load in own._dispatcher.loads.values()] == [(0, 0), (0, 0)]
+
+
+def test_a_replica_that_lost_a_request_is_avoided_while_there_are_others() -> None:
+    now = [0.0]
+    own = chooser(lambda: now[0])
+    lost = call(own)
+    first = A if choose(lost, A, B) == "a" else B
+    other = B if first is A else A
+    own.lost(lost.attempt)
+    for moment in (0.0, AVOID_SECONDS - 0.1):
+        now[0] = moment
+        assert choose(call(own, 2), A, B) == other.key
+        assert choose(call(own, 3), first) == first.key
+    now[0] = AVOID_SECONDS
+    assert own.admit_for(Attempt(4), [A, B]) == ["a", "b"]
+    assert own.admit_for(Attempt(4, frozenset({"a"})), [A, B, FOREIGN]) == ["b"]
+    assert own.admit_for(Attempt(4, frozenset({"a", "b"})), [A, B]) == ["a", "b"]
+
+
+def test_what_a_lost_replica_had_cached_is_not_believed() -> None:
+    now = [0.0]
+    own = chooser(lambda: now[0])
+    lost = call(own)
+    key = choose(lost, A, B)
+    assert key is not None
+    policy = own._dispatcher.policy
+    assert policy.uncached_tokens(lost, key) < len(PROMPT)
+    own.lost(lost.attempt)
+    assert policy.uncached_tokens(lost, key) == len(PROMPT)
+
+
+def test_a_request_is_counted_where_it_was_taken_not_where_it_was_chosen() -> None:
+    """Routers choose again when a replica refuses, and Ray's own router does not ask the chooser."""
+    own = chooser()
+    sent = call(own)
+    for _ in range(3):
+        choose(sent, A, B)
+    assert own.counts().sent == {}
+    own.sent(sent.attempt, "b")
+    assert own.counts().sent == {"b": 1}
 
 
 def test_a_replica_of_another_model_is_kept_out_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
     own = chooser()
     with caplog.at_level(logging.WARNING):
-        assert own.choose(1, call(own), [FOREIGN]) is None
-        assert own.choose(1, call(own), [FOREIGN, A]) == "a"
+        assert choose(call(own), FOREIGN) is None
+        assert choose(call(own), FOREIGN, A) == "a"
     (line,) = caplog.messages
     assert "foreign is kept out: it has shadow with the fingerprint other weights" in line
 

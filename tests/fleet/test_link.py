@@ -12,8 +12,10 @@ import pytest
 from fleet_world import THEIRS, FleetWorld, Replica, outputs_of
 from serving import run
 from shadow_engine import NUM_PAGES, VOCAB
+from sluice.fleet.choosing import AVOID_SECONDS
 from sluice.fleet.link import MAX_LOSSES
 from sluice.process.client import UNNUMBERED
+from sluice.process.wire import WireError
 from sluice.testing import oracle, resolved
 from sluice.types import FinishReason, Output, Submit
 
@@ -125,7 +127,7 @@ def test_a_request_that_loses_every_replica_fails() -> None:
         (last,) = await outputs_of(inbox)
         assert last.finish_reason is FinishReason.ERROR
         assert last.error is not None
-        assert f"{MAX_LOSSES + 1} replicas were lost one after the other" in last.error
+        assert f"no replica could serve it ({MAX_LOSSES + 1} tried" in last.error
         assert "was killed" in last.error
 
     run(test)
@@ -201,5 +203,142 @@ def test_the_state_of_a_fleet_is_the_sum_of_its_replicas() -> None:
             await world.turn()
         assert asking.result().totals.decode_tokens == before
         assert asking.result().occupancy.total_pages == 2 * NUM_PAGES
+
+    run(test)
+
+
+def test_a_replica_that_gave_up_gets_no_second_request_while_others_serve() -> None:
+    """It fails each request at once, so its load looks the least, and it seems to have the prompt in its cache."""
+
+    async def test() -> None:
+        world = FleetWorld(["a", "b"])
+        world.replicas["a"].client.fail("its engine gave up")
+        for number in range(6):
+            inbox = world.client.submit([request(number % 2)])
+            await world.settle()
+            assert tokens_of(await outputs_of(inbox)) == expected(request(number % 2))
+        assert [key for _, key in world.sent_to].count("a") == 1
+        assert world.link._losses == {}
+
+    run(test)
+
+
+def test_a_request_does_not_return_to_a_replica_that_lost_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even when others are sent there again."""
+
+    async def test() -> None:
+        world = FleetWorld(["a", "b"])
+
+        async def pause(seconds: float) -> None:
+            world.clock.advance(AVOID_SECONDS)
+
+        monkeypatch.setattr(world.link, "_sleep", pause)
+        world.replicas["a"].client.fail("its engine gave up")
+        world.client.submit([request(1)])
+        await world.settle()
+        assert [key for _, key in world.sent_to] == ["a", "b"]
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [(RuntimeError("surprise"), "surprise"), (asyncio.CancelledError(), "cancelled")],
+)
+def test_a_call_that_fails_in_an_unknown_way_is_sent_again(
+    failure: BaseException, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        world = FleetWorld(["a"])
+        world.failures = [failure]
+        inbox = world.client.submit([request(1)])
+        await world.settle()
+        assert tokens_of(await outputs_of(inbox)) == expected(request(1))
+        assert words in caplog.text
+
+    run(test)
+
+
+def test_a_request_that_no_replica_takes_fails_when_the_patience_ends() -> None:
+    async def test() -> None:
+        world = FleetWorld([], patience=0.0)
+        inbox = world.client.submit([request(1)])
+        await asyncio.sleep(0)
+        world.clock.advance(7.0)
+        (last,) = await inbox.get()
+        assert (last.finish_reason, world.client.num_open) == (FinishReason.ERROR, 0)
+        assert last.error == "no replica could serve it (1 tried in 7 s); the last time: no replica has taken it"
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (replace(request(1), start_deadline=1000.0), FinishReason.EXPIRED),
+        (replace(request(1), start_deadline=1000.0, output_ids=(1, 2)), None),
+        (replace(request(1), deadline=1000.0), FinishReason.TIMEOUT),
+    ],
+)
+def test_a_request_without_a_replica_ends_at_its_deadline(asked: Submit, reason: FinishReason | None) -> None:
+    async def test() -> None:
+        world = FleetWorld([])
+        inbox = world.client.submit([asked])
+        for _ in range(40):
+            await asyncio.sleep(0)
+        assert world.client.num_open == (reason is None)
+        if reason is not None:
+            assert [each.finish_reason for each in await outputs_of(inbox)] == [reason]
+        await world.link.close()
+
+    run(test)
+
+
+def test_a_replica_that_has_a_request_may_take_its_time() -> None:
+    """The patience is for requests that no replica has."""
+
+    async def test() -> None:
+        world = FleetWorld(["a"], patience=0.0)
+        inbox = world.client.submit([request(1)])
+        for _ in range(40):
+            await asyncio.sleep(0)
+        await world.settle()
+        assert tokens_of(await outputs_of(inbox)) == expected(request(1))
+
+    run(test)
+
+
+def test_a_fleet_is_ready_while_a_replica_answers() -> None:
+    """An answer that cannot be read, or a question that is cancelled, does not end the looks."""
+
+    async def test() -> None:
+        world = FleetWorld(["a"])
+        watching = asyncio.create_task(world.link.watch(1.0))
+        found = []
+        for change in (lambda: None, lambda: world.kill("a"), lambda: world.add(Replica("b"))):
+            world.failures = [WireError("not a message"), asyncio.CancelledError()]
+            change()
+            for _ in range(3):
+                await world.turn()
+            found.append(world.state.is_serving)
+        assert found == [True, False, True]
+        assert world.chooser.replicas == ["b"]
+        watching.cancel()
+        await asyncio.wait({watching})
+
+    run(test)
+
+
+def test_a_question_is_answered_whatever_replicas_say() -> None:
+    async def test() -> None:
+        world = FleetWorld(["a"])
+        found = []
+        for failures in ([], [WireError("not a message")]):
+            world.failures = failures
+            asking = asyncio.create_task(world.client.stats())
+            for _ in range(3):
+                await world.turn()
+            found.append(asking.result().occupancy.total_pages)
+        assert found == [NUM_PAGES, NUM_PAGES]
 
     run(test)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 import msgspec
 
 from sluice.engine.clock import micros_at
-from sluice.fleet.choosing import Candidate, Chooser
+from sluice.fleet.choosing import Attempt, Candidate, Chooser
 from sluice.fleet.identity import Identity
 from sluice.process.wire import decode, encode
 from sluice.types import Submit
@@ -53,11 +53,13 @@ class Call:
         request: with what was delivered of it.
         chooser: chooses its replica.
         now: returns seconds of this machine, as the request counts them.
+        avoid: keys of the replicas that have lost the request.
     """
 
-    def __init__(self, request: Submit, chooser: Chooser, now: Callable[[], float]) -> None:
+    def __init__(self, request: Submit, chooser: Chooser, now: Callable[[], float], avoid: Iterable[str] = ()) -> None:
         self.request = request
         self.chooser = chooser
+        self.attempt = Attempt(request.request_id, frozenset(avoid))
         self._now = now
 
     @property

@@ -19,6 +19,8 @@ from sluice.routing.dispatch import Dispatcher, NoReplica, RoutedRequest
 from sluice.routing.occupancy import Occupancy, PrefillSpeed
 
 LOGGER = logging.getLogger("sluice.fleet")
+AVOID_SECONDS = 5.0
+"""For which a replica that has lost a request gets others only if there is nowhere else to send them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,21 @@ class Candidate:
     identity: Identity
     version: str
     """Of the application that started it: it is another one after each update."""
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One sending of a request to a replica. Only the chooser changes it."""
+
+    request_id: int
+    avoid: frozenset[str] = frozenset()
+    """Keys of the replicas that have lost the request."""
+    key: str | None = None
+    """Of the replica that was chosen."""
+    is_sent: bool = False
+    """A replica has taken it."""
+    is_closed: bool = False
+    """It is over, although the router's thread may not know that yet."""
 
 
 class Counts(NamedTuple):
@@ -59,6 +76,7 @@ class Chooser:
         self._lock = threading.Lock()
         self._open: set[int] = set()
         self._kept_out: set[str] = set()
+        self._avoided_until: dict[str, float] = {}
         self._sent: Counter[str] = Counter()
         self._speeds: dict[str, PrefillSpeed] = {}
 
@@ -78,21 +96,34 @@ class Chooser:
         with self._lock:
             return self._admit(candidates)
 
-    def choose(self, request_id: int, request: RoutedRequest, candidates: Iterable[Candidate]) -> str | None:
-        """Return the key of the replica that a request goes to; None: none of them may serve it.
+    def admit_for(self, attempt: Attempt, candidates: Iterable[Candidate]) -> list[str]:
+        """Do as `admit`, and leave out the replicas that have just lost a request, if there are others."""
+        with self._lock:
+            return self._admit_for(attempt, candidates)
 
-        A second call for the same request takes the place of the first one.
+    def choose(self, attempt: Attempt, request: RoutedRequest, candidates: Iterable[Candidate]) -> str | None:
+        """Return the key of the replica that a request goes to; None: none of them may serve it, or the attempt is
+        over.
+
+        A second call for the same attempt takes the place of the first one.
         """
         with self._lock:
-            self._admit(candidates)
-            self._close(request_id)
+            keys = self._admit_for(attempt, candidates)
+            if attempt.is_closed:
+                return None
+            self._release(attempt)
             try:
-                key = self._dispatcher.route(request_id, request, now=self._now())
+                attempt.key = self._dispatcher.route(attempt.request_id, request, now=self._now(), among=keys)
             except NoReplica:
                 return None
-            self._open.add(request_id)
+            self._open.add(attempt.request_id)
+            return attempt.key
+
+    def sent(self, attempt: Attempt, key: str) -> None:
+        """Note that a replica has taken a request."""
+        with self._lock:
             self._sent[key] += 1
-            return key
+            attempt.key, attempt.is_sent = key, True
 
     def told(self, answers: Mapping[str, Stats], asked_at: float) -> None:
         """Take what replicas tell of themselves.
@@ -118,21 +149,41 @@ class Chooser:
             itl_margin=None if totals.itl is None else totals.itl.margin,
         )
 
-    def first_token(self, request_id: int) -> None:
+    def first_token(self, attempt: Attempt) -> None:
         """Note that a request has a token."""
         with self._lock:
-            if request_id in self._open:
-                self._dispatcher.first_token(request_id)
+            if attempt.request_id in self._open:
+                self._dispatcher.first_token(attempt.request_id)
 
-    def ended(self, request_id: int) -> None:
+    def ended(self, attempt: Attempt) -> None:
         """Note that a request is over at its replica. Further calls have no effect."""
         with self._lock:
-            self._close(request_id)
+            self._close(attempt)
 
-    def _close(self, request_id: int) -> None:
-        if request_id in self._open:
-            self._open.remove(request_id)
-            self._dispatcher.ended(request_id)
+    def lost(self, attempt: Attempt) -> None:
+        """Note that the replica of a request cannot go on with it: other requests are sent elsewhere for some time, and
+        what was in its cache counts for nothing."""
+        with self._lock:
+            self._close(attempt)
+            if attempt.key is not None and attempt.key in self._dispatcher.loads:
+                self._avoided_until[attempt.key] = self._now() + AVOID_SECONDS
+                self._dispatcher.forget_cache(attempt.key)
+
+    def _close(self, attempt: Attempt) -> None:
+        if not attempt.is_closed:
+            attempt.is_closed = True
+            self._release(attempt)
+
+    def _release(self, attempt: Attempt) -> None:
+        if attempt.request_id in self._open:
+            self._open.remove(attempt.request_id)
+            self._dispatcher.ended(attempt.request_id)
+
+    def _admit_for(self, attempt: Attempt, candidates: Iterable[Candidate]) -> list[str]:
+        keys, now = self._admit(candidates), self._now()
+        others = [key for key in keys if key not in attempt.avoid]
+        well = [key for key in others if self._avoided_until.get(key, now) <= now]
+        return well or others or keys
 
     def _admit(self, candidates: Iterable[Candidate]) -> list[str]:
         admitted: list[str] = []
@@ -148,6 +199,7 @@ class Chooser:
         self._kept_out = foreign
         for key in self._dispatcher.loads.keys() - set(admitted):
             self._dispatcher.remove_replica(key)
+            self._avoided_until.pop(key, None)
         for key in admitted:
             if key not in self._dispatcher.loads:
                 self._dispatcher.add_replica(key)

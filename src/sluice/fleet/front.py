@@ -41,6 +41,8 @@ from sluice.routing.policies import RouterOptions, make_policy
 
 LOOK_SECONDS = 1.0
 """Between two looks at what replicas have to do."""
+LEAST_PATIENCE = 5.0
+"""Seconds that a request waits for a replica, however short `--restart-timeout` is: a busy machine needs some."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Front:
             model = await ServedModel.open(server, ready, tokenizer_folder(plan, ready), template, plan.given)
             undo.callback(model.close)
             chooser = chooser_of(plan, ready, client.now)
-            link = FleetLink(client, replicas, chooser, server.restart_timeout)
+            link = FleetLink(client, replicas, chooser, state, max(server.restart_timeout, LEAST_PATIENCE))
             metrics.model, metrics.classes = model.names[0], ready.limits.classes
             backend = Backend(state)
             backend.open(replace(model.service(ready, client), prompts=None))  # replicas have their own numbers

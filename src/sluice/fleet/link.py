@@ -14,19 +14,20 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Stats
 from sluice.fleet.calls import Call
 from sluice.fleet.choosing import Chooser
-from sluice.fleet.totals import FleetTotals
+from sluice.fleet.totals import NOTHING, FleetTotals
 from sluice.process.client import EngineClient
 from sluice.process.delivery import OutputOrderError
+from sluice.process.engine_state import EngineState
 from sluice.process.log_limiter import LogLimiter
 from sluice.process.restarts import Backoff
 from sluice.process.wire import Failed, Outputs, WireError, decode
-from sluice.types import Submit
+from sluice.types import FinishReason, Output, Submit
 
 LOGGER = logging.getLogger("sluice.fleet")
 EPOCH = 0
@@ -37,6 +38,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds before a request is sent again."""
 LOG_SECONDS = 5.0
 NO_QUERY = 0
+NO_REPLICA = "no replica answers"
 
 
 class ReplicaLost(Exception):
@@ -72,6 +74,8 @@ class _Losses:
 
     since: float
     count: int = 0
+    keys: set[str] = field(default_factory=set)
+    """Of these replicas, as far as they are known."""
     pauses: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE))
 
 
@@ -79,7 +83,9 @@ class FleetLink:
     """Sends requests to replicas, and what comes back to the client.
 
     Args:
-        patience: seconds for which a request without a new token is sent again and again before it fails.
+        state: is told whether replicas serve.
+        patience: seconds for which a request without a new token is sent again and again, or waits for a replica that
+            takes it, before it fails.
         sleep: waits, in seconds.
     """
 
@@ -88,18 +94,21 @@ class FleetLink:
         client: EngineClient,
         replicas: Replicas,
         chooser: Chooser,
+        state: EngineState,
         patience: float,
         sleep: Callable[[float], Coroutine[None, None, None]] = asyncio.sleep,
     ) -> None:
         self._client = client
         self._replicas = replicas
         self._chooser = chooser
+        self._state = state
         self._patience = patience
         self._sleep = sleep
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._losses: dict[int, _Losses] = {}
         self._asking: set[asyncio.Task[None]] = set()
         self._lost = LogLimiter(LOG_SECONDS)
+        self._unseen = LogLimiter(LOG_SECONDS)
         self.totals = FleetTotals()
 
     def send(self, message: Message) -> None:
@@ -121,12 +130,14 @@ class FleetLink:
                 raise ValueError(f"a fleet takes no {other!r}")
 
     async def watch(self, seconds: float) -> None:
-        """Tell the chooser what replicas have to do, every so many seconds, until this is cancelled."""
+        """Look at what replicas have to do, every so many seconds, until this is cancelled."""
         while True:
-            asked_at = self._client.now()
-            answers = await self._replicas.stats(self._chooser, flush=False)
-            self.totals.update(answers, NO_QUERY)
-            self._chooser.told(answers, asked_at)
+            try:
+                await self._look()
+            except (Exception, asyncio.CancelledError) as error:  # the next look may succeed, and requests need none
+                if is_cancelled():
+                    raise
+                self._unseen.warn(LOGGER, f"the state of the replicas is not known: {error!r}")
             await self._sleep(seconds)
 
     async def close(self) -> None:
@@ -137,19 +148,73 @@ class FleetLink:
         if tasks:
             await asyncio.wait(tasks)
 
+    async def _look(self) -> None:
+        """Tell the chooser what replicas have to do, and note whether any serves."""
+        asked_at = self._client.now()
+        answers = await self._replicas.stats(self._chooser, flush=False)
+        if answers:
+            self._state.serving(None, self._state.disabled_tiers)
+        else:
+            self._state.away(NO_REPLICA)
+        self.totals.update(answers, NO_QUERY)
+        self._chooser.told(answers, asked_at)
+
     async def _serve(self, request: Submit) -> None:
         """Let a replica work on a request until it ends, or until that replica is lost."""
-        request_id = request.request_id
-        call = Call(request, self._chooser, self._client.now)
+        request_id, sent_at = request.request_id, self._client.now()
+        losses = self._losses.get(request_id)
+        call = Call(request, self._chooser, self._client.now, () if losses is None else losses.keys)
         try:
-            await self._stream(call)
-        except (ReplicaLost, OutputOrderError, WireError) as error:
-            await self._again(request_id, str(error))
+            if (how := await self._loss_of(call)) is not None:
+                await self._again(call, sent_at, how)
         finally:
-            self._chooser.ended(request_id)
+            self._chooser.ended(call.attempt)
             if self._serving.get(request_id) is asyncio.current_task():
                 del self._serving[request_id]
                 self._losses.pop(request_id, None)
+
+    async def _loss_of(self, call: Call) -> str | None:
+        """Serve a call, and return how its replica was lost; None: the request has ended."""
+        try:
+            await self._wait_and_stream(call)
+        except (ReplicaLost, OutputOrderError, WireError) as error:
+            return str(error)
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            return "its call was cancelled"
+        except Exception as error:
+            LOGGER.exception("a call failed")
+            return repr(error)
+        return None
+
+    async def _wait_and_stream(self, call: Call) -> None:
+        """Serve a call. Ray lets it wait for a replica without a limit, and does not say that there is none.
+
+        Raises:
+            ReplicaLost: also if no replica has taken it in time.
+        """
+        loop = asyncio.get_running_loop()
+        now = self._client.now()
+        losses = self._losses.get(call.request.request_id)
+        since = now if losses is None else losses.since
+        until = min([since + self._patience, *(at for at, _ in deadlines_of(call.request))])
+        try:
+            async with asyncio.timeout(None) as limit:
+
+                def end_if_unsent() -> None:
+                    if not call.attempt.is_sent:
+                        limit.reschedule(loop.time())
+
+                timer = loop.call_later(max(0.0, until - now), end_if_unsent)
+                try:
+                    await self._stream(call)
+                finally:
+                    timer.cancel()
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise ReplicaLost("no replica has taken it") from error
 
     async def _stream(self, call: Call) -> None:
         has_ended = False
@@ -158,7 +223,7 @@ class FleetLink:
                 match decode(data):
                     case Outputs(outputs) as frame:
                         if any(output.token_ids for output in outputs):
-                            self._chooser.first_token(call.request.request_id)
+                            self._chooser.first_token(call.attempt)
                             self._losses.pop(call.request.request_id, None)
                         has_ended = has_ended or any(output.finish_reason is not None for output in outputs)
                         self._client.deliver(frame, EPOCH)
@@ -169,14 +234,26 @@ class FleetLink:
         if not has_ended:
             raise ReplicaLost("its stream ended before the request did")
 
-    async def _again(self, request_id: int, how: str) -> None:
-        """Send a request to another replica, after a pause, or give it up."""
-        self._chooser.ended(request_id)
-        losses = self._losses.setdefault(request_id, _Losses(self._client.now()))
+    async def _again(self, call: Call, sent_at: float, how: str) -> None:
+        """Send a request to another replica, after a pause, or give it up.
+
+        Args:
+            sent_at: when it was sent this time.
+        """
+        request_id, now, is_sent = call.request.request_id, self._client.now(), call.attempt.is_sent
+        self._chooser.lost(call.attempt)
+        reason = next((reason for at, reason in deadlines_of(call.request) if at <= now), None)
+        if reason is not None and not is_sent:  # a replica that takes it ends it itself
+            end = Output(request_id, len(call.request.output_ids), (), 0, reason)
+            self._client.deliver(Outputs((end,)), EPOCH)
+            return
+        losses = self._losses.setdefault(request_id, _Losses(now if is_sent else sent_at))
         losses.count += 1
-        seconds = self._client.now() - losses.since
-        if losses.count > MAX_LOSSES or seconds > self._patience:
-            message = f"{losses.count} replicas were lost one after the other in {seconds:.0f} s, the last one: {how}"
+        if call.attempt.key is not None:
+            losses.keys.add(call.attempt.key)
+        seconds = now - losses.since
+        if losses.count > MAX_LOSSES or seconds >= self._patience:
+            message = f"no replica could serve it ({losses.count} tried in {seconds:.0f} s); the last time: {how}"
             self._client.give_up(request_id, message)
             return
         self._lost.warn(LOGGER, f"a replica was lost, and its requests go on at others: {how}")
@@ -184,5 +261,24 @@ class FleetLink:
         self._client.resend(request_id)
 
     async def _ask(self, message: QueryStats | FlushCache) -> None:
-        answers = await self._replicas.stats(self._chooser, flush=isinstance(message, FlushCache))
-        self._client.deliver(self.totals.update(answers, message.query_id), EPOCH)
+        """Answer a question, with what was told last if replicas' answers are of no use."""
+        try:
+            answers = await self._replicas.stats(self._chooser, flush=isinstance(message, FlushCache))
+            total = self.totals.update(answers, message.query_id)
+        except Exception as error:
+            self._unseen.warn(LOGGER, f"the state of the replicas is not known: {error!r}")
+            total = replace(self._client.latest or Stats(NO_QUERY, NOTHING, None), query_id=message.query_id)
+        self._client.deliver(total, EPOCH)
+
+
+def is_cancelled() -> bool:
+    """Return whether the current task was asked to end. If not, an error says that what it waits for was cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def deadlines_of(request: Submit) -> list[tuple[float, FinishReason]]:
+    """Return the moments at which a request without a replica ends, and why."""
+    start = None if request.output_ids else request.start_deadline
+    both = (start, FinishReason.EXPIRED), (request.deadline, FinishReason.TIMEOUT)
+    return [(at, reason) for at, reason in both if at is not None]

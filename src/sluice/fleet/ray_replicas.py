@@ -12,7 +12,7 @@ from sluice.engine.messages import Stats
 from sluice.fleet.calls import Call, Target
 from sluice.fleet.choosing import Chooser
 from sluice.fleet.link import ReplicaLost
-from sluice.process.wire import Ready, decode
+from sluice.process.wire import Ready, WireError, decode
 
 LOGGER = logging.getLogger("sluice.fleet")
 ASK_SECONDS = 5.0
@@ -79,10 +79,13 @@ class RayReplicas:
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 key, data = await self._handle.stats.remote(target, flush)
+            stats = None if data is None else decode(data)
         except self._errors as error:
             LOGGER.info("a replica does not tell its state: %s", one_line_of(error))
             return {}
-        stats = None if data is None else decode(data)
+        except (WireError, TypeError, ValueError) as error:  # the answer of another version
+            LOGGER.warning("a replica's answer cannot be read: %s", one_line_of(error))
+            return {}
         return {key: stats} if isinstance(stats, Stats) else {}
 
 

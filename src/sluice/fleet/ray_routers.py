@@ -27,6 +27,9 @@ class FleetRouter(RequestRouter):
     ) -> list[list[RunningReplica]]:
         return chosen(candidate_replicas, pending_request)
 
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
+        note_sent(pending_request, replica_id)
+
 
 class AffinityRouter(PrefixCacheAffinityRouter):
     """Ray's router, among the replicas that have the model."""
@@ -38,7 +41,7 @@ class AffinityRouter(PrefixCacheAffinityRouter):
         if not isinstance(call, Call):
             return chosen(candidate_replicas, pending_request)
         replicas = by_key(candidate_replicas)
-        admitted = [replicas[key] for key in call.chooser.admit(candidates_of(replicas))]
+        admitted = [replicas[key] for key in call.chooser.admit_for(call.attempt, candidates_of(replicas))]
         if not admitted:
             return [candidate_replicas]
         ranks = await super().choose_replicas(admitted, pending_request)
@@ -46,7 +49,7 @@ class AffinityRouter(PrefixCacheAffinityRouter):
         return [rank for rank in kept if rank] or [admitted]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
-        if isinstance(asked(pending_request), Call):  # nothing else has a prompt
+        if note_sent(pending_request, replica_id):  # nothing else has a prompt
             super().on_request_routed(pending_request, replica_id, result)
 
 
@@ -55,12 +58,21 @@ def chosen(candidates: list[RunningReplica], pending: PendingRequest | None) -> 
     replicas = by_key(candidates)
     match asked(pending):
         case Call() as call:
-            key = call.chooser.choose(call.request.request_id, call, candidates_of(replicas))
+            key = call.chooser.choose(call.attempt, call, candidates_of(replicas))
         case Target() as target:
             key = target.choose(candidates_of(replicas))
         case _:
             key = None
     return [candidates] if key is None else [[replicas[key]]]
+
+
+def note_sent(pending: PendingRequest, replica_id: ReplicaID) -> bool:
+    """Tell the chooser of a call that a replica has taken it. Return whether it is a call."""
+    call = asked(pending)
+    if not isinstance(call, Call):
+        return False
+    call.chooser.sent(call.attempt, replica_id.unique_id)
+    return True
 
 
 def asked(pending: PendingRequest | None) -> object:

@@ -177,6 +177,15 @@ class Dispatcher:
         del self.loads[key]
         self.policy.remove_replica(key)
 
+    def forget_cache(self, key: str) -> None:
+        """Note that nothing is known of a replica's cache any more.
+
+        Raises:
+            KeyError: there is no replica of this key.
+        """
+        self.policy.remove_replica(key)
+        self.policy.add_replica(key)
+
     @property
     def queued(self) -> Sequence[int]:
         """Ids of requests without a token, in the order in which they came."""

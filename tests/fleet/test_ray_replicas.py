@@ -1,0 +1,47 @@
+"""Answers of replicas through a handle of Ray, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from fleet_world import FleetWorld
+from serving import run
+from sluice.fleet.ray_replicas import RayReplicas
+from sluice.process.wire import encode
+
+
+class FakeHandle:
+    """Answers questions with what a test gives it."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+        self.stats = SimpleNamespace(remote=self._told)
+
+    def options(self, **options: object) -> FakeHandle:
+        return self
+
+    async def _told(self, target: object, flush: bool) -> object:
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [("a", b"not a message"), ("a", "no bytes"), None, ("a",), ("a", b"")])
+def test_an_answer_that_cannot_be_read_is_none(answer: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray.exceptions", SimpleNamespace(RayError=OSError))
+    monkeypatch.setitem(sys.modules, "ray.serve.exceptions", SimpleNamespace(RayServeException=OSError))
+
+    async def test() -> None:
+        world = FleetWorld(["a"])
+        handle = FakeHandle(answer)
+        replicas = RayReplicas(handle)
+        assert await replicas.stats(world.chooser, flush=False) == {}
+        asking = asyncio.create_task(world.replicas["a"].client.stats())
+        for _ in range(2):
+            await world.turn()
+        handle.answer = ("a", encode(asking.result()))
+        assert await replicas.stats(world.chooser, flush=False) == {"a": asking.result()}
+
+    run(test)
