@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
+from typing import Any
+
 from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Submit
 from sluice.scheduler.backlog import queued_prefill_tokens
+from sluice.scheduler.prefix_match import cached_len
+from sluice.scheduler.request import Request
 from sluice.testing import Faults, FaultyRunner, ManualLink, resolved
 from worlds import World, limits_of
 
@@ -19,6 +24,59 @@ def engine_of() -> Engine:
 
 def queued(engine: Engine) -> int:
     return queued_prefill_tokens(engine.scheduler.scheduler.state)
+
+
+class CountedTokens(array):  # type: ignore[type-arg]
+    """Tokens that count how often they are looked at."""
+
+    looks = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.looks += 1
+        return super().__getitem__(index)
+
+
+def waits_behind_a_cache() -> tuple[Engine, Request, CountedTokens]:
+    """A request of ten pages, all but the last of them cached, waits for a slot. It remembers nothing of the cache."""
+    engine = engine_of()
+    engine.link.put(Submit(0, PROMPTS[0], resolved(1)))
+    engine.step()
+    while not engine.is_idle:
+        engine.step()
+    engine.link.put(*(Submit(number, PROMPTS[number], resolved(60)) for number in (1, 2)))
+    while not engine.link.tokens(2):
+        engine.step()
+    engine.link.put(Submit(3, PROMPTS[0], resolved(1)))
+    engine.step()
+    request = engine.scheduler.scheduler.state.requests[3]
+    request.path = []
+    tokens = request.tokens = CountedTokens("i", request.tokens)
+    return engine, request, tokens
+
+
+def test_what_a_request_found_is_not_looked_for_again() -> None:
+    """Each query of a router would walk the whole cache of each long prompt that waits, between two steps."""
+    engine, _, tokens = waits_behind_a_cache()
+    assert queued(engine) == 2
+    first = tokens.looks
+    assert queued(engine) == 2
+    assert tokens.looks == first == 9
+
+
+def test_what_its_admission_found_is_not_looked_for_again() -> None:
+    engine, request, tokens = waits_behind_a_cache()
+    assert cached_len(engine.scheduler.scheduler.state.kv, request) == 18
+    first = tokens.looks
+    assert queued(engine) == 2
+    assert tokens.looks == first
+
+
+def test_what_has_left_the_cache_since_counts_again() -> None:
+    """A router would see a replica as idle that has lost its cache."""
+    engine, _, _ = waits_behind_a_cache()
+    assert queued(engine) == 2
+    engine.scheduler.flush_cache()
+    assert queued(engine) == 20
 
 
 def test_a_prompt_counts_until_it_is_computed() -> None:

@@ -75,8 +75,8 @@ class Node:
 
     @property
     def has_left(self) -> bool:
-        """Whether the node, of a tree with tiers, has left it."""
-        return self.copies is None or self.copies.gone
+        """Whether the node has left the tree. Without tiers it leaves with its page of the device."""
+        return self.page < 0 if self.copies is None else self.copies.gone
 
     def __repr__(self) -> str:
         return f"Node(page={self.page}, refs={self.refs}, used={self.used}, children={len(self.children)})"

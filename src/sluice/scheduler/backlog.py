@@ -6,18 +6,27 @@ from array import array
 
 from sluice.kv.manager import KVManager
 from sluice.kv.nodes import Node
+from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
 
 
 def queued_prefill_tokens(state: SchedulerState) -> int:
     """Return how many prompt tokens are not computed and in no cache, of all requests. A waiting request is compared
-    with the cache as it is now; nothing is changed by that."""
+    with the cache as it is now. What it remembers of the cache is brought up to date; no plan is changed by that."""
     begun = sum(max(0, request.prefill_end - request.computed) for request in state.seated())
     waiting = sum(
-        len(request.tokens) - cached_anywhere(state.kv, request.tokens, request.cacheable, request.extra_key)
-        for request in (*state.waiting, *state.compiling.values())
+        len(request.tokens) - _cached_len(state.kv, request) for request in (*state.waiting, *state.compiling.values())
     )
     return begun + waiting
+
+
+def _cached_len(kv: KVManager, request: Request) -> int:
+    """Return how many of a waiting request's tokens are cached, on the device or behind it. Brings its `found` up to
+    date, so that only what has changed since the last time is searched: engines are asked once a second."""
+    if len(request.found) < len(request.path):
+        request.found = list(request.path)
+    kv.tree.match_any(request.found, request.tokens, request.cacheable, request.extra_key)
+    return len(request.found) * kv.page_size
 
 
 def cached_anywhere(kv: KVManager, tokens: array[int], most: int, extra_key: str) -> int:

@@ -114,7 +114,8 @@ class Request:
     path: list[Node] = field(default_factory=list)
     """While it waits: the cached pages found for it so far. They are not held, and may be gone."""
     found: list[Node] = field(default_factory=list)
-    """While it waits, if its cached length on all tiers is asked for: the path, and the nodes behind it on any tier."""
+    """While it waits, if its cached length on all tiers is asked for: the path, and the nodes behind it on any tier.
+    As the path, it may be out of date."""
     finish_reason: FinishReason | None = None
     """Set when the end is decided; the request may still drain. None while DRAINING: it was preempted and will wait
     again."""
