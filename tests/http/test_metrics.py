@@ -302,7 +302,7 @@ def test_every_metric_is_described() -> None:
 def test_tiers_behind_the_device_are_shown() -> None:
     """Which tier is too small, and whether its disk can be trusted. One that is not there has no pages."""
     page = Page(MODEL)
-    disk = TierUse(Tier.DISK, 10, 7, stored=8, failed_stores=1, loaded=5, failed_loads=2)
+    disk = TierUse(Tier.DISK, 10, 7, stored=8, failed_stores=1, loaded=5, failed_loads=2, retired=1)
     occupancy = Occupancy(1, 2, 3, 4, 9, loading=3, tiers=(disk,))
     page.add_engine(Stats(1, occupancy, None))
     samples = samples_of(page.render().decode())
@@ -310,6 +310,7 @@ def test_tiers_behind_the_device_are_shown() -> None:
     assert of_disk == {
         "sluice:tier_pages": 10,
         "sluice:tier_used_pages": 7,
+        "sluice:tier_retired_pages": 1,
         "sluice:stored_pages_total": 8,
         "sluice:failed_stores_total": 1,
         "sluice:loaded_pages_total": 5,

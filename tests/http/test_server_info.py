@@ -89,6 +89,7 @@ def test_tiers_are_listed_by_name() -> None:
             "loaded": 0,
             "failed_loads": 0,
             "lost": 1,
+            "retired": 0,
         }
     ]
 

@@ -600,6 +600,46 @@ def test_a_lost_page_is_found_by_no_other_request() -> None:
     assert len(found) == 5
 
 
+def test_a_page_that_is_bad_for_good_is_not_used_again() -> None:
+    """The page given back last is taken first: the request lost it again, until it failed, and so did the next one."""
+    runner = RecordingRunner(ShadowRunner(page_size=4, vocab_size=2))
+    bench = Bench.of(reported_world(), runner)
+    submits = {number: Submit(number, prompt(60, number % 2), resolved(3)) for number in range(3)}
+    bench.link.put(submits[0])
+    until_reads(bench, runner.plans, 12)
+    lease = bench.scheduler.state.offloaded[0].lease
+    assert isinstance(lease, OffloadLease)
+    bad = lease.row[5]
+    bench.link.put(lost(runner.plans, bad), submits[1], submits[2])
+    bench.step()
+    for _ in range(5000):
+        if bench.is_idle:
+            break
+        for request in bench.scheduler.state.offloaded.values():
+            assert isinstance(request.lease, OffloadLease)
+            assert bad not in request.lease.row
+        if awaits_loads(bench.scheduler.state):
+            bench.link.put(begun(runner.plans))
+        bench.step()
+    assert failed_loads(bench) == bench.scheduler.occupancy().tiers[0].retired == 1
+    check_ends(bench, submits)
+
+
+def test_a_bad_page_is_taken_when_there_is_no_other() -> None:
+    """A request that needs all of the disk would wait for ever."""
+    runner = RecordingRunner(ShadowRunner(page_size=4, vocab_size=2))
+    bench = Bench.of(replace(reported_world(), num_pages=8, tiers=TierLimits(disk_pages=16)), runner)
+    submits = {0: Submit(0, prompt(60), resolved(4))}
+    bench.link.put(submits[0])
+    until_reads(bench, runner.plans, 12)
+    lease = bench.scheduler.state.offloaded[0].lease
+    assert isinstance(lease, OffloadLease)
+    bench.link.put(lost(runner.plans, lease.row[5]))
+    serve(bench, runner.plans)
+    assert (failed_loads(bench), bench.scheduler.occupancy().tiers[0].retired) == (1, 0)
+    check_ends(bench, submits)
+
+
 def test_a_disk_that_loses_every_page_ends_the_request() -> None:
     """A request that is computed again for ever, and holds the ring meanwhile."""
     runner = RecordingRunner(ShadowRunner(page_size=4, vocab_size=2))

@@ -110,6 +110,7 @@ class TierState(msgspec.Struct):
     loaded: int
     failed_loads: int
     lost: int
+    retired: int
 
 
 class StepPace(msgspec.Struct):

@@ -199,6 +199,7 @@ class Page(Collector):
         for add, name, help, field in (
             (self.gauge, "sluice:tier_pages", "Pages of the tier.", "total"),
             (self.gauge, "sluice:tier_used_pages", "Pages of the tier that hold KV.", "used"),
+            (self.gauge, "sluice:tier_retired_pages", "Pages that were lost and are not used again.", "retired"),
             (self.counter, "sluice:stored_pages", "Pages copied to the tier.", "stored"),
             (self.counter, "sluice:failed_stores", "Pages that could not be copied to it.", "failed_stores"),
             (self.counter, "sluice:loaded_pages", "Pages loaded from the tier.", "loaded"),

@@ -154,8 +154,9 @@ class LowerTiers:
         """Note that an offloaded request reads these nodes no more."""
         assert not nodes, f"{len(nodes)} nodes were never read"
 
-    def failed_to_read(self, tier: Tier) -> None:
-        """Count a page that an offloaded request could not read."""
+    def failed_to_read(self, tier: Tier, page: int) -> None:
+        """Count a page that an offloaded request could not read. It is retired once it is given back: it may be bad
+        for good."""
         raise AssertionError(f"nothing is read from {tier}")
 
     def publish(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier, page: int) -> Node | None:

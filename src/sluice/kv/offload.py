@@ -231,8 +231,9 @@ class OffloadPool:
         lease.sent = full
 
     def lose(self, lease: OffloadLease, index: int) -> None:
-        """Count that a page could not be read, and let no request find it."""
-        self._tiers.failed_to_read(self.limits.tier)
+        """Count that a page could not be read, and let no request find it, or be given it again while there are
+        others."""
+        self._tiers.failed_to_read(self.limits.tier, lease.row[index])
         if index < len(lease.path):
             self._pool.give(self._tree.forget_copies(lease.path[index]))
 

@@ -26,6 +26,11 @@ class TierPool:
         """What the store of each page came back with."""
         self.private: set[int] = set()
         """Pages that belong to no node: those of offloaded requests."""
+        self.unreadable: set[int] = set()
+        """Pages in use that could not be read: they are retired when they are given back."""
+        self.retired: list[int] = []
+        """Pages that could not be read, in no use. They may be bad for good, so they are taken for offloaded requests
+        alone, and only where there is no other page: one that needs all of the tier would wait for ever."""
         self.num_stored = self.num_failed_stores = self.num_loaded = self.num_failed_loads = self.num_lost = 0
         self._leaves: list[tuple[int, int, Node]] = []
         """Heap of (used, number of the offer, node): nodes that may go. Stale entries are skipped when they come up."""
@@ -65,12 +70,13 @@ class TierPool:
         return TierUse(
             self.tier,
             self.pool.num_pages,
-            self.pool.num_pages - self.pool.num_free,
+            self.pool.num_pages - self.pool.num_free - len(self.retired),
             self.num_stored,
             self.num_failed_stores,
             self.num_loaded,
             self.num_failed_loads,
             self.num_lost,
+            len(self.retired),
         )
 
 
@@ -124,9 +130,14 @@ class TierPages:
             parent.copies.children[level] += 1
 
     def free(self, level: int, page: int) -> None:
-        """Give a page of a tier back."""
-        self.pools[level].pool.give([page])
-        if self.pools[level].tier is Tier.DISK:
+        """Give a page of a tier back. One that could not be read is retired."""
+        tier = self.pools[level]
+        if page in tier.unreadable:
+            tier.unreadable.remove(page)
+            tier.retired.append(page)
+        else:
+            tier.pool.give([page])
+        if tier.tier is Tier.DISK:
             self.dropped[page] = None
 
     def give_up(self, node: Node, level: int) -> None:

@@ -217,9 +217,13 @@ class Tiers(LowerTiers):
         while len(taken) < count:
             page = self._stores.take_page(pool.level)
             if page is None:
-                pool.pool.give(taken)
-                return None
+                break
             taken.append(page)
+        if len(taken) + len(pool.retired) < count:
+            pool.pool.give(taken)
+            return None
+        while len(taken) < count:
+            taken.append(pool.retired.pop(0))
         pool.private.update(taken)
         return taken
 
@@ -250,8 +254,10 @@ class Tiers(LowerTiers):
             self.num_read -= copies.readers == 0
             self._stores.reader_left(node)
 
-    def failed_to_read(self, tier: Tier) -> None:
-        self._pages.of(tier).num_failed_loads += 1
+    def failed_to_read(self, tier: Tier, page: int) -> None:
+        pool = self._pages.of(tier)
+        pool.num_failed_loads += 1
+        pool.unreadable.add(page)
 
     def publish(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier, page: int) -> Node | None:
         pool, parent = self._pages.of(tier), path[-1] if path else None

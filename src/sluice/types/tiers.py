@@ -118,3 +118,5 @@ class TierUse(NamedTuple):
     """Pages that could not be read, or were not as stored, and were computed again."""
     lost: int = 0
     """Pages evicted from the cache altogether; counted on the first tier."""
+    retired: int = 0
+    """Pages that could not be read, and hold nothing any more: neither used nor free."""

@@ -14,8 +14,8 @@ from sluice.scheduler.state import SchedulerState
 
 
 def tiers_are_conserved(state: SchedulerState) -> None:
-    """1 and 3, for the tiers behind the device: every page there is free, a node's, on its way to a node, or private to
-    a request, and every node that may give its page up is queued for eviction."""
+    """1 and 3, for the tiers behind the device: every page there is free, a node's, on its way to a node, private to
+    a request, or retired, and every node that may give its page up is queued for eviction."""
     kv = state.kv
     if not isinstance(kv.tiers, Tiers):
         return
@@ -28,6 +28,7 @@ def tiers_are_conserved(state: SchedulerState) -> None:
         level = tier.level
         owners = Counter(tier.pool.free_pages())
         owners.update(tier.private)
+        owners.update(tier.retired)
         owners.update(store.page for store in stores if store.level == level)
         for node in (*nodes, *gone.values()):
             if node.copies is not None and node.copies.pages[level] >= 0:
