@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sluice.kv.manager import KVManager
-from sluice.kv.nodes import NOWHERE, Node, tokens_of
+from sluice.kv.nodes import NOWHERE, Node, key_behind, tokens_of
 from sluice.kv.tiers import Tiers
 from sluice.types import PageKey, StoredPage, Tier
 
@@ -37,12 +37,16 @@ class Taken(NamedTuple):
 
 
 def stored_pages(kv: KVManager, tokens: Sequence[int], extra_key: str) -> tuple[StoredPage, ...]:
-    """Return the full pages of a context that lie on the disk, from its beginning on, up to the first that does not."""
+    """Return the full pages of a context that lie on the disk, from its beginning on, up to the first that does not.
+
+    Raises:
+        ValueError: a token id that is none.
+    """
     if not isinstance(kv.tiers, Tiers) or Tier.DISK not in kv.tiers.order:
         return ()
     disk = kv.tiers.pools[kv.tiers.order.index(Tier.DISK)]
     nodes: list[Node] = []
-    kv.tree.match_any(nodes, array("i", tokens), len(tokens), extra_key)
+    kv.tree.match_any(nodes, _packed(tokens), len(tokens), extra_key)
     found: list[StoredPage] = []
     parent = b""
     for node in nodes:
@@ -62,18 +66,17 @@ def take_pages(kv: KVManager, pages: Sequence[StoredPage]) -> Taken:
         pages: of one context, from its beginning on. What does not fit on the tier is left out.
 
     Raises:
-        ValueError: there is no such tier, or pages of another size.
+        ValueError: there is no such tier, or the pages are not those of one context, in order, as their digests say.
+            None of them is taken then.
     """
     tiers, size = kv.tiers, kv.page_size
     if not isinstance(tiers, Tiers) or Tier.DISK not in tiers.order or not kv.tree.enabled:
         raise ValueError("this engine takes no pages of others")
-    wrong = [len(stored.key.token_ids) for stored in pages if len(stored.key.token_ids) != size]
-    if wrong:
-        raise ValueError(f"a page of {wrong[0]} tokens, pages here have {size}")
+    keys = _keys_of(pages, size)
     path: list[Node] = []
     placed: list[Placed] = []
-    for stored in pages:
-        page = _placed(tiers, path, stored)
+    for key, stored in zip(keys, pages, strict=True):
+        page = _placed(tiers, path, key, stored)
         if page is None:
             break
         if page != NOWHERE:
@@ -82,10 +85,36 @@ def take_pages(kv: KVManager, pages: Sequence[StoredPage]) -> Taken:
     return Taken(len(path) * size, tuple(placed))
 
 
-def _placed(tiers: Tiers, path: list[Node], stored: StoredPage) -> int | None:
+def _keys_of(pages: Sequence[StoredPage], size: int) -> list[bytes]:
+    """Return the tokens of offered pages as the tree has them.
+
+    Raises:
+        ValueError: a page is not what its digest says, or does not follow the one before it. It would answer prompts of
+            other tokens.
+    """
+    keys: list[bytes] = []
+    parent, extra_key = b"", pages[0].key.extra_key if pages else ""
+    for stored in pages:
+        if len(stored.key.token_ids) != size:
+            raise ValueError(f"a page of {len(stored.key.token_ids)} tokens, pages here have {size}")
+        keys.append(_packed(stored.key.token_ids).tobytes())
+        if stored.key != key_behind(parent, keys[-1], extra_key):
+            raise ValueError(f"page {stored.page} of the offer is not the one that follows those before it")
+        parent = stored.key.digest
+    return keys
+
+
+def _packed(tokens: Sequence[int]) -> array[int]:
+    try:
+        return array("i", tokens)
+    except OverflowError as error:
+        raise ValueError("a token id that has more than 32 bits") from error
+
+
+def _placed(tiers: Tiers, path: list[Node], key: bytes, stored: StoredPage) -> int | None:
     """Lengthen a path that is read by the node of a page. Returns the page of the tier that it was given, `NOWHERE` if
     it was there, None if there is no room."""
-    key, extra_key = array("i", stored.key.token_ids).tobytes(), stored.key.extra_key
+    extra_key = stored.key.extra_key
     node = tiers.behind(path, key, extra_key, Tier.DISK)
     if node is not None:
         tiers.read([node], Tier.DISK)
