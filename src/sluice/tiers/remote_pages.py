@@ -81,6 +81,13 @@ class RemotePages:
         if place is None:
             raise PageLost(f"page {page} of the tier was never given")
         file = self._file(place.path)
+        try:
+            return self._read(file, place, parts)
+        except (PageLost, OSError):
+            self._forget(place.path)  # it may have been made anew meanwhile, with another layout
+            raise
+
+    def _read(self, file: _OpenFile, place: _Place, parts: Sequence[memoryview]) -> int:
         if not 0 <= place.page < file.layout.num_pages:
             raise PageLost(f"{place.path} has {file.layout.num_pages} pages, and no page {place.page}")
         layers: list[int] = []
@@ -89,7 +96,6 @@ class RemotePages:
             layers.append(self._checksum.of(k, v))
         checksum = Checksums(tuple(layers)).whole
         if checksum != place.checksum:
-            self._forget(place.path)  # it may have been made anew meanwhile, with another layout
             raise PageLost(f"page {place.page} of {place.path} is not what was stored there")
         return checksum
 
