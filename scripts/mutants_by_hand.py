@@ -464,7 +464,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "kv/tier_pool.py",
-        "        if self.pools[level].tier is Tier.DISK:\n            self.dropped[page] = None\n",
+        "        if tier.tier is Tier.DISK:\n            self.dropped[page] = None\n",
         "",
         "what left the disk comes back with a restart",
     ),
