@@ -104,7 +104,7 @@ OUTPUT = st.builds(
     num_accepted=IDS,
     num_passes=IDS,
 )
-TIER = st.builds(TierUse, st.sampled_from(Tier), *[IDS] * 7)
+TIER = st.builds(TierUse, st.sampled_from(Tier), *[IDS] * 8)
 OCCUPANCY = st.builds(Occupancy, *[IDS] * 8, st.lists(TIER, max_size=2).map(tuple), compiling=IDS)
 LIMITS = st.builds(Limits, vocab_size=IDS, max_model_len=IDS, max_total_tokens=IDS, knows_priority=st.booleans())
 SECONDS = st.floats(0, 1e9)
