@@ -1,15 +1,17 @@
 """Flip bits of the page file while contexts longer than the pool are served from it, and count what comes of it.
 
-    $ .venv/bin/python benchmarks/lost_pages.py --flips 200 --disk build/lost-pages
+    $ .venv/bin/python benchmarks/lost_pages.py --flips 200 --disk build/lost-pages --out build/lost-pages.json
 
 A thread flips one bit of a page that an offloaded request holds at the moment, or that is cached for the next one, and
 waits until the engine has counted it. Needles of a checkpoint that recalls exactly are asked for meanwhile. Every
-answer must be the one of an undisturbed engine, and every flip must be counted.
+answer must be the one of an undisturbed engine, and every flip must be counted. Requests that lose a page compute it
+again, so the file holds --tokens once and a page more for each flip: pages that were lost are not used again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import tempfile
@@ -23,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.exact_recall import SHAPES, needle_prompts, write_recall_checkpoint
 from sluice import LLM, SamplingParams
+from sluice.bench.results import IN_PROCESS_PACKAGES, machine, versions
 from sluice.kv.offload import OffloadLease
 from sluice.tiers.format import FileLayout, decode_header
 
@@ -91,7 +94,8 @@ def main() -> None:
     parser.add_argument("--flips", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--disk", type=Path, default=Path("build/lost-pages"))
-    parser.add_argument("--seconds", type=float, default=300.0, help="after which it gives up")
+    parser.add_argument("--seconds", type=float, default=600.0, help="after which it gives up (default: 600)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write what was counted to this file")
     asked = parser.parse_args()
     asked.disk.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -109,10 +113,25 @@ def main() -> None:
                 rounds += 1
             flipper.is_over.set()
             counted = failed_loads(llm._open_engine().scheduler)
+            seconds = time.perf_counter() - began
             print(
                 f"{flipper.flipped} bits flipped, {counted} counted, {wrong} of {rounds * len(prompts)} answers wrong,"
-                f" {time.perf_counter() - began:.0f} s"
+                f" {seconds:.0f} s"
             )
+            if asked.out is not None:
+                record = {
+                    "benchmark": "lost_pages",
+                    "tokens": asked.tokens,
+                    "options": options,
+                    "flipped": flipper.flipped,
+                    "counted": counted,
+                    "answers": rounds * len(prompts),
+                    "wrong": wrong,
+                    "seconds": seconds,
+                    "versions": versions(IN_PROCESS_PACKAGES),
+                    "machine": machine(),
+                }
+                asked.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
             if wrong or counted != flipper.flipped or counted < asked.flips:
                 sys.exit(1)
 
