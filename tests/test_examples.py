@@ -17,6 +17,7 @@ PRINTS = {
     "library.py": "256 of 283 prompt tokens cached",
     "custom_scheduling_pass.py": "shortest first:      [7, 4, 1]",
     "custom_attention_backend.py": "tokens by reference:",
+    "custom_sparse_policy.py": "import:custom_sparse_policy:Strided: (",
     "simulated_trace.py": "chunked: longest gap of a stream 18 ms, TTFT of the prompt 280 ms",
 }
 

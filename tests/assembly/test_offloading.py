@@ -13,6 +13,7 @@ from sluice.assembly.offloading import (
     Sizes,
     check_effect,
     offload_limits,
+    policy_of,
     ring_bytes,
     room_beside_ring,
 )
@@ -81,12 +82,28 @@ def test_the_ring_is_of_one_layer() -> None:
     assert ring_bytes(OffloadConfig(), KVSizes(28, 8, 128, 2)) == 0
 
 
-@pytest.mark.parametrize("policy", ["quest", "window", "window:1", "window:a:2", "window:0:0", "window:-1:5"])
+@pytest.mark.parametrize(
+    "policy", ["quest", "window", "window:1", "window:a:2", "window:0:0", "window:-1:5", "import:sluice"]
+)
 def test_a_policy_that_is_none_is_refused(policy: str) -> None:
     """A policy with a typing mistake, silently taken for another one."""
     config = EngineConfig.from_options({"kv_disk": "pages", "sparse_policy": policy})
     with pytest.raises(ConfigError, match="--sparse-policy must"):
         resolve(config, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("no_such_module:Full", "gives no policy: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("sluice.runner.offload.sparse:Nothing", "gives no policy: AttributeError: .*Nothing"),
+        ("builtins:str", "must give a SparsePolicy when it is called with the page size, got '64'"),
+    ],
+)
+def test_what_is_no_policy_of_ones_own_is_refused(name: str, why: str) -> None:
+    """An error of Python's, in the middle of the first long prompt."""
+    with pytest.raises(ConfigError, match=f"--sparse-policy import:{name} {why}"):
+        policy_of(replace(CONFIG, sparse_policy=f"import:{name}"), 64)
 
 
 def test_blocks_are_whole_pages() -> None:

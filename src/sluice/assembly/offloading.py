@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from importlib import import_module
 
 import torch
 
-from sluice.assembly.sparse import QuestSizes, WindowSizes, refuse_late_layers, sparse_sizes
+from sluice.assembly.sparse import Imported, QuestSizes, WindowSizes, refuse_late_layers, sparse_sizes
 from sluice.assembly.tiers import OpenTiers
 from sluice.attention.base import Attention, PagedKV
 from sluice.config import ConfigError, MemoryShortage, OffloadConfig, flag
@@ -73,10 +74,11 @@ def offload_limits(config: OffloadConfig, sizes: Sizes, costs: Costs) -> Offload
     """Return the scheduler's limits, or None if the pool is too small for a window.
 
     Raises:
-        ConfigError: the sparse policy selects in no layer.
+        ConfigError: the sparse policy selects in no layer, or cannot be imported.
     """
     assert config.sparse_policy is not None, f"not resolved: {config}"
-    refuse_late_layers(config.sparse_policy, sizes.page_size, sizes.num_layers)
+    policy = policy_of(config, sizes.page_size)
+    refuse_late_layers(config.sparse_policy, policy.wide_layers, sizes.num_layers)
     assert config.ring_blocks is not None and config.ring_block_tokens is not None, f"not resolved: {config}"
     ring = RingShape(config.ring_blocks, config.ring_block_tokens // sizes.page_size)
     most = CHUNK_TOKENS[sizes.device_type]
@@ -87,7 +89,6 @@ def offload_limits(config: OffloadConfig, sizes: Sizes, costs: Costs) -> Offload
         return None
     of_block = pages * sizes.page_size * ring.block_pages * sizes.page_size * costs.pair
     fitting = int(sizes.step_tokens // of_block) if of_block else ring.group_blocks
-    policy = policy_of(config, sizes.page_size)
     pool = sizes.num_pages * sizes.page_size
     return OffloadLimits(
         above=pool if config.offload_above is None else min(config.offload_above, pool),
@@ -143,7 +144,11 @@ def check_effect(asked: OffloadConfig, limits: OffloadLimits | None, page_size: 
 
 
 def policy_of(config: OffloadConfig, page_size: int) -> SparsePolicy:
-    """Return the policy of a resolved config."""
+    """Return the policy of a resolved config.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
     assert config.sparse_policy is not None, f"not resolved: {config}"
     match sparse_sizes(config.sparse_policy, page_size):
         case None:
@@ -152,6 +157,20 @@ def policy_of(config: OffloadConfig, page_size: int) -> SparsePolicy:
             return Window(sinks, recent)
         case QuestSizes(num_pages, sinks, recent, from_layer):
             return Quest(num_pages, sinks, recent, from_layer)
+        case Imported(module, name):
+            return _imported(module, name, page_size)
+
+
+def _imported(module: str, name: str, page_size: int) -> SparsePolicy:
+    """Return the policy that `name` of a module makes when it is called with the page size."""
+    shown = f"--sparse-policy import:{module}:{name}"
+    try:
+        policy = getattr(import_module(module), name)(page_size)
+    except Exception as error:
+        raise ConfigError(f"{shown} gives no policy: {type(error).__name__}: {error}") from error
+    if not isinstance(policy, SparsePolicy):
+        raise ConfigError(f"{shown} must give a SparsePolicy when it is called with the page size, got {policy!r}")
+    return policy
 
 
 @dataclass(frozen=True, slots=True)

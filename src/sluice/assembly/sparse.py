@@ -29,8 +29,15 @@ class QuestSizes(NamedTuple):
     from_layer: int
 
 
-def sparse_sizes(policy: str, page_size: int) -> WindowSizes | QuestSizes | None:
-    """Return the sizes of a sparse policy; None if it is `full`.
+class Imported(NamedTuple):
+    """A policy of one's own: what is called with the page size to make it."""
+
+    module: str
+    name: str
+
+
+def sparse_sizes(policy: str, page_size: int) -> WindowSizes | QuestSizes | Imported | None:
+    """Return the sizes of a sparse policy, or where it is imported from; None if it is `full`.
 
     Args:
         page_size: tokens of a page.
@@ -41,6 +48,8 @@ def sparse_sizes(policy: str, page_size: int) -> WindowSizes | QuestSizes | None
     if policy == FULL:
         return None
     name, *rest = policy.split(":")
+    if name == "import" and len(rest) == 2 and all(rest):
+        return Imported(*rest)
     numbers = [int(each) for each in rest if each.isascii() and each.isdecimal()]
     if len(numbers) == len(rest):
         if name == "window" and len(numbers) == 2:
@@ -48,7 +57,8 @@ def sparse_sizes(policy: str, page_size: int) -> WindowSizes | QuestSizes | None
         if name == "quest" and len(numbers) in (1, 2):
             return _quest(policy, page_size, *numbers)
     raise ConfigError(
-        f"--sparse-policy must be {FULL}, window:SINKS:RECENT or quest:BUDGET[:FROM_LAYER], in tokens, got {policy!r}"
+        f"--sparse-policy must be {FULL}, window:SINKS:RECENT or quest:BUDGET[:FROM_LAYER], in tokens, or"
+        f" import:MODULE:NAME, got {policy!r}"
     )
 
 
@@ -69,13 +79,16 @@ def _quest(policy: str, page_size: int, budget: int, from_layer: int = FROM_LAYE
     return QuestSizes(budget // page_size, sinks, recent, from_layer)
 
 
-def refuse_late_layers(policy: str, page_size: int, num_layers: int) -> None:
-    """Raise ConfigError for a policy that begins behind the model's last layer."""
-    sizes = sparse_sizes(policy, page_size)
-    if isinstance(sizes, QuestSizes) and sizes.from_layer >= num_layers:
+def refuse_late_layers(policy: str, from_layer: int, num_layers: int) -> None:
+    """Raise ConfigError for a policy that begins behind the model's last layer.
+
+    Args:
+        from_layer: the first layer in which it selects.
+    """
+    if from_layer >= num_layers:
         raise ConfigError(
-            f"--sparse-policy {policy} selects pages from layer {sizes.from_layer} on, but the model has layers 0 to"
-            f" {num_layers - 1}; give the first one as quest:BUDGET:FROM_LAYER"
+            f"--sparse-policy {policy} selects pages from layer {from_layer} on, but the model has layers 0 to"
+            f" {num_layers - 1}; let it begin at one of these (quest:BUDGET:FROM_LAYER)"
         )
 
 

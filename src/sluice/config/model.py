@@ -330,12 +330,13 @@ class OffloadConfig:
     )
     sparse_policy: str | None = option(
         None,
-        "attention of offloaded requests: full, window:SINKS:RECENT, or quest:BUDGET",
+        "attention of offloaded requests: full, window:SINKS:RECENT, quest:BUDGET, or import:MODULE:NAME",
         unset="full",
         more="full: exact attention to all tokens. window: decodes attend only to the first SINKS and the last RECENT"
         " tokens, in whole pages, and to what is on the device. quest:BUDGET[:LAYER]: from layer LAYER (2) on,"
         " decodes attend to BUDGET tokens, in whole pages: the first 64, the last 256, and the pages whose keys may"
-        " score highest. Prompts always attend to all their tokens.",
+        " score highest. import: the SparsePolicy that NAME of a Python module makes when it is called with the page"
+        " size. Prompts attend to all their tokens, unless such a policy selects for them too.",
         metavar="POLICY",
     )
 
