@@ -16,12 +16,14 @@ from shadow_engine import PAGE_SIZE, shadow_engine
 from sluice.engine.clock import VirtualClock
 from sluice.engine.messages import Stats
 from sluice.fleet.calls import Call
-from sluice.fleet.choosing import Candidate, Chooser
+from sluice.fleet.choosing import Candidate, Chooser, Told
 from sluice.fleet.identity import Identity
 from sluice.fleet.link import EPOCH, FleetLink, ReplicaLost
+from sluice.fleet.page_news import PageBook, PageNews
 from sluice.fleet.replica import ReplicaServer
 from sluice.process.client import EngineClient, Inbox
 from sluice.process.engine_state import EngineState
+from sluice.process.kv_event_sender import KvEventSender
 from sluice.process.wire import Outputs, decode
 from sluice.routing.dispatch import Dispatcher
 from sluice.routing.policies import RouterOptions, make_policy
@@ -45,9 +47,10 @@ class Replica:
         self.candidate = Candidate(key, identity, version)
         clock = VirtualClock(clock_offset)
         self._link = ManualLink()
-        self.engine = shadow_engine(self._link)
+        self.pages = PageBook()
+        self.engine = shadow_engine(self._link, listener=KvEventSender(lambda events: self.pages.publish(events.batch)))
         self.client = EngineClient(self._link.put, clock=clock.now)
-        self.server = ReplicaServer(self.client, identity)
+        self.server = ReplicaServer(self.client, identity, self.pages)
         self.died = asyncio.Event()
         self.received: list[Submit] = []
 
@@ -136,16 +139,18 @@ class FleetWorld:
             async for frame in frames:
                 yield frame
 
-    async def stats(self, chooser: Chooser, *, flush: bool) -> Mapping[str, Stats]:
+    async def ask(self, chooser: Chooser, *, flush: bool) -> Mapping[str, Told]:
         if self.failures:
             raise self.failures.pop()
         chooser.admit([each.candidate for each in self.replicas.values()])
         answers = {}
         for key, replica in self.replicas.items():
+            first = chooser.first_wanted(key)
             data = await replica.server.stats(flush=flush)
-            if data is not None:
-                answers[key] = decode(data)
-        return {key: stats for key, stats in answers.items() if isinstance(stats, Stats)}
+            stats = None if data is None else decode(data)
+            if isinstance(stats, Stats) and (news := replica.server.news(first)) is not None:
+                answers[key] = Told(stats, PageNews.decoded(*news.encoded()))
+        return answers
 
     async def turn(self) -> None:
         """Let tasks run, and each engine make a step."""

@@ -53,7 +53,7 @@ ARROWS = {
         "sim": "types config kv scheduler engine tracing bench assembly routing catalog",
         "http": "version types config faults limits footprint engine assembly text constraints chat process vectors"
         " catalog",
-        "fleet": "types config engine assembly models text process routing http",
+        "fleet": "types config kv engine assembly models text process routing http",
         "outputs": "types",
         "library": "types config limits engine text constraints outputs vectors",
         "llm": "types engine assembly text outputs library",

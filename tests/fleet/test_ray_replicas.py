@@ -10,7 +10,10 @@ import pytest
 
 from fleet_world import FleetWorld
 from serving import run
+from sluice.fleet.choosing import Told
+from sluice.fleet.page_news import PageNews
 from sluice.fleet.ray_replicas import RayReplicas
+from sluice.kv.events import PagesCleared
 from sluice.process.wire import encode
 
 
@@ -19,16 +22,22 @@ class FakeHandle:
 
     def __init__(self, answer: object) -> None:
         self.answer = answer
-        self.stats = SimpleNamespace(remote=self._told)
+        self.tell = SimpleNamespace(remote=self._told)
 
     def options(self, **options: object) -> FakeHandle:
         return self
 
-    async def _told(self, target: object, flush: bool) -> object:
+    async def _told(self, target: object, flush: bool, first: int) -> object:
         return self.answer
 
 
-@pytest.mark.parametrize("answer", [("a", b"not a message"), ("a", "no bytes"), None, ("a",), ("a", b"")])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *[("a", b"not a message", None), ("a", "no bytes", None), None, ("a",), ("a", b"", None), ("a", b"")],
+        *[("a", None, (0, 1, b"no batch")), ("a", None, (0, 1)), ("a", None, 1)],
+    ],
+)
 def test_an_answer_that_cannot_be_read_is_none(answer: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray.exceptions", SimpleNamespace(RayError=OSError))
     monkeypatch.setitem(sys.modules, "ray.serve.exceptions", SimpleNamespace(RayServeException=OSError))
@@ -37,11 +46,12 @@ def test_an_answer_that_cannot_be_read_is_none(answer: object, monkeypatch: pyte
         world = FleetWorld(["a"])
         handle = FakeHandle(answer)
         replicas = RayReplicas(handle)
-        assert await replicas.stats(world.chooser, flush=False) == {}
+        assert await replicas.ask(world.chooser, flush=False) == {}
         asking = asyncio.create_task(world.replicas["a"].client.stats())
         for _ in range(2):
             await world.turn()
-        handle.answer = ("a", encode(asking.result()))
-        assert await replicas.stats(world.chooser, flush=False) == {"a": asking.result()}
+        news = PageNews(3, 5, (PagesCleared(),))
+        handle.answer = ("a", encode(asking.result()), news.encoded())
+        assert await replicas.ask(world.chooser, flush=False) == {"a": Told(asking.result(), news)}
 
     run(test)

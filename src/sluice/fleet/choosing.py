@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from sluice.engine.messages import Stats
 from sluice.fleet.identity import Identity
+from sluice.fleet.page_news import EVERYTHING, PageNews
 from sluice.routing.dispatch import Dispatcher, NoReplica, RoutedRequest
 from sluice.routing.occupancy import Occupancy, PrefillSpeed
 
@@ -48,6 +49,14 @@ class Attempt:
     """It is over, although the router's thread may not know that yet."""
 
 
+class Told(NamedTuple):
+    """What a replica tells of itself."""
+
+    stats: Stats
+    pages: PageNews | None = None
+    """Of its prefix cache; None: nothing."""
+
+
 class Counts(NamedTuple):
     """What a chooser has counted."""
 
@@ -79,6 +88,8 @@ class Chooser:
         self._avoided_until: dict[str, float] = {}
         self._sent: Counter[str] = Counter()
         self._speeds: dict[str, PrefillSpeed] = {}
+        self._following: dict[str, int] = {}
+        """Number of the next change of each replica's cache, of those that are followed."""
 
     @property
     def replicas(self) -> list[str]:
@@ -125,7 +136,12 @@ class Chooser:
             self._sent[key] += 1
             attempt.key, attempt.is_sent = key, True
 
-    def told(self, answers: Mapping[str, Stats], asked_at: float) -> None:
+    def first_wanted(self, key: str) -> int:
+        """Return the number of the first change of a replica's cache that is not known (`page_news`)."""
+        with self._lock:
+            return self._following.get(key, EVERYTHING)
+
+    def told(self, answers: Mapping[str, Told], asked_at: float) -> None:
         """Take what replicas tell of themselves.
 
         Args:
@@ -135,8 +151,25 @@ class Chooser:
         with self._lock:
             speeds = {key: self._speeds.get(key) or PrefillSpeed() for key in answers}
             self._speeds = speeds
-            for key, stats in answers.items():
+            for key, (stats, _) in answers.items():
                 self._dispatcher.update(key, self._occupancy(stats, speeds[key]), asked_at)
+        for key, (_, pages) in answers.items():
+            if pages is not None:
+                self._follow(key, pages)
+
+    def _follow(self, key: str, pages: PageNews) -> None:
+        """Note what has changed in a replica's cache. Changes that do not follow on those that are known are left out:
+        another answer brought them, or what was known has been forgotten since."""
+        with self._lock:
+            if key not in self._dispatcher.loads or pages.first not in (EVERYTHING, self._following.get(key)):
+                return
+            index = self._dispatcher.policy.prefixes(key)
+            self._following[key] = pages.following
+        if index is None:
+            return
+        for event in pages.events:
+            with self._lock:  # not for all of them: a request may have to be routed
+                index.follow(event)
 
     def _occupancy(self, stats: Stats, speed: PrefillSpeed) -> Occupancy:
         full, totals = stats.occupancy, stats.totals
@@ -168,6 +201,7 @@ class Chooser:
             if attempt.key is not None and attempt.key in self._dispatcher.loads:
                 self._avoided_until[attempt.key] = self._now() + AVOID_SECONDS
                 self._dispatcher.forget_cache(attempt.key)
+                self._following.pop(attempt.key, None)
 
     def _close(self, attempt: Attempt) -> None:
         if not attempt.is_closed:
@@ -200,6 +234,7 @@ class Chooser:
         for key in self._dispatcher.loads.keys() - set(admitted):
             self._dispatcher.remove_replica(key)
             self._avoided_until.pop(key, None)
+            self._following.pop(key, None)
         for key in admitted:
             if key not in self._dispatcher.loads:
                 self._dispatcher.add_replica(key)

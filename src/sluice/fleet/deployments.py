@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from sluice.fleet.front import Front
 from sluice.fleet.identity import Identity
 from sluice.fleet.options import FleetPlan
+from sluice.fleet.page_news import PageBook
 from sluice.fleet.ray_replicas import RayReplicas
 from sluice.fleet.replica import ReplicaServer
 from sluice.fleet.scaling import LoadMeter, ReplicaLoad
@@ -50,11 +51,12 @@ class Replica:
             server.inject_fault or "",
             start_seconds=0.9 * server.start_timeout,
         )
-        limit = server.max_engine_restarts
-        self._supervisor = Supervisor(start, self._client, self._state, limit, EngineTimeouts.of(server))
+        limit, pages = server.max_engine_restarts, PageBook() if plan.follows_pages else None
+        timeouts = EngineTimeouts.of(server)
+        self._supervisor = Supervisor(start, self._client, self._state, limit, timeouts, kv_events=pages)
         self._ready = await self._supervisor.start()
         self._identity = Identity.of(self._ready)
-        self._server = ReplicaServer(self._client, self._identity)
+        self._server = ReplicaServer(self._client, self._identity, pages)
         slots = self._ready.config.scheduler.max_running_requests
         assert slots is not None, f"not resolved: {self._ready.config.scheduler}"
         self._loads = LoadMeter(slots)
@@ -73,9 +75,12 @@ class Replica:
         """Return the version of this replica, and its `Ready` in the form of `wire`."""
         return self._version, encode(self._ready)
 
-    async def stats(self, target: bytes, flush: bool) -> tuple[str, bytes | None]:
-        """Return the key of this replica, and its `Stats` in the form of `wire`, if there is an engine."""
-        return self._key, await self._server.stats(flush=flush)
+    async def tell(self, target: bytes, flush: bool, first: int) -> tuple[str, bytes | None, Any]:
+        """Return the key of this replica, its `Stats` in the form of `wire`, if there is an engine, and the changes of
+        its prefix cache from number `first` on (`PageNews.encoded`), if they are followed."""
+        stats = await self._server.stats(flush=flush)
+        news = self._server.news(first)
+        return self._key, stats, None if news is None else news.encoded()
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """Tell the routers what this replica is. Ray asks once, when it is ready."""

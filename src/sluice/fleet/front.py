@@ -117,11 +117,17 @@ def chooser_of(plan: FleetPlan, ready: Ready, now: Callable[[], float]) -> Choos
     """
     cache = ready.config.cache
     assert cache.page_size is not None and cache.max_total_tokens is not None, f"not resolved: {cache}"
-    size = cache.max_total_tokens if cache.enable_prefix_caching else 0
+    size, behind = (cache.max_total_tokens, host_tokens(ready)) if cache.enable_prefix_caching else (0, 0)
     # Ray's own router chooses without one.
     name = "round-robin" if plan.fleet.router == RAY_PREFIX else plan.fleet.router
-    policy = make_policy(name, RouterOptions(size, cache.page_size))
+    policy = make_policy(name, RouterOptions(size, cache.page_size, tier_tokens=behind))
     return Chooser(Dispatcher(policy), Identity.of(ready), cache.page_size, now)
+
+
+def host_tokens(ready: Ready) -> int:
+    """Return how many tokens the host tier of a replica holds."""
+    host_bytes, token_bytes = ready.config.cache.kv_host_bytes, ready.limits.token_bytes
+    return host_bytes // token_bytes if host_bytes is not None and token_bytes else 0
 
 
 def tokenizer_folder(plan: FleetPlan, ready: Ready) -> Path:

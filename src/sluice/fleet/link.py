@@ -19,7 +19,7 @@ from typing import Protocol
 
 from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Stats
 from sluice.fleet.calls import Call
-from sluice.fleet.choosing import Chooser
+from sluice.fleet.choosing import Chooser, Told
 from sluice.fleet.totals import NOTHING, FleetTotals
 from sluice.process.client import EngineClient
 from sluice.process.delivery import OutputOrderError
@@ -58,11 +58,11 @@ class Replicas(Protocol):
         """
         ...
 
-    async def stats(self, chooser: Chooser, *, flush: bool) -> Mapping[str, Stats]:
-        """Return the state of each replica that answers, by key.
+    async def ask(self, chooser: Chooser, *, flush: bool) -> Mapping[str, Told]:
+        """Return what each replica that answers tells of itself, by key.
 
         Args:
-            chooser: knows which may serve.
+            chooser: knows which may serve, and what it was told before.
             flush: let them forget what is cached and not in use, first.
         """
         ...
@@ -150,14 +150,19 @@ class FleetLink:
 
     async def _look(self) -> None:
         """Tell the chooser what replicas have to do, and note whether any serves."""
-        asked_at = self._client.now()
-        answers = await self._replicas.stats(self._chooser, flush=False)
+        answers = await self._told(flush=False)
         if answers:
             self._state.serving(None, self._state.disabled_tiers)
         else:
             self._state.away(NO_REPLICA)
         self.totals.update(answers, NO_QUERY)
+
+    async def _told(self, *, flush: bool) -> dict[str, Stats]:
+        """Return the state of each replica that answers, and tell the chooser."""
+        asked_at = self._client.now()
+        answers = await self._replicas.ask(self._chooser, flush=flush)
         self._chooser.told(answers, asked_at)
+        return {key: each.stats for key, each in answers.items()}
 
     async def _serve(self, request: Submit) -> None:
         """Let a replica work on a request until it ends, or until that replica is lost."""
@@ -263,7 +268,7 @@ class FleetLink:
     async def _ask(self, message: QueryStats | FlushCache) -> None:
         """Answer a question, with what was told last if replicas' answers are of no use."""
         try:
-            answers = await self._replicas.stats(self._chooser, flush=isinstance(message, FlushCache))
+            answers = await self._told(flush=isinstance(message, FlushCache))
             total = self.totals.update(answers, message.query_id)
         except Exception as error:
             self._unseen.warn(LOGGER, f"the state of the replicas is not known: {error!r}")

@@ -18,7 +18,7 @@ from sluice.config import (
     option,
     options_of,
 )
-from sluice.routing.policies import POLICIES
+from sluice.routing.policies import POLICIES, TOLD
 
 RAY_PREFIX = "ray-prefix-affinity"
 ROUTERS = (*POLICIES, RAY_PREFIX)
@@ -83,6 +83,11 @@ class FleetPlan:
     """Paths of the options are relative to it, on machines that have it."""
     cores: float = 0.0
     """Of each rank on CPUs; 0: not known yet."""
+
+    @property
+    def follows_pages(self) -> bool:
+        """Whether the router looks at what replicas' prefix caches hold."""
+        return self.fleet.router in TOLD and self.engine.cache.enable_prefix_caching
 
     @classmethod
     def of(cls, given: Mapping[str, Any], factory: str) -> FleetPlan:

@@ -10,8 +10,9 @@ from typing import Any
 
 from sluice.engine.messages import Stats
 from sluice.fleet.calls import Call, Target
-from sluice.fleet.choosing import Chooser
+from sluice.fleet.choosing import Chooser, Told
 from sluice.fleet.link import ReplicaLost
+from sluice.fleet.page_news import PageNews
 from sluice.process.wire import Ready, WireError, decode
 
 LOGGER = logging.getLogger("sluice.fleet")
@@ -67,26 +68,26 @@ class RayReplicas:
             if not is_over:
                 frames.cancel()
 
-    async def stats(self, chooser: Chooser, *, flush: bool) -> Mapping[str, Stats]:
-        first = await self._stats(Target(chooser), flush)
-        others = [key for key in chooser.replicas if key not in first]
-        answers = await asyncio.gather(*(self._stats(Target(chooser, key), flush) for key in others))
-        for answer in answers:
-            first.update(answer)
-        return first
+    async def ask(self, chooser: Chooser, *, flush: bool) -> Mapping[str, Told]:
+        keys = chooser.replicas or [""]  # to ask any one tells the chooser which there are
+        answers = await asyncio.gather(
+            *(self._ask(Target(chooser, key), flush, chooser.first_wanted(key)) for key in keys)
+        )
+        return {key: told for answer in answers for key, told in answer.items()}
 
-    async def _stats(self, target: Target, flush: bool) -> dict[str, Stats]:
+    async def _ask(self, target: Target, flush: bool, first: int) -> dict[str, Told]:
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                key, data = await self._handle.stats.remote(target, flush)
+                key, data, pages = await self._handle.tell.remote(target, flush, first)
             stats = None if data is None else decode(data)
+            news = None if pages is None else PageNews.decoded(*pages)
         except self._errors as error:
             LOGGER.info("a replica does not tell its state: %s", one_line_of(error))
             return {}
         except (WireError, TypeError, ValueError) as error:  # the answer of another version
             LOGGER.warning("a replica's answer cannot be read: %s", one_line_of(error))
             return {}
-        return {key: stats} if isinstance(stats, Stats) else {}
+        return {key: Told(stats, news)} if isinstance(stats, Stats) else {}
 
 
 def one_line_of(error: Exception) -> str:

@@ -8,6 +8,7 @@ import msgspec
 
 from sluice.fleet.calls import received
 from sluice.fleet.identity import Identity
+from sluice.fleet.page_news import PageBook, PageNews
 from sluice.process.client import EngineClient, EngineGone
 from sluice.process.wire import Failed, WireError, encode, encode_outputs
 
@@ -18,11 +19,13 @@ class ReplicaServer:
     Args:
         client: of the engine.
         identity: its own.
+        pages: what its prefix cache holds; None: that is not followed.
     """
 
-    def __init__(self, client: EngineClient, identity: Identity) -> None:
+    def __init__(self, client: EngineClient, identity: Identity, pages: PageBook | None = None) -> None:
         self._client = client
         self._identity = identity
+        self._pages = pages
 
     async def stream(self, data: bytes) -> AsyncGenerator[bytes, None]:
         """Serve a request, and yield its outputs, or why this replica cannot go on with it, in the form of `wire`.
@@ -52,6 +55,10 @@ class ReplicaServer:
             yield encode(Failed(str(error)))
         finally:
             inbox.close()
+
+    def news(self, first: int) -> PageNews | None:
+        """Return what has changed in the prefix cache, from a change of this number on; None: that is not followed."""
+        return None if self._pages is None else self._pages.news(first)
 
     async def stats(self, *, flush: bool) -> bytes | None:
         """Return the state of the engine, in the form of `wire`; None while there is none."""

@@ -79,6 +79,13 @@ class PrefixAware(Policy):
     def remove_replica(self, key: str) -> None:
         del self._indexes[key]
 
+    def prefixes(self, key: str) -> PrefixIndex:
+        return self._indexes[key]
+
+    @property
+    def most_bytes(self) -> int:
+        return sum(index.most_bytes for index in self._indexes.values())
+
     def uncached_tokens(self, request: RoutedRequest, key: str) -> int:
         digests = list(page_digests(request.tokens(), self._page_size, request.extra_key))
         return self._indexes[key].uncached(digests, self._page_size, request.num_tokens)
@@ -107,11 +114,16 @@ class RouterOptions(NamedTuple):
     tier_tokens: int = 0
     """Of the tiers behind the device of one replica, if they hold cached pages."""
 
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that the prefix cache of one replica holds, wherever they lie."""
+        return self.cache_tokens + self.tier_tokens
 
-EXPECTED_TTFT = "expected-ttft"
-POLICIES = ("round-robin", "least-loaded", "power-of-two", "prefix-aware", EXPECTED_TTFT)
-PUBLISHED_TO = (EXPECTED_TTFT,)
-"""Policies that use what replicas publish of themselves."""
+
+PREFIX_AWARE, EXPECTED_TTFT = "prefix-aware", "expected-ttft"
+POLICIES = ("round-robin", "least-loaded", "power-of-two", PREFIX_AWARE, EXPECTED_TTFT)
+TOLD = (PREFIX_AWARE, EXPECTED_TTFT)
+"""Policies that use what replicas tell of their caches."""
 
 
 def make_policy(name: str, options: RouterOptions) -> Policy:
@@ -127,7 +139,7 @@ def make_policy(name: str, options: RouterOptions) -> Policy:
         case "power-of-two":
             return PowerOfTwo(options.seed)
         case "prefix-aware":
-            return PrefixAware(options.cache_tokens, options.page_size)
+            return PrefixAware(options.cached_tokens, options.page_size)
         case "expected-ttft":
-            return ExpectedTtft(options.cache_tokens + options.tier_tokens, options.page_size, options.seed)
+            return ExpectedTtft(options.cached_tokens, options.page_size, options.seed)
     raise ConfigError(f"--router must be one of {', '.join(POLICIES)}, got {name!r}")

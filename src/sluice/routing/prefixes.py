@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from sluice.kv.events import PageEvent, PagesRemoved, PagesStored
+
 BYTES_PER_PAGE = 250
 """Memory that one digest takes in an index of CPython, at most."""
 _EXPECTED = 1
@@ -57,6 +59,15 @@ class PrefixIndex:
             self._places.setdefault(digest, _EXPECTED)
             self._places.move_to_end(digest)
         self._trim()
+
+    def follow(self, event: PageEvent) -> None:
+        """Note what the replica tells of its cache."""
+        if isinstance(event, PagesStored):
+            self.stored(event.digests, event.tier)
+        elif isinstance(event, PagesRemoved):
+            self.removed(event.digests, event.tier)
+        else:
+            self.cleared()
 
     def stored(self, digests: Sequence[bytes], tier: str = "") -> None:
         """Note that the replica holds pages on a tier. It may say so again."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from sluice.kv.events import PageEvent, PagesRemoved, PagesStored
 from sluice.routing.dispatch import Dispatcher, Load, Policy, RoutedRequest
-from sluice.routing.policies import PUBLISHED_TO, RoundRobin, RouterOptions, make_policy
-from sluice.routing.prefixes import PrefixIndex
+from sluice.routing.policies import TOLD, RoundRobin, RouterOptions, make_policy
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.publishing import PUBLISH_SECONDS, Published
 
@@ -68,17 +66,7 @@ class SimRouter:
         index = self.dispatcher.policy.prefixes(key)
         if index is not None:
             for event in published.events:
-                _follow(index, event)
-
-
-def _follow(index: PrefixIndex, event: PageEvent) -> None:
-    """Note in an index what a prefix cache has stored or removed."""
-    if isinstance(event, PagesStored):
-        index.stored(event.digests, event.tier)
-    elif isinstance(event, PagesRemoved):
-        index.removed(event.digests, event.tier)
-    else:
-        index.cleared()
+                index.follow(event)
 
 
 def sim_router(name: str, setup: SchedulerSetup, replicas: int, seed: int = 0) -> SimRouter:
@@ -96,7 +84,7 @@ def sim_router(name: str, setup: SchedulerSetup, replicas: int, seed: int = 0) -
 
 def publish_every(name: str) -> float:
     """Return the seconds after which the replicas behind a router publish what they have to do; 0: it does not look."""
-    return PUBLISH_SECONDS if name in PUBLISHED_TO else 0.0
+    return PUBLISH_SECONDS if name in TOLD else 0.0
 
 
 def in_turn(replicas: int) -> Router:
