@@ -284,7 +284,7 @@ class Limits:
             return ""
         return (
             f"; a tier behind it serves longer contexts: these need at least {length * self.token_bytes} bytes there"
-            " (--kv-disk and --kv-disk-bytes; on a GPU --kv-host-bytes, too)"
+            " (--kv-disk and --kv-disk-bytes, or --kv-host-bytes)"
         )
 
 

@@ -123,8 +123,8 @@ def test_a_closed_llm_gives_its_file_free_and_an_open_one_does_not(
         ({"kv_write_policy": "selective"}, "--kv-write-policy selective needs a tier"),
         ({"kv_disk": "pages", "kv_write_policy": "never"}, "must be one of write-through, write-back, selective"),
         (
-            {"kv_host_bytes": 1_000_000, "device": "cpu"},
-            "--kv-host-bytes 1000000 needs a device with memory",
+            {"kv_host_bytes": 1_000_000, "device": "cpu", "max_total_tokens": None},
+            "--kv-host-bytes 1000000 needs a KV pool of a set size",
         ),
     ],
 )
@@ -134,7 +134,7 @@ def test_what_cannot_be_is_refused_by_name(
     """A tier that was asked for and is silently not there."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=problem):
-        LLM(folder, max_total_tokens=96, page_size=8, **options)
+        LLM(folder, **{"max_total_tokens": 96, "page_size": 8} | options)
 
 
 def test_a_path_that_cannot_be_used_is_refused_before_the_model_loads(tmp_path: Path) -> None:

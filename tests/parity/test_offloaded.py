@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,7 @@ import torch
 
 import tiny_models
 from sluice import LLM, SamplingParams
-from sluice.assembly.load import load
-from sluice.assembly.offloading import Costs, OffloadSetup, Sizes, offload_limits
-from sluice.assembly.tiers import TierSetup
-from sluice.config import EngineConfig, OffloadConfig
-from sluice.engine.messages import Copied, Submit
 from sluice.outputs import Result
-from sluice.types import Tier, TierLimits
-from tier_schedules import BlockingLink, greedy, run_out
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 LONG = [tiny_models.prompt(450, 1), tiny_models.prompt(333, 2)]
@@ -129,33 +121,21 @@ def test_a_window_forgets_the_middle(folder: Path, resident: list[list[int]], tm
     assert list(result.token_ids) != resident[0]
 
 
-def test_from_the_host_tier(folder: Path, resident: list[list[int]]) -> None:
-    """What a GPU does with the host's memory, here on a device that has no other: stores at the end of a step, blocks
-    that the device copies, and a prefix that is attended to there."""
-    model = load(
-        EngineConfig.from_options({"model": str(folder), "dtype": "float32", "max_total_tokens": 256} | SIZES),
-        progress=False,
-    )
-    offload = OffloadConfig(ring_blocks=3, ring_block_tokens=16, sparse_policy="full")
-    sizes = Sizes(Tier.HOST, 6144, 8, model.shape.num_pages, model.shape.num_layers, 32, "cpu")
-    limits = offload_limits(offload, sizes, Costs(0.0, 0.05))
-    assert limits is not None
-    model = replace(
-        model,
-        tiers=TierSetup(TierLimits(host_pages=120)),
-        offload=OffloadSetup.of(offload, limits, 8, model.spec.hidden_size),
-    )
-    link, state = BlockingLink(), model.state()
-    tiers = model.tiers.open(state, lambda done: link.post(Copied(done)))
-    runner = model.runner(state=state, tiers=tiers)
-    engine = model.engine(link, runner, tiers)
-    for number, prompt in enumerate([LONG[0], LONG[0]]):
-        link.post(Submit(number, prompt, greedy(12)))
-        run_out(engine, link, number + 1)
-    engine.close()
-    assert [link.end(number).error for number in range(2)] == [None, None]
-    assert [list(link.tokens(number)) for number in range(2)] == [resident[0]] * 2
-    end = link.end(1)
-    assert end is not None
-    assert end.num_host_tokens == 448
-    assert runner.loads.bytes > 0
+@pytest.mark.parametrize("has_disk", [False, True])
+def test_host_memory_behind_a_pool_that_is_capped(
+    has_disk: bool, folder: Path, resident: list[list[int]], tmp_path: Path
+) -> None:
+    """Long contexts in host memory on a CPU, or behind it on the disk, beside short prompts that come back from host
+    memory: pages of one tier that are looked for on the other."""
+    options: dict[str, Any] = SIZES | {"max_total_tokens": 256, "kv_host_bytes": 1 << 20, "dtype": "float32"}
+    if has_disk:
+        options |= {"kv_disk": str(tmp_path / "pages"), "kv_disk_bytes": 8 << 20}
+    with LLM(folder, ring_block_tokens=16, **options) as llm:
+        assert_same(folder, llm.generate([*LONG, *SHORT], GREEDY), resident)
+        again = [llm.generate([prompt], GREEDY)[0] for prompt in (LONG[0], SHORT[1])]
+        report = llm.memory_report(500)
+    assert [list(result.token_ids) for result in again] == [resident[0], resident[3]]
+    assert (again[0].num_disk_tokens if has_disk else again[0].num_host_tokens) == 448
+    assert again[1].num_cached_tokens == 88
+    assert bool(report["disk_bytes"]) is has_disk
+    assert bool(report["host_bytes"]) is not has_disk

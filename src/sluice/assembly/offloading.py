@@ -220,9 +220,10 @@ class OffloadSetup:
         """
 
         def new_loader(ring: PagedKV, block_pages: int) -> Loader[object, object]:
-            if tiers.host is None:
+            if self.limits.tier is Tier.DISK:
                 assert tiers.file is not None and report is not None, "no tier holds offloaded contexts"
                 return DiskLoader(tiers.file, ring, block_pages, report)
+            assert tiers.host is not None, "no tier holds offloaded contexts"
             device = state.shape.device
             loading = CudaQueue(torch.cuda.Stream(device)) if device.type == "cuda" else InlineQueue()
             return QueueLoader(tiers.host, ring, block_pages, loading, transport.queues.compute)

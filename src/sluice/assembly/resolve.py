@@ -139,10 +139,10 @@ def _with_target(config: EngineConfig, why: dict[str, str]) -> EngineConfig:
 
 
 def _tiers(cache: CacheConfig, device_type: str, why: dict[str, str]) -> dict[str, Any]:
-    if cache.kv_host_bytes is not None and device_type == "cpu":
+    if cache.kv_host_bytes is not None and device_type == "cpu" and cache.max_total_tokens is None:
         raise ConfigError(
-            f"--kv-host-bytes {cache.kv_host_bytes} needs a device with memory of its own: on cpu the pool is host"
-            f" memory already; make it larger (--max-total-tokens), or add a disk (--kv-disk)"
+            f"--kv-host-bytes {cache.kv_host_bytes} needs a KV pool of a set size (--max-total-tokens) on a CPU: there"
+            f" the pool is host memory already, and takes all that can be used"
         )
     if cache.kv_disk is None and cache.kv_disk_bytes is not None:
         raise ConfigError(f"--kv-disk-bytes {cache.kv_disk_bytes} needs a file (--kv-disk FILE)")
@@ -163,20 +163,22 @@ def _tiers(cache: CacheConfig, device_type: str, why: dict[str, str]) -> dict[st
 
 
 def offload_tier(config: EngineConfig, device_type: str) -> Tier | None:
-    """Return the tier that holds contexts longer than the device: memory that its copies reach. None without one, and
-    beside several ranks."""
+    """Return the tier that holds contexts longer than the device: memory that its copies reach, on a CPU a disk first,
+    as the larger one. None without one, and beside several ranks."""
     cache = config.cache
     if layout_of(config.parallel).size > 1:
         return None
-    if device_type == "cpu":
-        return None if cache.kv_disk is None else Tier.DISK
+    if device_type == "cpu" and cache.kv_disk is not None:
+        return Tier.DISK
     return None if cache.kv_host_bytes is None else Tier.HOST
 
 
 def _offload(config: EngineConfig, device_type: str, why: dict[str, str]) -> dict[str, Any]:
     offload = config.offload
     if offload_tier(config, device_type) is None:
-        needed = "a disk (--kv-disk FILE)" if device_type == "cpu" else "host memory (--kv-host-bytes N)"
+        needed = "host memory (--kv-host-bytes N)"
+        if device_type == "cpu":
+            needed = f"a disk (--kv-disk FILE) or {needed}"
         for item in fields(offload):
             if (value := getattr(offload, item.name)) is not None:
                 raise ConfigError(f"{flag(item.name)} {value} needs {needed} for contexts longer than the device")

@@ -258,9 +258,9 @@ class CacheConfig:
     )
     kv_host_bytes: int | None = option(
         None,
-        "bytes of host memory to cache KV in, behind the GPU",
+        "bytes of host memory to cache KV in, behind the KV pool",
         unset="none",
-        more="Only with a GPU. The ranks of a machine share them evenly. See [tiers.md](tiers.md).",
+        more="On a CPU it needs --max-total-tokens. The ranks of a machine share it evenly. See [tiers.md](tiers.md).",
         positive=True,
     )
     kv_disk: str | None = option(
