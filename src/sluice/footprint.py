@@ -43,6 +43,8 @@ class OffloadSizes:
     window_tokens: int
     """Tokens of such a context on the device: its chunk, and pages being copied to the tier."""
     page_tokens: int
+    page_bounds_bytes: int = 0
+    """Bytes that the sparse policy keeps of each page of such a context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class Footprint:
     """Part of this window: the page of the latest tokens."""
     draft_bytes: int = 0
     """What a draft model or head keeps of each position of the pool, beside `device_kv_bytes`."""
+    bounds_bytes: int = 0
+    """What a sparse policy keeps of the pages of offloaded contexts, beside `device_kv_bytes`; it grows with them."""
     host_bytes: int = 0
     disk_bytes: int = 0
 
@@ -100,6 +104,11 @@ def device_footprint(
 def stored_bytes(kv: KVSizes, length: int, page_tokens: int) -> int:
     """Return the bytes of an offloaded request of `length` tokens on its tier."""
     return _pages(length, page_tokens) * page_tokens * kv.token_bytes
+
+
+def bounds_bytes(length: int, offload: OffloadSizes) -> int:
+    """Return the bytes that the sparse policy keeps of an offloaded request of `length` tokens."""
+    return length // offload.page_tokens * offload.page_bounds_bytes
 
 
 def _pages(tokens: int, page_tokens: int) -> int:

@@ -230,8 +230,10 @@ class LLM:
             LimitError: no request can have that length.
             RuntimeError: the LLM is closed.
         """
-        self._open_engine()
-        return (self.info.memory if length is None else self.info.predicted_memory(length)).as_dict()
+        engine = self._open_engine()
+        if length is not None:
+            return self.info.predicted_memory(length).as_dict()
+        return replace(self.info.memory, bounds_bytes=engine.ring().bounds_bytes).as_dict()
 
     def close(self) -> None:
         """Free the model and the KV pool, and end the trace. A second call does nothing.

@@ -70,8 +70,9 @@ def test_a_unit_costs_no_more_than_a_step_may() -> None:
     limits = offload_limits(CONFIG, SIZES, Costs(pair=0.0005, load=0.0))
     assert limits is not None
     assert limits.group_blocks == 1
-    sizes = OffloadSetup.of(CONFIG, limits, 64, 1).sizes(64)
-    report = device_footprint(KVSizes(28, 8, 128, 2), 64000, sizes)
+    kv = KVSizes(28, 8, 128, 2)
+    sizes = OffloadSetup.of(CONFIG, limits, 64, 1).sizes(64, kv)
+    report = device_footprint(kv, 64000, sizes)
     assert report.pipeline_buffer_bytes == 7 * report.ring_bytes // 8  # the report says what loads, not half
     assert limits.cost_of_group(limits.chunk_tokens, 64) <= 512
 

@@ -65,8 +65,12 @@ def test_quest_finds_needles_with_a_tenth_of_the_pages(folder: Path, tmp_path: P
     needles = among_fillers(SHAPES["small"], needle_prompts(SHAPES["small"], 5000, DEPTHS[:-1], seed=4))
     for _ in range(2):
         with LLM(folder, dtype="bfloat16", chunked_prefill_size=256, sparse_policy="quest:512:1", **options) as llm:
+            assert llm.memory_report()["bounds_bytes"] == 0
             results = llm.generate([needle.prompt for needle in needles], GREEDY)
+            allocated, predicted = llm.memory_report()["bounds_bytes"], llm.memory_report(5008)["bounds_bytes"]
         assert [result.token_ids for result in results] == [needle.answer for needle in needles]
+        assert predicted == 5008 // 16 * 2 * 64 * 2, "keys of one layer, the least and the greatest"
+        assert predicted <= allocated <= len(needles) * predicted * 9 / 8
 
 
 def test_quest_begins_at_a_layer_that_there_is(folder: Path, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ TOTALS = st.builds(
     *[st.none() | TALLY for _ in range(6)],
     grammars=st.builds(GrammarTotals, *[IDS] * 4, SECONDS),
     drafts=st.builds(DraftTotals, *[IDS] * 3, st.lists(IDS, max_size=3).map(tuple)),
-    ring=st.builds(RingTotals, IDS, SECONDS, SECONDS),
+    ring=st.builds(RingTotals, IDS, SECONDS, SECONDS, IDS),
     prefill_squares=IDS,
     prefill_products=SECONDS,
 )

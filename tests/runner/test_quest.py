@@ -14,7 +14,7 @@ from paged import empty_kv
 from sluice.attention.reference import ReferenceAttention
 from sluice.models.loader import load_model
 from sluice.runner.device_state import DeviceShape
-from sluice.runner.offload.offloader import RingShape
+from sluice.runner.offload.offloader import OffloadFailed, RingShape
 from sluice.runner.offload.quest import Quest, page_scores
 
 PAGE, KV_HEADS, HEADS, DIM = 4, 2, 6, 16
@@ -131,6 +131,17 @@ def test_decodes_read_the_selected_pages_and_the_first_layer_all(model: tuple[An
     assert pages[0] == list(range(12))
     assert all(len(each) == 3 and (each[0], each[-1]) == (0, 11) and each == sorted(each) for each in pages[1:])
     assert driver.offloader.ring.num_free == 2
+
+
+class Failing(Watched):
+    def pages_left(self, slot: int, layer: int, pages: Sequence[int], k: torch.Tensor) -> None:
+        raise MemoryError("no room for bounds")
+
+
+def test_a_policy_that_cannot_keep_what_it_needs_ends_the_request_alone(model: tuple[Any, Any]) -> None:
+    """Bounds that do not fit ended the engine, with every request."""
+    with pytest.raises(OffloadFailed, match="MemoryError: no room for bounds"):
+        driver_of(model, Failing()).chunk(tuple(tiny_models.prompt(8, 3)), 0)
 
 
 def test_keys_of_a_cached_prefix_are_given_once_as_they_pass(model: tuple[Any, Any]) -> None:

@@ -163,14 +163,14 @@ def _build(
         if setup.limits.dynamic_chunking == CHUNKS_BY_TIME and not follows:
             loaded = replace(loaded, pacing=profiled(setup, leader, WallClock(), loaded.spec.max_model_len))
         engine = loaded.engine(link, leader, tiers, trace=trace, costs=costs, grammars=grammars, peers=peers)
-        engine.ring = lambda: ring_totals(runner.loads)
+        engine.ring = lambda: ring_totals(runner.loads, runner.footprint().bounds_bytes)
         undo.pop_all()
     return engine, info
 
 
-def ring_totals(loads: LoadTotals) -> RingTotals:
-    """Return what a runner has loaded, as the engine reports it."""
-    return RingTotals(loads.bytes, loads.seconds, loads.waited)
+def ring_totals(loads: LoadTotals, bounds_bytes: int) -> RingTotals:
+    """Return what a runner has loaded and what its sparse policy keeps, as the engine reports it."""
+    return RingTotals(loads.bytes, loads.seconds, loads.waited, bounds_bytes)
 
 
 def _without_disk(config: EngineConfig, error: DiskUnusable) -> tuple[EngineConfig, Mapping[Tier, str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from sluice.config import EngineConfig
-from sluice.footprint import Footprint, KVSizes, OffloadSizes, device_footprint, stored_bytes
+from sluice.footprint import Footprint, KVSizes, OffloadSizes, bounds_bytes, device_footprint, stored_bytes
 from sluice.limits import Limits
 from sluice.types import SamplingDefaults, Tier
 
@@ -67,4 +67,5 @@ class EngineInfo:
             return predicted
         stored = stored_bytes(self.kv_sizes, length, sizes.page_tokens)
         on_host = self.offload_tier is Tier.HOST
-        return replace(predicted, host_bytes=stored * on_host, disk_bytes=stored * (not on_host))
+        bounds = bounds_bytes(length, sizes)
+        return replace(predicted, bounds_bytes=bounds, host_bytes=stored * on_host, disk_bytes=stored * (not on_host))

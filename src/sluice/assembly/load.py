@@ -396,7 +396,7 @@ def _info(
         kv_sizes=memory.kv_sizes,
         pool_tokens=(shape.num_pages + shape.scratch_pages) * shape.page_size,
         memory=Footprint(weights_bytes=weights_bytes),
-        offload_sizes=None if offload is None else offload.sizes(shape.page_size),
+        offload_sizes=None if offload is None else offload.sizes(shape.page_size, memory.kv_sizes),
         offload_tier=None if offload is None else offload.limits.tier,
         disabled_tiers=disabled,
     )

@@ -189,7 +189,7 @@ class OffloadSetup:
         ring = RingShape(config.ring_blocks, limits.block_pages, limits.group_blocks)
         return cls(limits, ring, policy_of(config, page_size), hidden_size)
 
-    def sizes(self, page_size: int) -> OffloadSizes:
+    def sizes(self, page_size: int, kv: KVSizes) -> OffloadSizes:
         """Return the sizes of the memory that they take on the device."""
         limits = self.limits
         return OffloadSizes(
@@ -198,6 +198,7 @@ class OffloadSetup:
             limits.block_pages * page_size,
             limits.window_pages * page_size,
             page_size,
+            self.policy.page_bytes(kv),
         )
 
     def open(

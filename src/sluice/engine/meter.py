@@ -122,6 +122,8 @@ class RingTotals(NamedTuple):
     """Spent loading."""
     waited: float = 0.0
     """Seconds in which a chunk could not go on because its blocks had not come."""
+    bounds_bytes: int = 0
+    """What a sparse policy keeps of pages now."""
 
 
 class Totals(NamedTuple):

@@ -193,6 +193,8 @@ class RingState(msgspec.Struct):
     """Spent loading."""
     waited: float
     """Seconds in which a context could not go on because its blocks had not come."""
+    bounds_bytes: int
+    """What a sparse policy keeps of pages now."""
 
 
 class ServerInfo(msgspec.Struct):

@@ -140,6 +140,7 @@ class Page(Collector):
         self.counter("sluice:ring_loaded_bytes", "Loaded for contexts longer than the device.", totals.ring.bytes)
         self.counter("sluice:ring_load_seconds", "Spent loading them.", totals.ring.seconds)
         self.counter("sluice:ring_wait_seconds", "In which such a context waited for them.", totals.ring.waited)
+        self.gauge("sluice:bounds_bytes", "What a sparse policy keeps of pages.", totals.ring.bounds_bytes)
         self.counter("sluice:steps", "Steps.", totals.steps)
         self.counter("sluice:failed_steps", "Steps that failed as a whole.", totals.failed_steps)
         self.counter("sluice:prefill_chunks", "Chunks of prompts.", totals.prefill_chunks)

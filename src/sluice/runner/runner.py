@@ -127,6 +127,7 @@ class TorchRunner:
             device_kv_bytes=pool + ring,
             pool_bytes=pool,
             ring_bytes=ring,
+            bounds_bytes=self._offload.bounds_bytes,
             draft_bytes=0 if self._drafter is None else self._drafter.num_bytes,
             host_bytes=copies.host_bytes,
             disk_bytes=copies.disk_bytes,

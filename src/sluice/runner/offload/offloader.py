@@ -133,6 +133,11 @@ class Offloader:
         return kv_bytes([self.ring_kv])
 
     @property
+    def bounds_bytes(self) -> int:
+        """Bytes of what the policy keeps of pages."""
+        return self._policy.kept_bytes
+
+    @property
     def totals(self) -> LoadTotals:
         """Totals of the blocks that were loaded so far."""
         return self._loader.totals
@@ -176,13 +181,13 @@ class Offloader:
             if half_done is None or not goes_on or part.stop == 0:
                 half_done = self._begin(step, part, stored[: part.base // self._state.shape.page_size])
             hidden = self._go_on(half_done, part)
+            if part.completes and self._policy.wants_keys:
+                self._unseen[chunk.slot] = 0
+                self._give_keys(part)
         except Exception as error:
             self._failed.add(chunk.slot)
             self._drop()
             raise OffloadFailed(f"{type(error).__name__}: {error}") from error
-        if part.completes and self._policy.wants_keys:
-            self._unseen[chunk.slot] = 0
-            self._give_keys(part)
         return hidden
 
     def failed(self, part: ChunkSlice) -> torch.Tensor:

@@ -13,10 +13,14 @@ from typing import ClassVar
 
 import torch
 
+from sluice.device.memory import tensor_bytes
+from sluice.footprint import KVSizes
 from sluice.runner.offload.sparse import SparsePolicy
 
 LEAST_CAPACITY = 64
 """Pages that bounds are first kept for."""
+MORE = 8
+"""Room for so many pages makes room for one more: bounds are copied at each growth, and take an eighth too much."""
 
 
 class Quest(SparsePolicy):
@@ -52,6 +56,14 @@ class Quest(SparsePolicy):
     @property
     def most_pages(self) -> int:
         return self._num_pages
+
+    @property
+    def kept_bytes(self) -> int:
+        return tensor_bytes(bounds for layers in self._bounds.values() for bounds in layers.values())
+
+    def page_bytes(self, kv: KVSizes) -> int:
+        element_bytes = 4 if kv.scale_bytes else kv.element_bytes  # values with a scale are widened to float32
+        return (kv.num_layers - self._wide_layers) * 2 * kv.num_kv_heads * kv.head_dim * element_bytes
 
     @torch.inference_mode()
     def pages_left(self, slot: int, layer: int, pages: Sequence[int], k: torch.Tensor) -> None:
@@ -95,7 +107,7 @@ def _with_room(bounds: torch.Tensor | None, pages: int, k: torch.Tensor) -> torc
     """Return bounds with room for `pages` pages, those that were kept among them."""
     if bounds is not None and bounds.shape[0] >= pages:
         return bounds
-    capacity = max(LEAST_CAPACITY, 1 << (pages - 1).bit_length())
+    capacity = max(LEAST_CAPACITY, pages + pages // MORE)
     larger = torch.zeros((capacity, 2, *k.shape[2:]), dtype=k.dtype, device=k.device)
     if bounds is not None:
         larger[: bounds.shape[0]] = bounds

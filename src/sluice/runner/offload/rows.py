@@ -32,6 +32,11 @@ class SliceRunner(Protocol):
         """Bytes of the ring."""
         ...
 
+    @property
+    def bounds_bytes(self) -> int:
+        """Bytes of what a sparse policy keeps of pages."""
+        ...
+
     def close(self) -> None:
         """Load no more. May be called again."""
         ...
@@ -49,7 +54,7 @@ class SliceRunner(Protocol):
 class NoOffload:
     """A `SliceRunner` where every context fits the device."""
 
-    ring_bytes = 0
+    ring_bytes = bounds_bytes = 0
 
     def close(self) -> None:
         pass

@@ -12,6 +12,8 @@ from typing import ClassVar
 
 import torch
 
+from sluice.footprint import KVSizes
+
 
 class SparsePolicy(ABC):
     """Selects pages, which are numbered from the context's beginning."""
@@ -33,6 +35,15 @@ class SparsePolicy(ABC):
     def most_pages(self) -> int | None:
         """Most pages that it selects for a decoded token in the other layers; None: all."""
         return None
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes on the device of what it keeps of pages now."""
+        return 0
+
+    def page_bytes(self, kv: KVSizes) -> int:
+        """Return the bytes on the device of what it keeps of each page of a model."""
+        return 0
 
     def pages_left(self, slot: int, layer: int, pages: Sequence[int], k: torch.Tensor) -> None:  # noqa: B027
         """Keep what selection needs of full pages, if the policy `wants_keys`.
