@@ -16,7 +16,8 @@ CONSTRAINTS := requirements/constraints.txt
 SOURCES := src tests scripts benchmarks training examples
 # On a terminal pip shows how far it is; elsewhere -qq leaves its errors alone.
 PIP_INSTALL := -m pip --disable-pip-version-check --no-input $$(test -t 2 || echo -qq) install $(PIP_ARGS)
-TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+# Tests and the servers that they start keep their bytecode, also where the environment forbids it (empty: allowed).
+TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test check format mutate wheel lock clean
