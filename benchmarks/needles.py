@@ -5,9 +5,15 @@
         --option ring_blocks=4 --option ring_block_tokens=8192 --option offload_above=8192
 
 Each length runs in a process of its own: a checkpoint that recalls exactly (`exact_recall`), one haystack with needles
-at 0, 25, 50, 75 and 100% depth, and a question for each. The first question reads the prompt, the others find it in the
+at 0, 25, 50, 75 and 100% depth, and a question for each. The haystack is read first, the questions find it in the
 cache. PREFIX.json and PREFIX.html are written after each length: time, RssAnon of the process, bytes by part. A length
-that would take longer than --seconds, estimated from the shorter ones, is left out.
+that would take longer than --seconds is left out. How long it takes is printed first: estimated from the shorter ones,
+or from what the machine does in a matrix product and in reads.
+
+With --pieces a haystack is read in pieces of so many seconds, each by a process that goes on behind what lies in the
+page file. If it is interrupted, the same command goes on. Times are added up; those of a piece that was interrupted are
+not known, and left out. --resident reads each length with a pool that holds it, too. --sparse-prefill is a row of its
+own: it reads the haystack with a window (`long_context/sparse_prefill.py`), and answers with full attention.
 """
 
 from __future__ import annotations
@@ -30,7 +36,11 @@ import numpy as np
 from benchmarks.exact_recall import SHAPES, RecallShape, needle_prompts, write_recall_checkpoint
 from benchmarks.exact_recall.construction import NUM_LAYERS
 from benchmarks.figures_page import Plot, page
+from benchmarks.long_context.cost import CostDevice, CostModel, prefill_cost
 from benchmarks.long_context.reading import Task
+from benchmarks.long_context.sparse_prefill import POLICY
+from benchmarks.long_context.speed import Speed, measured_speed
+from sluice.assembly.offloading import CHUNK_TOKENS
 from sluice.bench.results import IN_PROCESS_PACKAGES, machine, versions
 from sluice.footprint import KVSizes
 
@@ -45,6 +55,13 @@ PREFILL, QUESTION, DECODE = "prefill, s", "later questions' TTFT, s", "a decoded
 LOADED, HIDDEN = "loaded in prefill, GB", "of this hidden behind compute, %"
 ANON, IDLE, DEVICE_KV = "RssAnon at most, MiB", "RssAnon idle, MiB", "KV on the device, MiB"
 BENEATH, RIGHT = "KV beneath, MiB", "right, of 5"
+PIECES, RATE = "pieces", "prefill, GFLOP/s"
+RESIDENT, SPARSE = " resident", " sparse prefill"
+"""What follows the length in the labels of other rows."""
+OFFLOADING = ("offload_above", "ring_blocks", "ring_block_tokens", "sparse_policy")
+"""Options that a pool which holds everything does not take."""
+MLP_SIZE = 64
+"""Inner size of the checkpoints' MLP."""
 CONTEXT = "tokens of the context"
 PLOTS = (
     Plot(
@@ -82,7 +99,9 @@ def option_of(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def write_task(folder: Path, shape: RecallShape, length: int, options: dict[str, Any]) -> Path:
+def write_task(
+    folder: Path, shape: RecallShape, length: int, options: dict[str, Any], seconds: float | None = None
+) -> Path:
     """Write the task of one length, `length` tokens with the question, to a file."""
     needles = needle_prompts(shape, length, DEPTHS, seed=length)
     haystack = folder / "haystack.npy"
@@ -90,15 +109,22 @@ def write_task(folder: Path, shape: RecallShape, length: int, options: dict[str,
     keys = tuple(needle.prompt[-shape.previous :] for needle in needles)
     answers = tuple(needle.answer for needle in needles)
     path = folder / "task.json"
-    path.write_text(json.dumps(asdict(Task(str(haystack), keys, answers, options))))
+    path.write_text(json.dumps(asdict(Task(str(haystack), keys, answers, options, seconds))))
     return path
 
 
-def disk_options(disk: Path | None, shape: RecallShape, length: int, dtype: str) -> dict[str, Any]:
-    """Return options of a new page file that holds a context of this length; none without a disk."""
+def disk_options(
+    disk: Path | None, shape: RecallShape, length: int, dtype: str, *, goes_on: bool = False
+) -> dict[str, Any]:
+    """Return options of a page file that holds a context of this length; none without a disk.
+
+    Args:
+        goes_on: it is the file of an earlier piece, and is kept.
+    """
     if disk is None:
         return {}
-    disk.unlink(missing_ok=True)
+    if not goes_on:
+        disk.unlink(missing_ok=True)
     kv = KVSizes(NUM_LAYERS, shape.num_kv_heads, shape.head_dim, 2 if dtype == "bfloat16" else 4)
     return {"kv_disk": str(disk), "kv_disk_bytes": int(FILE_SHARE * (length + ROOM) * kv.token_bytes) + FILE_LEAST}
 
@@ -117,22 +143,57 @@ def read_apart(task: Path) -> dict[str, Any]:
     return found
 
 
-def figures_of(found: dict[str, Any]) -> dict[str, float]:
+def read_in_pieces(task: Path, pieces: list[dict[str, Any]], note: Path | None) -> dict[str, Any]:
+    """Run the task again and again, until a process has read the haystack to its end. Return the last report, with all
+    pieces.
+
+    Args:
+        pieces: earlier ones; those that follow are added.
+        note: where they are written after each.
+
+    Raises:
+        RuntimeError: a process failed, or read nothing.
+    """
+    while True:
+        found = read_apart(task)
+        piece = found["piece"]
+        pieces.append(piece)
+        if note is not None:
+            note.write_text(json.dumps(pieces, indent=1) + "\n", encoding="utf-8")
+        if piece["is_last"]:
+            return found | {"pieces": pieces}
+        if piece["stop"] <= piece["first"]:
+            raise RuntimeError(f"a piece of {piece['seconds']:.0f} s read nothing behind token {piece['first']}")
+        print(f"        read {piece['first']} to {piece['stop']} in {piece['seconds']:.0f} s", flush=True)
+
+
+def figures_of(found: dict[str, Any], model: CostModel) -> dict[str, float]:
     """Return the figures of a reading, in units for readers."""
-    first, *later = found["questions"]
-    tokens = len(found["questions"]) * 7
+    pieces, questions = found["pieces"], found["questions"]
+    loaded = {name: sum(piece["loaded"][name] for piece in pieces) for name in ("bytes", "seconds", "waited")}
+    seconds, tokens = sum(piece["seconds"] for piece in pieces), len(questions) * 7
+    flop = prefill_cost(model, CostDevice(1.0, 1.0, 1.0), pieces[-1]["stop"], 1).flop
     return {
-        RIGHT: sum(each["is_right"] for each in found["questions"]),
-        PREFILL: first["ttft"],
-        QUESTION: sum(each["ttft"] for each in later) / len(later),
-        DECODE: 1000 * sum(each["decode"] for each in found["questions"]) / tokens,
-        LOADED: first["loaded"]["bytes"] / 1e9,
-        HIDDEN: 100 * max(0.0, 1 - first["loaded"]["waited"] / max(first["loaded"]["seconds"], 1e-9)),
+        RIGHT: sum(each["is_right"] for each in questions),
+        PIECES: len(pieces),
+        PREFILL: seconds,
+        RATE: flop / seconds / 1e9,
+        QUESTION: sum(each["ttft"] for each in questions) / len(questions),
+        DECODE: 1000 * sum(each["decode"] for each in questions) / tokens,
+        LOADED: loaded["bytes"] / 1e9,
+        HIDDEN: 100 * max(0.0, 1 - loaded["waited"] / max(loaded["seconds"], 1e-9)),
         IDLE: found["idle_anonymous"] / MIB,
         ANON: found["peak_anonymous"] / MIB,
         DEVICE_KV: found["memory"]["device_kv_bytes"] / MIB,
         BENEATH: (found["predicted"]["host_bytes"] + found["predicted"]["disk_bytes"]) / MIB,
+        **found["speed"],
     }
+
+
+def cost_model(shape: RecallShape, dtype: str) -> CostModel:
+    """Return what determines the time of a checkpoint."""
+    kv = KVSizes(NUM_LAYERS, shape.num_kv_heads, shape.head_dim, 2 if dtype == "bfloat16" else 4)
+    return CostModel(kv, shape.num_heads, shape.hidden_size, MLP_SIZE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,28 +203,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options: dict[str, Any] = {"dtype": args.dtype, **dict(option_of(text) for text in args.option)}
         if not args.out.parent.is_dir():
             raise ValueError(f"--out must be in a folder that exists, got {args.out}")
+        if args.pieces is not None and (args.disk is None or args.pieces <= 0):
+            raise ValueError(f"--pieces must be seconds, beside --disk FILE, got {args.pieces:g}")
+        if args.sparse_prefill and args.disk is None:
+            raise ValueError("--sparse-prefill needs --disk FILE")
         shape = replace(SHAPES[args.size], max_positions=max(max(lengths.values()) + ROOM, args.positions))
     except ValueError as error:
         print(f"needles: error: {error}", file=sys.stderr)
         return 1
-    readings: dict[str, dict[str, Any]] = {}
+    model = cost_model(shape, args.dtype)
+    readings = _earlier(args, shape, options) if args.pieces is not None else {}
     skipped: list[str] = []
     failed = False
+    suffixes = [SPARSE if args.sparse_prefill else "", *[RESIDENT] * args.resident]
     with tempfile.TemporaryDirectory(prefix="sluice-needles-") as name:
-        model = {"model": str(write_recall_checkpoint(Path(name) / "checkpoint", shape))}
-        for label, length in lengths.items():
-            if _foreseen(readings, lengths, length) > args.seconds:
-                skipped.append(label)
-                print(f"{label:>6}  left out: it would take more than {args.seconds:g} s", flush=True)
+        checkpoint = {"model": str(write_recall_checkpoint(Path(name) / "checkpoint", shape))}
+        for label, length in [(text + suffix, lengths[text]) for text in lengths for suffix in suffixes]:
+            if label in readings:
+                print(f"{label:>6}  was read before", flush=True)
                 continue
+            speed = measured_speed(int(options.get("threads", 1)))
+            foreseen = _foreseen(readings, label, length, model, speed, options)
+            if foreseen > args.seconds:
+                skipped.append(label)
+                print(f"{label:>6}  left out: it would take {foreseen:.0f} s, more than {args.seconds:g} s", flush=True)
+                continue
+            print(f"{label:>6}  to be read in {foreseen:.0f} s", flush=True)
             try:
-                own = options | model | disk_options(args.disk, shape, length, args.dtype)
-                readings[label] = read_apart(write_task(Path(name), shape, length, own))
+                readings[label] = _read(args, Path(name), shape, label, length, options | checkpoint)
             except RuntimeError as error:
                 print(f"needles: error: {label}: {error}", file=sys.stderr)
                 failed = True
                 break
-            figures = figures_of(readings[label])
+            readings[label]["speed"] = speed.figures()
+            figures = figures_of(readings[label], model)
             failed = failed or figures[RIGHT] < len(DEPTHS)
             print(f"{label:>6}  " + "  ".join(f"{name} {value:.4g}" for name, value in figures.items()), flush=True)
             _write(args, shape, options, readings, skipped)
@@ -172,12 +245,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(failed)
 
 
-def _foreseen(readings: dict[str, dict[str, Any]], lengths: dict[str, int], length: int) -> float:
-    """Estimate the seconds of a length from the longest so far: they grow with its square."""
-    if not readings:
-        return 0.0
-    label = max(readings, key=lengths.__getitem__)
-    return float(readings[label]["questions"][0]["ttft"]) * (length / lengths[label]) ** 2
+def _read(
+    args: argparse.Namespace, folder: Path, shape: RecallShape, label: str, length: int, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Read one length, as its label says."""
+    if label.endswith(RESIDENT):
+        kept = {name: value for name, value in options.items() if name not in OFFLOADING}
+        page_size = int(options.get("page_size", 256))
+        room = (length + ROOM + page_size) // page_size * page_size
+        return read_in_pieces(write_task(folder, shape, length, kept | {"max_total_tokens": room}), [], None)
+    note = None if args.pieces is None else args.out.with_name(f"{args.out.name}-{label.replace(' ', '-')}-pieces.json")
+    pieces: list[dict[str, Any]] = []
+    if note is not None and note.exists() and args.disk.exists():
+        pieces = json.loads(note.read_text(encoding="utf-8"))
+    own = options | disk_options(args.disk, shape, length, args.dtype, goes_on=bool(pieces))
+    if label.endswith(SPARSE):
+        own |= {"sparse_policy": POLICY}
+    found = read_in_pieces(write_task(folder, shape, length, own, args.pieces), pieces, note)
+    if note is not None:
+        note.unlink()
+    return found
+
+
+def _earlier(args: argparse.Namespace, shape: RecallShape, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what a run of the same command has read."""
+    path = args.out.with_name(f"{args.out.name}.json")
+    if not path.exists():
+        return {}
+    record = json.loads(path.read_text(encoding="utf-8"))
+    is_same = record["shape"] == asdict(shape) and record["options"] == options
+    return dict(record["readings"]) if is_same else {}
+
+
+def _foreseen(
+    readings: dict[str, dict[str, Any]],
+    label: str,
+    length: int,
+    model: CostModel,
+    speed: Speed,
+    options: dict[str, Any],
+) -> float:
+    """Estimate the seconds of a length from the longest of its kind so far: they grow with its square, those of a
+    sparse prefill as the length does. Without one, from what the machine does."""
+    suffix = label.lstrip("0123456789KM")
+    alike = {name: found["pieces"] for name, found in readings.items() if name.lstrip("0123456789KM") == suffix}
+    if alike:
+        pieces = max(alike.values(), key=lambda each: int(each[-1]["stop"]))
+        ratio = length / pieces[-1]["stop"]
+        return float(sum(piece["seconds"] for piece in pieces)) * (ratio if suffix == SPARSE else ratio**2)
+    device = CostDevice(speed.flops, speed.loading, speed.copying)
+    chunk = int(options.get("chunked_prefill_size", CHUNK_TOKENS["cpu"]))
+    return prefill_cost(model, device, length, chunk).seconds
 
 
 def _write(
@@ -187,7 +305,8 @@ def _write(
     readings: dict[str, dict[str, Any]],
     skipped: Sequence[str],
 ) -> None:
-    figures = {label: figures_of(found) for label, found in readings.items()}
+    model = cost_model(shape, args.dtype)
+    figures = {label: figures_of(found, model) for label, found in readings.items()}
     record = {
         "benchmark": "needles",
         "shape": asdict(shape),
@@ -217,6 +336,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--size", default="small", choices=SHAPES, help="size of the checkpoint (default: small)")
     parser.add_argument("--dtype", default="bfloat16", help="dtype of the model (default: bfloat16)")
     parser.add_argument("--disk", type=Path, metavar="FILE", help="page file of the engine, created empty")
+    parser.add_argument("--pieces", type=float, metavar="SECONDS", help="read in pieces of so many seconds")
+    parser.add_argument("--resident", action="store_true", help="read each length with a pool that holds it, too")
+    parser.add_argument("--sparse-prefill", action="store_true", help="read the haystack with a window")
     parser.add_argument("--positions", type=int, default=1 << 20, help="least context of the checkpoint (default: 1M)")
     parser.add_argument("--seconds", type=float, default=3600.0, help="time limit of one length (default: 3600)")
     parser.add_argument(

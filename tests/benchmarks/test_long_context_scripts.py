@@ -29,11 +29,36 @@ def test_needles_writes_what_it_found(tmp_path: Path) -> None:
     assert "<script" not in page
 
 
+def test_needles_goes_on_where_it_was_interrupted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Hours of reading that are lost with a process; a row of a sparse prefill that answers from its window alone."""
+    prefix, disk = tmp_path / "needles", tmp_path / "pages"
+    options = ["page_size=32", "max_total_tokens=1024", "offload_above=512", "threads=1", "ring_block_tokens=1024"]
+    command = ["--out", str(prefix), "--disk", str(disk), "--lengths", "6000", "--pieces", "600", "--sparse-prefill"]
+    command += [word for option in options for word in ("--option", option)]
+    pieces = prefix.with_name("needles-6000-sparse-prefill-pieces.json")
+    assert needles.main(command) == 0
+    assert not pieces.exists()
+    found = json.loads(prefix.with_suffix(".json").read_text())["readings"]["6000 sparse prefill"]
+    assert [each["is_right"] for each in found["questions"]] == [True] * 5
+    prefix.with_suffix(".json").unlink()
+    pieces.write_text(json.dumps([found["piece"] | {"stop": 3000, "is_last": False, "seconds": 1000.0}]))
+    assert needles.main(command) == 0
+    found = json.loads(prefix.with_suffix(".json").read_text())
+    first, second = found["readings"]["6000 sparse prefill"]["pieces"]
+    assert second["first"] > 5800, "it was computed again"
+    assert found["figures"]["6000 sparse prefill"][needles.PREFILL] == first["seconds"] + second["seconds"]
+    capsys.readouterr()
+    assert needles.main(command) == 0
+    assert "was read before" in capsys.readouterr().out
+
+
 def test_needles_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A typo in a length, and a child whose reason is lost."""
     out = ["--out", str(tmp_path / "needles")]
     assert needles.main([*out, "--lengths", "16k"]) == 1
     assert "got '16k'" in capsys.readouterr().err
+    assert needles.main([*out, "--pieces", "60"]) == 1
+    assert "--pieces must be seconds, beside --disk FILE, got 60" in capsys.readouterr().err
     assert needles.main([*out, "--lengths", "300", "--option", "page_size=-5"]) == 1
     assert "--page-size must be at least 1" in capsys.readouterr().err
 
