@@ -9,30 +9,36 @@ from __future__ import annotations
 import asyncio
 import pickle
 import random
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from shadow_engine import PAGE_SIZE, shadow_engine
 from sluice.engine.clock import VirtualClock
-from sluice.engine.messages import Stats
+from sluice.engine.engine import Engine
+from sluice.engine.messages import PagesOffered, PagesTaken, Stats
+from sluice.engine.transfer import Handover
+from sluice.fleet.apart import Apart
 from sluice.fleet.calls import Call
 from sluice.fleet.choosing import Candidate, Chooser, Told
 from sluice.fleet.identity import Identity
-from sluice.fleet.link import EPOCH, FleetLink, ReplicaLost
+from sluice.fleet.link import EPOCH, FleetLink
 from sluice.fleet.page_news import PageBook, PageNews
 from sluice.fleet.replica import ReplicaServer
+from sluice.fleet.replicas import ReplicaLost
 from sluice.process.client import EngineClient, Inbox
 from sluice.process.engine_state import EngineState
 from sluice.process.kv_event_sender import KvEventSender
 from sluice.process.wire import Outputs, decode
 from sluice.routing.dispatch import Dispatcher
 from sluice.routing.policies import RouterOptions, make_policy
+from sluice.routing.split import SplitLimits
 from sluice.testing import ManualLink
 from sluice.types import Output, Submit
 
 OURS = Identity("shadow", "weights", "form")
 THEIRS = Identity("shadow", "other weights", "form")
 PATIENCE = 300.0
+Build = Callable[[ManualLink, Callable[[PagesOffered | PagesTaken], None]], Engine]
 
 
 class Replica:
@@ -40,19 +46,34 @@ class Replica:
 
     Args:
         version: of the application.
+        build: makes its engine, of its link and of what takes its answers about pages; None: a shadow engine.
     """
 
-    def __init__(self, key: str, identity: Identity = OURS, version: str = "1", clock_offset: float = 0.0) -> None:
+    def __init__(
+        self,
+        key: str,
+        identity: Identity = OURS,
+        version: str = "1",
+        clock_offset: float = 0.0,
+        build: Build | None = None,
+    ) -> None:
         self.key = key
         self.candidate = Candidate(key, identity, version)
         clock = VirtualClock(clock_offset)
         self._link = ManualLink()
         self.pages = PageBook()
-        self.engine = shadow_engine(self._link, listener=KvEventSender(lambda events: self.pages.publish(events.batch)))
+        sender = KvEventSender(lambda events: self.pages.publish(events.batch))
+        self.engine = shadow_engine(self._link, listener=sender) if build is None else build(self._link, self._answer)
+        if build is None:
+            self.engine.handover = Handover(self._answer)
         self.client = EngineClient(self._link.put, clock=clock.now)
-        self.server = ReplicaServer(self.client, identity, self.pages)
+        page_size = PAGE_SIZE if build is None else self.engine.scheduler.state.kv.page_size
+        self.server = ReplicaServer(self.client, identity, page_size, self.pages)
         self.died = asyncio.Event()
         self.received: list[Submit] = []
+
+    def _answer(self, answer: PagesOffered | PagesTaken) -> None:
+        self.client.deliver(answer)
 
     def turn(self) -> None:
         """Make a step, and deliver what it brought."""
@@ -87,6 +108,36 @@ class Replica:
                 yield frame
 
 
+class Side:
+    """The way to the replicas of one deployment."""
+
+    def __init__(self, replicas: dict[str, Replica], world: FleetWorld) -> None:
+        self.replicas = replicas
+        self._world = world
+
+    async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        while not self.replicas:  # as Ray does
+            await asyncio.sleep(0)
+        candidates = [each.candidate for each in self.replicas.values()]
+        key = call.chooser.choose(call.attempt, call, candidates) or self._world.draw.choice(list(self.replicas))
+        call.chooser.sent(call.attempt, key)
+        self._world.sent_to.append((call.request.request_id, key))
+        async with aclosing(self.replicas[key].stream(pickle.loads(pickle.dumps(call)))) as frames:
+            async for frame in frames:
+                yield frame
+
+    async def ask(self, chooser: Chooser, *, flush: bool) -> Mapping[str, Told]:
+        chooser.admit([each.candidate for each in self.replicas.values()])
+        answers = {}
+        for key, replica in self.replicas.items():
+            first = chooser.first_wanted(key)
+            data = await replica.server.stats(flush=flush)
+            stats = None if data is None else decode(data)
+            if isinstance(stats, Stats) and (news := replica.server.news(first)) is not None:
+                answers[key] = Told(stats, PageNews.decoded(*news.encoded()))
+        return answers
+
+
 class FleetWorld:
     """An ingress's client and link, and the replicas.
 
@@ -94,6 +145,8 @@ class FleetWorld:
         keys: of the first replicas.
         router: as in `--router`.
         patience: of the link, in seconds. A request without a replica waits for it by the clock of the event loop.
+        prefill: keys of the first prefill replicas; None: prompts are not computed apart.
+        limits: which of them are.
     """
 
     def __init__(
@@ -102,17 +155,20 @@ class FleetWorld:
         router: str = "prefix-aware",
         seed: int = 0,
         patience: float = PATIENCE,
+        prefill: Sequence[str] | None = None,
+        limits: SplitLimits = SplitLimits(),  # noqa: B008  # it is immutable
     ) -> None:
         self.draw = random.Random(seed)
         self.clock = VirtualClock(1000.0)
         self.replicas: dict[str, Replica] = {}
         for key in keys:
             self.add(Replica(key))
-        policy = make_policy(router, RouterOptions(256, PAGE_SIZE))
-        self.chooser = Chooser(Dispatcher(policy), OURS, PAGE_SIZE, self.clock.now)
+        self.chooser = self._new_chooser(router)
+        self.prefill = None if prefill is None else Side({key: Replica(key) for key in prefill}, self)
+        apart = None if self.prefill is None else Apart(self.prefill, self._new_chooser(router), limits)
         self.client = EngineClient(clock=self.clock.now)
         self.state = EngineState()
-        self.link = FleetLink(self.client, self, self.chooser, self.state, patience, self._sleep)
+        self.link = FleetLink(self.client, self, self.chooser, self.state, patience, self._sleep, apart)
         self.client.attach(self.link.send, EPOCH)
         self.sent_to: list[tuple[int, str]] = []
         """Requests and the replicas that they were sent to."""
@@ -126,37 +182,28 @@ class FleetWorld:
         """End a replica in the middle of whatever it does."""
         self.replicas.pop(key).died.set()
 
+    def _new_chooser(self, router: str) -> Chooser:
+        policy = make_policy(router, RouterOptions(256, PAGE_SIZE))
+        return Chooser(Dispatcher(policy), OURS, PAGE_SIZE, self.clock.now)
+
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
         if self.failures:
             raise self.failures.pop()
-        while not self.replicas:  # as Ray does
-            await asyncio.sleep(0)
-        candidates = [each.candidate for each in self.replicas.values()]
-        key = call.chooser.choose(call.attempt, call, candidates) or self.draw.choice(list(self.replicas))
-        call.chooser.sent(call.attempt, key)
-        self.sent_to.append((call.request.request_id, key))
-        async with aclosing(self.replicas[key].stream(pickle.loads(pickle.dumps(call)))) as frames:
+        async with aclosing(Side(self.replicas, self).stream(call)) as frames:
             async for frame in frames:
                 yield frame
 
     async def ask(self, chooser: Chooser, *, flush: bool) -> Mapping[str, Told]:
         if self.failures:
             raise self.failures.pop()
-        chooser.admit([each.candidate for each in self.replicas.values()])
-        answers = {}
-        for key, replica in self.replicas.items():
-            first = chooser.first_wanted(key)
-            data = await replica.server.stats(flush=flush)
-            stats = None if data is None else decode(data)
-            if isinstance(stats, Stats) and (news := replica.server.news(first)) is not None:
-                answers[key] = Told(stats, PageNews.decoded(*news.encoded()))
-        return answers
+        return await Side(self.replicas, self).ask(chooser, flush=flush)
 
     async def turn(self) -> None:
         """Let tasks run, and each engine make a step."""
         for _ in range(8):
             await asyncio.sleep(0)
-        for replica in list(self.replicas.values()):
+        prefill = {} if self.prefill is None else self.prefill.replicas
+        for replica in [*self.replicas.values(), *prefill.values()]:
             replica.turn()
 
     async def settle(self, turns: int = 2000) -> None:

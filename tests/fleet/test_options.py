@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sluice.cli import main
-from sluice.config import ConfigError
+from sluice.config import CacheConfig, ConfigError
 from sluice.fleet import build_app
 from sluice.fleet.app import numbers, placed
 from sluice.fleet.arguments import given_of
 from sluice.fleet.cluster import check_reachable
-from sluice.fleet.options import REFUSED, FleetPlan
+from sluice.fleet.options import REFUSED, FleetPlan, limits_of
+from sluice.fleet.transfer_file import decode_engine, prefill_engine
+from sluice.routing.split import SplitLimits
 
 FACTORY = "any:factory"
+APART = {"prefill_replicas": 1, "transfer_folder": "."}
 
 
 def test_an_application_takes_the_options_of_the_command() -> None:
@@ -38,6 +42,14 @@ def test_an_application_takes_the_options_of_the_command() -> None:
         ({"max_replicas": 1}, "--max-replicas must be more than --replicas 1, got 1"),
         ({"scale_down_seconds": 5}, "--scale-down-seconds 5 needs --max-replicas"),
         ({"port": 0}, "--port 0 is not supported by a fleet"),
+        ({"prefill_replicas": 1}, "--prefill-replicas 1 needs --transfer-folder FOLDER"),
+        ({"split_tokens": 0}, "--split-tokens 0 needs --prefill-replicas"),
+        ({"kv_disk_bytes": 9 << 20}, "--kv-disk-bytes 9437184 needs --prefill-replicas"),
+        (APART | {"split_patience": 0}, "--split-patience above 0, got None and 0"),
+        (APART | {"kv_host_bytes": 9 << 20}, "--kv-host-bytes 9437184 is not supported beside --prefill-replicas"),
+        (APART | {"tp_size": 2}, "a replica of 2 ranks"),
+        (APART | {"enable_prefix_caching": "false"}, "--no-enable-prefix-caching is not supported beside"),
+        (APART | {"router": "ray-prefix-affinity"}, "--router ray-prefix-affinity is not supported beside"),
     ],
 )
 def test_bad_options_are_refused(args: dict[str, Any], part: str) -> None:
@@ -69,6 +81,16 @@ def test_the_number_of_replicas_follows_the_load_if_there_may_be_more() -> None:
     assert (scaling["min_replicas"], scaling["max_replicas"], scaling["downscale_delay_s"]) == (1, 3, 0)
     assert scaling["policy"]["policy_kwargs"] == {"least": 1, "most": 3, "queued_tokens": 8192}
     assert placed(plan, {"CPU": 12}).engine.model.threads == 4
+
+
+def test_prefill_replicas_have_a_share_of_the_machine_and_a_file(tmp_path: Path) -> None:
+    given = APART | {"replicas": 2, "kv_disk_bytes": 9 << 20, "split_tokens": 100}
+    plan = placed(FleetPlan.of(given_of(given), FACTORY), {"CPU": 12})
+    assert plan.engine.model.threads == 4
+    assert limits_of(plan.fleet) == SplitLimits(100)
+    cache = prefill_engine(plan.engine, tmp_path / "a.kv").cache
+    assert (cache.kv_disk, cache.kv_disk_bytes) == (f"{tmp_path}/a.kv", 9 << 20)
+    assert decode_engine(plan.engine).cache == CacheConfig()
 
 
 @pytest.mark.parametrize(

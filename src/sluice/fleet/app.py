@@ -17,7 +17,7 @@ from sluice.fleet.resources import cores_of_rank, resources_of_replica, with_thr
 INSTALL = "pip install 'sluice-llm[ray]'"
 FACTORY = "sluice.fleet.engine:build"
 ROUTER, AFFINITY = "sluice.fleet.ray_routers:FleetRouter", "sluice.fleet.ray_routers:AffinityRouter"
-REPLICA, INGRESS = "replica", "ingress"
+REPLICA, PREFILL, INGRESS = "replica", "prefill", "ingress"
 """Names of the deployments."""
 MOST_CALLS = 1 << 16
 """Calls that a replica or an ingress may have at once: their queues are those of the engine and of the HTTP routes."""
@@ -64,7 +64,7 @@ def import_ray() -> tuple[Any, Any]:
 def placed(plan: FleetPlan, total: Mapping[str, float]) -> FleetPlan:
     """Return the plan with the cores and threads of each rank, by what a cluster has."""
     most = plan.fleet.max_replicas or plan.fleet.replicas
-    cores = cores_of_rank(plan.engine, total.get("CPU", 1), most)
+    cores = cores_of_rank(plan.engine, total.get("CPU", 1), most + (plan.fleet.prefill_replicas or 0))
     return replace(plan, engine=with_threads(plan.engine, cores), cores=cores)
 
 
@@ -96,8 +96,12 @@ def application(plan: FleetPlan, *, has_gpus: bool) -> Any:
         **common,
     )
     ingress = serve.deployment(serve.ingress()(Ingress), name=INGRESS, ray_actor_options={"num_cpus": 0}, **common)
-    version = uuid.uuid4().hex
-    return ingress.bind(plan, version, replica.bind(without_keys(plan), version))
+    version, keyless = uuid.uuid4().hex, without_keys(plan)
+    bound = [replica.bind(keyless, version)]
+    if plan.fleet.prefill_replicas is not None:
+        prefill = replica.options(name=PREFILL, num_replicas=plan.fleet.prefill_replicas, autoscaling_config=None)
+        bound.append(prefill.bind(keyless, version, True))
+    return ingress.bind(plan, version, *bound)
 
 
 def without_keys(plan: FleetPlan) -> FleetPlan:

@@ -28,6 +28,10 @@ class Sent:
     """When it was sent, by the clock of the ingress."""
     submit: bytes
     """In the form of `wire`."""
+    offer: bytes = b""
+    """Where pages of its prompt lie (`handover.encode_offer`); empty: the replica has what it has."""
+    hands_over: bool = False
+    """It goes on elsewhere after its first token."""
 
     def request(self, now: float) -> Submit:
         """Return the request, with its moments by the clock of the replica's machine.
@@ -54,13 +58,26 @@ class Call:
         chooser: chooses its replica.
         now: returns seconds of this machine, as the request counts them.
         avoid: keys of the replicas that have lost the request.
+        offer: where pages of its prompt lie that another replica has computed.
+        hands_over: it goes on elsewhere after its first token.
     """
 
-    def __init__(self, request: Submit, chooser: Chooser, now: Callable[[], float], avoid: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        request: Submit,
+        chooser: Chooser,
+        now: Callable[[], float],
+        avoid: Iterable[str] = (),
+        offer: bytes = b"",
+        *,
+        hands_over: bool = False,
+    ) -> None:
         self.request = request
         self.chooser = chooser
-        self.attempt = Attempt(request.request_id, frozenset(avoid))
+        self.hands_over = hands_over
+        self.attempt = Attempt(request.request_id, frozenset(avoid), is_computed=bool(offer))
         self._now = now
+        self._offer = offer
 
     @property
     def num_tokens(self) -> int:
@@ -87,7 +104,8 @@ class Call:
         return self.extra_key + "".join(map(_character, chain(ids, self.request.output_ids)))
 
     def __reduce__(self) -> tuple[type[bytes], tuple[bytes]]:
-        return bytes, (msgspec.msgpack.encode(Sent(self.chooser.identity, self._now(), encode(self.request))),)
+        sent = Sent(self.chooser.identity, self._now(), encode(self.request), self._offer, self.hands_over)
+        return bytes, (msgspec.msgpack.encode(sent),)
 
 
 class Target:

@@ -9,7 +9,8 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,6 +46,8 @@ class Attempt:
     """Of the replica that was chosen."""
     is_sent: bool = False
     """A replica has taken it."""
+    is_computed: bool = False
+    """Its prompt was computed elsewhere: it keeps no other prompt waiting."""
     is_closed: bool = False
     """It is over, although the router's thread may not know that yet."""
 
@@ -97,6 +100,12 @@ class Chooser:
         with self._lock:
             return list(self._dispatcher.loads)
 
+    @contextmanager
+    def locked(self) -> Iterator[Dispatcher]:
+        """Let nothing change while a caller looks at the loads and caches of the replicas."""
+        with self._lock:
+            yield self._dispatcher
+
     def counts(self) -> Counts:
         """Return what has happened so far."""
         with self._lock:
@@ -128,6 +137,8 @@ class Chooser:
             except NoReplica:
                 return None
             self._open.add(attempt.request_id)
+            if attempt.is_computed:
+                self._dispatcher.first_token(attempt.request_id)
             return attempt.key
 
     def sent(self, attempt: Attempt, key: str) -> None:

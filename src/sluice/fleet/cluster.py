@@ -40,7 +40,7 @@ class FleetCluster:
             else:
                 check_reachable(address)
                 self._ray.init(address=address, log_to_driver=False, logging_level="WARNING")
-        except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
+        except Exception as error:  # Ray raises that itself when its processes do not start in time
             where = "on this machine" if address is None else f"at --address {address}"
             raise ConfigError(f"Ray cannot be reached {where}: {error}") from error
 

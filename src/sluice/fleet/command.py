@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
+from pathlib import Path
 from typing import Any
 
 from sluice.assembly.ranks import refuse_ranks
@@ -50,7 +51,7 @@ def run_fleet(given: dict[str, Any]) -> int:
     with connected(plan) as cluster, stop_signals() as stopped:
         plan = placed(plan, cluster.total())
         takes = resources_of_replica(plan.engine, plan.cores, has_gpus=cluster.total().get("GPU", 0) > 0)
-        refuse_shortage(takes, plan.fleet.replicas, cluster.machines())
+        refuse_shortage(takes, plan.fleet.replicas, cluster.machines(), plan.fleet.prefill_replicas or 0)
         cluster.deploy(application(plan, has_gpus="GPU" in takes), plan.server)
         print(announced(plan, cluster, url_of(*cluster.http_address())), flush=True)
         if plan.fleet.address is None:
@@ -71,6 +72,9 @@ def checked(plan: FleetPlan) -> FleetPlan:
     read_keys(plan.server)
     read_chat_template(plan.server)
     check_parsers(plan.server)
+    folder = plan.fleet.transfer_folder
+    if folder is not None and plan.fleet.address is None and not Path(folder).is_dir():
+        raise ConfigError(f"--transfer-folder {folder}: there is no such folder")
     return plan
 
 

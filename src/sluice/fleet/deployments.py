@@ -7,6 +7,7 @@ import importlib
 import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -18,6 +19,7 @@ from sluice.fleet.page_news import PageBook
 from sluice.fleet.ray_replicas import RayReplicas
 from sluice.fleet.replica import ReplicaServer
 from sluice.fleet.scaling import LoadMeter, ReplicaLoad
+from sluice.fleet.transfer_file import TransferFile, decode_engine, prefill_engine
 from sluice.process.client import EngineClient, EngineGone
 from sluice.process.engine_state import EngineState
 from sluice.process.launch import EngineTimeouts
@@ -31,9 +33,12 @@ class Replica:
 
     Args:
         version: of the application.
+        is_prefill: it computes prompts alone, and hands them over.
     """
 
-    async def __init__(self, plan: FleetPlan, version: str) -> None:  # type: ignore[misc]  # Ray awaits it
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, plan: FleetPlan, version: str, is_prefill: bool = False
+    ) -> None:
         server = plan.server
         enter(plan.folder)
         configure_logging(server.log_level, server.log_format)
@@ -43,20 +48,25 @@ class Replica:
         """None until the engine is loaded: Ray may end a replica before."""
         self._state = EngineState()
         self._client = EngineClient(recovery=self._state.stats)
+        folder = plan.fleet.transfer_folder
+        self._file = TransferFile(Path(folder)) if is_prefill and folder is not None else None
         start = Start(
-            plan.engine,
+            decode_engine(plan.engine) if self._file is None else prefill_engine(plan.engine, self._file.path),
             plan.factory,
             server.log_level,
             server.log_format,
             server.inject_fault or "",
             start_seconds=0.9 * server.start_timeout,
+            remote="" if folder is None or is_prefill else folder,
         )
         limit, pages = server.max_engine_restarts, PageBook() if plan.follows_pages else None
         timeouts = EngineTimeouts.of(server)
         self._supervisor = Supervisor(start, self._client, self._state, limit, timeouts, kv_events=pages)
         self._ready = await self._supervisor.start()
         self._identity = Identity.of(self._ready)
-        self._server = ReplicaServer(self._client, self._identity, pages)
+        page_size = self._ready.config.cache.page_size
+        assert page_size is not None, f"not resolved: {self._ready.config.cache}"
+        self._server = ReplicaServer(self._client, self._identity, page_size, pages)
         slots = self._ready.config.scheduler.max_running_requests
         assert slots is not None, f"not resolved: {self._ready.config.scheduler}"
         self._loads = LoadMeter(slots)
@@ -104,6 +114,8 @@ class Replica:
             self._running.cancel()
             await asyncio.wait({self._running})
         await self._supervisor.close()
+        if self._file is not None:
+            self._file.close()
 
 
 class Ingress:
@@ -112,15 +124,19 @@ class Ingress:
     Args:
         replicas: handle of their deployment.
         version: of the application.
+        prefill: handle of the deployment of prefill replicas; None: there are none.
     """
 
-    async def __init__(self, plan: FleetPlan, version: str, replicas: Any) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, plan: FleetPlan, version: str, replicas: Any, prefill: Any = None
+    ) -> None:
         self._front: Front | None = None
         enter(plan.folder)
         configure_logging(plan.server.log_level, plan.server.log_format)
         found = RayReplicas(replicas)
         ready: Ready = await found.introduction(version)
-        self._front = await Front.open(plan, ready, found)
+        apart = None if prefill is None else RayReplicas(prefill)
+        self._front = await Front.open(plan, ready, found, apart)
 
     def __serve_build_asgi_app__(self) -> Starlette:
         """Return the application. Ray calls this after the constructor."""

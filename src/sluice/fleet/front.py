@@ -12,11 +12,13 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
+from sluice.fleet.apart import Apart
 from sluice.fleet.choosing import Chooser
 from sluice.fleet.identity import Identity
-from sluice.fleet.link import EPOCH, FleetLink, Replicas
-from sluice.fleet.options import RAY_PREFIX, FleetPlan
+from sluice.fleet.link import EPOCH, FleetLink
+from sluice.fleet.options import RAY_PREFIX, FleetPlan, limits_of
 from sluice.fleet.replica_metrics import replica_metrics
+from sluice.fleet.replicas import Replicas
 from sluice.http.app import create_app
 from sluice.http.auth import read_keys
 from sluice.http.backend import Backend
@@ -56,11 +58,12 @@ class Front:
     closing: contextlib.ExitStack
 
     @classmethod
-    async def open(cls, plan: FleetPlan, ready: Ready, replicas: Replicas) -> Front:
+    async def open(cls, plan: FleetPlan, ready: Ready, replicas: Replicas, prefill: Replicas | None = None) -> Front:
         """Make the application of a fleet.
 
         Args:
             ready: what the engine of a replica is like.
+            prefill: replicas that compute prompts alone; None: there are none.
 
         Raises:
             ConfigError: the API keys or the chat template cannot be read.
@@ -78,7 +81,11 @@ class Front:
             model = await ServedModel.open(server, ready, tokenizer_folder(plan, ready), template, plan.given)
             undo.callback(model.close)
             chooser = chooser_of(plan, ready, client.now)
-            link = FleetLink(client, replicas, chooser, state, max(server.restart_timeout, LEAST_PATIENCE))
+            apart = None
+            if prefill is not None:
+                apart = Apart(prefill, chooser_of(plan, ready, client.now), limits_of(plan.fleet))
+            patience = max(server.restart_timeout, LEAST_PATIENCE)
+            link = FleetLink(client, replicas, chooser, state, patience, apart=apart)
             metrics.model, metrics.classes = model.names[0], ready.limits.classes
             backend = Backend(state)
             backend.open(replace(model.service(ready, client), prompts=None))  # replicas have their own numbers
@@ -96,7 +103,7 @@ class Front:
                 metrics=metrics,
                 listeners=listeners,
                 responses=ResponseStore(server.max_stored_responses, server.max_stored_response_bytes),
-                more_metrics=replica_metrics(chooser, link.totals),
+                more_metrics=replica_metrics(chooser, link.totals, None if apart is None else apart.chooser),
             )
             watching = asyncio.create_task(link.watch(LOOK_SECONDS), context=Context())
             return cls(app, link, watching, undo.pop_all())

@@ -4,6 +4,9 @@ A replica may be lost at any moment: its process or its machine ends, it is repl
 client has the prompt and all that was delivered, so the request goes on at another replica of the same model, as it
 does in another engine of one server.
 
+Where prompts are computed apart, a request goes to a prefill replica for its first token, and from there to a replica
+that decodes, with the place where the prompt's pages lie; if that fails, to one that does both.
+
 Everything here runs in the event loop.
 """
 
@@ -11,19 +14,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing
 from contextvars import Context
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
-from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Stats
+from sluice.engine.messages import Abort, FlushCache, Message, PagesOffered, QueryStats, Stats
+from sluice.fleet.apart import Apart
 from sluice.fleet.calls import Call
 from sluice.fleet.choosing import Chooser, Told
+from sluice.fleet.replicas import ReplicaLost, Replicas
 from sluice.fleet.totals import NOTHING, FleetTotals
 from sluice.process.client import EngineClient
 from sluice.process.delivery import OutputOrderError
 from sluice.process.engine_state import EngineState
+from sluice.process.handover import encode_offer
 from sluice.process.log_limiter import LogLimiter
 from sluice.process.restarts import Backoff
 from sluice.process.wire import Failed, Outputs, WireError, decode
@@ -36,36 +41,11 @@ MAX_LOSSES = 10
 """Replicas that may be lost one after the other with a request that gets no token from any of them."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds before a request is sent again."""
+APART_SECONDS = 2.0
+"""For a prefill replica to take a request, which waits no longer where it can be computed as well."""
 LOG_SECONDS = 5.0
 NO_QUERY = 0
 NO_REPLICA = "no replica answers"
-
-
-class ReplicaLost(Exception):
-    """A replica cannot go on with a request; the message says why."""
-
-
-class Replicas(Protocol):
-    """The way to the replicas."""
-
-    def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
-        """Send a request to the replica that its chooser chooses, and yield what comes back, in the form of `wire`.
-
-        To close the generator aborts the request.
-
-        Raises:
-            ReplicaLost: the replica cannot go on.
-        """
-        ...
-
-    async def ask(self, chooser: Chooser, *, flush: bool) -> Mapping[str, Told]:
-        """Return what each replica that answers tells of itself, by key.
-
-        Args:
-            chooser: knows which may serve, and what it was told before.
-            flush: let them forget what is cached and not in use, first.
-        """
-        ...
 
 
 @dataclass(slots=True)
@@ -87,6 +67,7 @@ class FleetLink:
         patience: seconds for which a request without a new token is sent again and again, or waits for a replica that
             takes it, before it fails.
         sleep: waits, in seconds.
+        apart: prefill replicas; None: there are none.
     """
 
     def __init__(
@@ -97,6 +78,7 @@ class FleetLink:
         state: EngineState,
         patience: float,
         sleep: Callable[[float], Coroutine[None, None, None]] = asyncio.sleep,
+        apart: Apart | None = None,
     ) -> None:
         self._client = client
         self._replicas = replicas
@@ -104,6 +86,9 @@ class FleetLink:
         self._state = state
         self._patience = patience
         self._sleep = sleep
+        self._apart = apart
+        self._offers: dict[int, bytes] = {}
+        """Where the pages of requests lie that prefill replicas have handed over, until they are sent on."""
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._losses: dict[int, _Losses] = {}
         self._asking: set[asyncio.Task[None]] = set()
@@ -158,25 +143,38 @@ class FleetLink:
         self.totals.update(answers, NO_QUERY)
 
     async def _told(self, *, flush: bool) -> dict[str, Stats]:
-        """Return the state of each replica that answers, and tell the chooser."""
+        """Return the state of each replica that answers, and tell the choosers."""
+        sides = [(self._replicas, self._chooser)]
+        if self._apart is not None:
+            sides.append((self._apart.replicas, self._apart.chooser))
+        answers = await asyncio.gather(*(self._told_by(*side, flush=flush) for side in sides))
+        return {key: each.stats for answer in answers for key, each in answer.items()}
+
+    async def _told_by(self, replicas: Replicas, chooser: Chooser, *, flush: bool) -> Mapping[str, Told]:
         asked_at = self._client.now()
-        answers = await self._replicas.ask(self._chooser, flush=flush)
-        self._chooser.told(answers, asked_at)
-        return {key: each.stats for key, each in answers.items()}
+        answers = await replicas.ask(chooser, flush=flush)
+        chooser.told(answers, asked_at)
+        return answers
 
     async def _serve(self, request: Submit) -> None:
         """Let a replica work on a request until it ends, or until that replica is lost."""
         request_id, sent_at = request.request_id, self._client.now()
         losses = self._losses.get(request_id)
-        call = Call(request, self._chooser, self._client.now, () if losses is None else losses.keys)
+        offer = self._offers.pop(request_id, b"")
+        call = Call(request, self._chooser, self._client.now, () if losses is None else losses.keys, offer)
+        if self._apart is not None and losses is None and self._apart.takes(call, sent_at):
+            call = Call(request, self._apart.chooser, self._client.now, hands_over=True)
         try:
             if (how := await self._loss_of(call)) is not None:
                 await self._again(call, sent_at, how)
+            elif request_id in self._offers:
+                self._client.go_on(request_id)
         finally:
-            self._chooser.ended(call.attempt)
+            call.chooser.ended(call.attempt)
             if self._serving.get(request_id) is asyncio.current_task():
                 del self._serving[request_id]
                 self._losses.pop(request_id, None)
+                self._offers.pop(request_id, None)
 
     async def _loss_of(self, call: Call) -> str | None:
         """Serve a call, and return how its replica was lost; None: the request has ended."""
@@ -203,7 +201,8 @@ class FleetLink:
         now = self._client.now()
         losses = self._losses.get(call.request.request_id)
         since = now if losses is None else losses.since
-        until = min([since + self._patience, *(at for at, _ in deadlines_of(call.request))])
+        patience = min(self._patience, APART_SECONDS) if call.hands_over else self._patience
+        until = min([since + patience, *(at for at, _ in deadlines_of(call.request))])
         try:
             async with asyncio.timeout(None) as limit:
 
@@ -223,15 +222,19 @@ class FleetLink:
 
     async def _stream(self, call: Call) -> None:
         has_ended = False
-        async with aclosing(self._replicas.stream(call)) as frames:
+        replicas = self._apart.replicas if self._apart is not None and call.hands_over else self._replicas
+        async with aclosing(replicas.stream(call)) as frames:
             async for data in frames:
                 match decode(data):
                     case Outputs(outputs) as frame:
                         if any(output.token_ids for output in outputs):
-                            self._chooser.first_token(call.attempt)
+                            call.chooser.first_token(call.attempt)
                             self._losses.pop(call.request.request_id, None)
                         has_ended = has_ended or any(output.finish_reason is not None for output in outputs)
                         self._client.deliver(frame, EPOCH)
+                    case PagesOffered(_, offer):
+                        self._offers[call.request.request_id] = b"" if offer is None else encode_offer(offer)
+                        has_ended = True
                     case Failed(message):
                         raise ReplicaLost(message)
                     case other:
@@ -246,13 +249,13 @@ class FleetLink:
             sent_at: when it was sent this time.
         """
         request_id, now, is_sent = call.request.request_id, self._client.now(), call.attempt.is_sent
-        self._chooser.lost(call.attempt)
+        call.chooser.lost(call.attempt)
         reason = next((reason for at, reason in deadlines_of(call.request) if at <= now), None)
         if reason is not None and not is_sent:  # a replica that takes it ends it itself
             end = Output(request_id, len(call.request.output_ids), (), 0, reason)
             self._client.deliver(Outputs((end,)), EPOCH)
             return
-        losses = self._losses.setdefault(request_id, _Losses(now if is_sent else sent_at))
+        losses = self._losses.setdefault(request_id, _Losses(now if is_sent or call.hands_over else sent_at))
         losses.count += 1
         if call.attempt.key is not None:
             losses.keys.add(call.attempt.key)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sluice.assembly.ranks import layout_of
 from sluice.config import (
     ConfigError,
     EngineConfig,
@@ -19,6 +21,7 @@ from sluice.config import (
     options_of,
 )
 from sluice.routing.policies import POLICIES, TOLD
+from sluice.routing.split import SplitLimits
 
 RAY_PREFIX = "ray-prefix-affinity"
 ROUTERS = (*POLICIES, RAY_PREFIX)
@@ -66,6 +69,25 @@ class FleetOptions:
         choices=ROUTERS,
         metavar="NAME",
     )
+    prefill_replicas: int | None = option(
+        None, "replicas that compute prompts alone, beside those of --replicas", unset="none", positive=True
+    )
+    transfer_folder: str | None = option(
+        None,
+        "folder that all replicas see, for the pages of prompts from prefill replicas; each of these writes a file of"
+        " --kv-disk-bytes there",
+        unset="none",
+        metavar="FOLDER",
+    )
+    split_tokens: int | None = option(
+        None, "prompt tokens, without cached ones, from which on a prefill replica computes them", unset="0"
+    )
+    split_patience: float | None = option(
+        None,
+        "how many times as late as elsewhere a prefill replica may bring the first token",
+        unset="it does not matter",
+        metavar="X",
+    )
 
 
 @dataclass(frozen=True)
@@ -99,6 +121,7 @@ class FleetPlan:
         fleet = _part(FleetOptions, given)
         check_values(fleet)
         _check_scaling(fleet)
+        _check_split(fleet, given)
         server = _part(ServerConfig, given)
         own = {name for group in (FleetOptions, ServerConfig) for name, _ in options_of(group)}
         rest = {name: value for name, value in given.items() if name not in own}
@@ -107,6 +130,8 @@ class FleetPlan:
         if server.port == 0:
             raise ConfigError("--port 0 is not supported by a fleet: every machine's proxy listens on the same port")
         engine = EngineConfig.from_options(rest)
+        if fleet.prefill_replicas is not None:
+            _refuse_beside_split(engine)
         if engine.parallel.distributed_executor_backend == "ray":
             raise ConfigError(
                 "--distributed-executor-backend ray is not supported by a fleet: the ranks of a replica share a machine"
@@ -126,6 +151,51 @@ def _check_scaling(fleet: FleetOptions) -> None:
     for name in ("scale_queued_tokens", "scale_down_seconds"):
         if (value := getattr(fleet, name)) is not None:
             raise ConfigError(f"{flag(name)} {value:g} needs --max-replicas")
+
+
+def _check_split(fleet: FleetOptions, given: Mapping[str, Any]) -> None:
+    if fleet.prefill_replicas is None:
+        for name in ("transfer_folder", "split_tokens", "split_patience", "kv_disk_bytes"):
+            if given.get(name) is not None:
+                raise ConfigError(f"{flag(name)} {given[name]} needs --prefill-replicas in a fleet")
+        return
+    if fleet.transfer_folder is None:
+        raise ConfigError(
+            f"--prefill-replicas {fleet.prefill_replicas} needs --transfer-folder FOLDER, as /dev/shm on one machine"
+        )
+    if fleet.router == RAY_PREFIX:
+        raise ConfigError(
+            f"--router {RAY_PREFIX} is not supported beside --prefill-replicas: it cannot tell a long wait"
+        )
+    limits_of(fleet)
+
+
+def _refuse_beside_split(engine: EngineConfig) -> None:
+    """
+    Raises:
+        ConfigError: replicas with these options cannot take the pages of prefill replicas.
+    """
+    beside = "is not supported beside --prefill-replicas"
+    if not engine.cache.enable_prefix_caching:
+        raise ConfigError(f"--no-enable-prefix-caching {beside}: prompts are handed over to the prefix cache")
+    if engine.cache.kv_host_bytes is not None:
+        raise ConfigError(f"--kv-host-bytes {engine.cache.kv_host_bytes} {beside}")
+    if (size := layout_of(engine.parallel).size) > 1:
+        raise ConfigError(f"a replica of {size} ranks (--tp-size, --pp-size) {beside}")
+
+
+def limits_of(fleet: FleetOptions) -> SplitLimits:
+    """Return which prompts prefill replicas compute.
+
+    Raises:
+        ConfigError: a value that cannot be.
+    """
+    patience = math.inf if fleet.split_patience is None else fleet.split_patience
+    if (fleet.split_tokens or 0) < 0 or not patience > 0:
+        raise ConfigError(
+            f"--split-tokens must be at least 0 and --split-patience above 0, got {fleet.split_tokens} and {patience:g}"
+        )
+    return SplitLimits(fleet.split_tokens or 0, patience)
 
 
 def _refuse(values: Mapping[str, Any]) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from sluice.engine.messages import Stats
 from sluice.fleet.calls import Call, Target
 from sluice.fleet.choosing import Chooser, Told
-from sluice.fleet.link import ReplicaLost
 from sluice.fleet.page_news import PageNews
+from sluice.fleet.replicas import ReplicaLost
 from sluice.process.wire import Ready, WireError, decode
 
 LOGGER = logging.getLogger("sluice.fleet")

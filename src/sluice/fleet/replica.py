@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 
 import msgspec
 
+from sluice.engine.messages import PagesOffered
+from sluice.fleet.apart import goes_on, prompt_alone
 from sluice.fleet.calls import received
 from sluice.fleet.identity import Identity
 from sluice.fleet.page_news import PageBook, PageNews
 from sluice.process.client import EngineClient, EngineGone
+from sluice.process.handover import HandoverError, decode_offer, offered, taken
 from sluice.process.wire import Failed, WireError, encode, encode_outputs
+from sluice.types import Submit
+
+LOGGER = logging.getLogger("sluice.fleet")
+STORING_SECONDS = 0.5
+"""For the pages of a prompt to be stored, before it is handed over without those that are not."""
 
 
 class ReplicaServer:
@@ -19,16 +28,21 @@ class ReplicaServer:
     Args:
         client: of the engine.
         identity: its own.
+        page_size: tokens of a page of the engine.
         pages: what its prefix cache holds; None: that is not followed.
     """
 
-    def __init__(self, client: EngineClient, identity: Identity, pages: PageBook | None = None) -> None:
+    def __init__(self, client: EngineClient, identity: Identity, page_size: int, pages: PageBook | None = None) -> None:
         self._client = client
         self._identity = identity
+        self._page_size = page_size
         self._pages = pages
 
     async def stream(self, data: bytes) -> AsyncGenerator[bytes, None]:
         """Serve a request, and yield its outputs, or why this replica cannot go on with it, in the form of `wire`.
+
+        A request that is to be handed over ends with its first token, or goes on elsewhere: then it is followed by the
+        place of its pages (`PagesOffered`).
 
         To close the generator aborts the request.
 
@@ -40,14 +54,19 @@ class ReplicaServer:
             if (reason := self._identity.difference(sent.identity)) is not None:
                 yield encode(Failed(reason))
                 return
+            await self._take(sent.offer)
             request = sent.request(self._client.now())
-            inbox = self._client.submit([request])
+            inbox = self._client.submit([prompt_alone(request) if sent.hands_over else request])
         except (EngineGone, msgspec.DecodeError, WireError) as error:
             yield encode(Failed(str(error)))
             return
         try:
             while True:
                 outputs = [each._replace(request_id=request.request_id) for each in await inbox.get()]
+                if sent.hands_over and goes_on(request, outputs[-1]):
+                    yield encode_outputs([*outputs[:-1], outputs[-1]._replace(finish_reason=None)])
+                    yield encode(await self._offer(request))
+                    return
                 yield encode_outputs(outputs)
                 if outputs[-1].finish_reason is not None:
                     return
@@ -55,6 +74,29 @@ class ReplicaServer:
             yield encode(Failed(str(error)))
         finally:
             inbox.close()
+
+    async def _offer(self, request: Submit) -> PagesOffered:
+        """Return where the pages of a computed prompt lie.
+
+        Raises:
+            EngineGone: the engine died.
+        """
+        tokens, size = request.tokens(), self._page_size
+        try:
+            return PagesOffered(
+                0, await offered(self._client, tokens, size, request.extra_key, patience=STORING_SECONDS)
+            )
+        except HandoverError as error:
+            return PagesOffered(0, None, str(error))
+
+    async def _take(self, offer: bytes) -> None:
+        """Let the engine load the pages of an offer, if there is one. What it does not take, it computes."""
+        if not offer:
+            return
+        try:
+            await taken(self._client, decode_offer(offer))
+        except (HandoverError, EngineGone, WireError) as error:
+            LOGGER.warning("the pages of a prompt are computed again: %s", error)
 
     def news(self, first: int) -> PageNews | None:
         """Return what has changed in the prefix cache, from a change of this number on; None: that is not followed."""

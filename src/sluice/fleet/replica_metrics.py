@@ -12,14 +12,22 @@ from sluice.http.metrics_page import Page
 LABEL = "replica"
 
 
-def replica_metrics(chooser: Chooser, totals: FleetTotals) -> Callable[[Page], None]:
-    """Return what adds the metrics of the replicas to a page."""
+def replica_metrics(chooser: Chooser, totals: FleetTotals, prefill: Chooser | None = None) -> Callable[[Page], None]:
+    """Return what adds the metrics of the replicas to a page.
+
+    Args:
+        prefill: of the replicas that compute prompts alone; None: there are none.
+    """
 
     def add(page: Page) -> None:
         stats, counts = totals.latest, chooser.counts()
         page.gauge("sluice:replicas", "Replicas that may serve.", len(chooser.replicas))
-        page.gauge("sluice:replicas_kept_out", "Replicas of another model or version.", counts.kept_out)
-        page.counter("sluice:replica_requests", "Requests sent to a replica.", counts.sent, LABEL)
+        kept_out, sent = counts.kept_out, dict(counts.sent)
+        if prefill is not None:
+            page.gauge("sluice:prefill_replicas", "Replicas that compute prompts alone.", len(prefill.replicas))
+            kept_out, sent = kept_out + prefill.counts().kept_out, {**sent, **prefill.counts().sent}
+        page.gauge("sluice:replicas_kept_out", "Replicas of another model or version.", kept_out)
+        page.counter("sluice:replica_requests", "Requests sent to a replica.", sent, LABEL)
         page.gauge("sluice:replica_running", "Requests on its device.", _of(stats, _running), LABEL)
         page.gauge("sluice:replica_waiting", "Requests that wait there.", _of(stats, _waiting), LABEL)
         page.gauge("sluice:replica_kv_usage", "Share of its pages in use.", _of(stats, _usage), LABEL)

@@ -58,21 +58,23 @@ def num_fitting(each: Resources, machines: Sequence[Resources]) -> int:
     )
 
 
-def refuse_shortage(each: Resources, replicas: int, machines: Sequence[Resources]) -> None:
+def refuse_shortage(each: Resources, replicas: int, machines: Sequence[Resources], prefill: int = 0) -> None:
     """Check that replicas fit on the machines.
 
     Args:
         machines: what is free on each.
+        prefill: replicas beside them that compute prompts alone.
 
     Raises:
         ConfigError: they do not; it says what is free and what each takes.
     """
-    if (fitting := num_fitting(each, machines)) >= replicas:
+    if (fitting := num_fitting(each, machines)) >= replicas + prefill:
         return
+    beside = f" and --prefill-replicas {prefill} are" if prefill else " is"
     free = "; ".join(shown({name: machine.get(name, 0) for name in each}) for machine in machines) or "nothing"
     raise ConfigError(
-        f"--replicas {replicas} is more than fit: each takes {shown(each)} of one machine, and free are {free}, which"
-        f" is enough for {fitting}; lower --replicas, --threads or --tp-size, or add machines"
+        f"--replicas {replicas}{beside} more than fit: each takes {shown(each)} of one machine, and free are {free},"
+        f" which is enough for {fitting}; lower --replicas, --threads or --tp-size, or add machines"
     )
 
 

@@ -173,6 +173,12 @@ class EngineClient:
             self._died_at = self.now()
         self._send_request(entry.delivery, self._send)
 
+    def go_on(self, request_id: int) -> None:
+        """Send a request on, with what was delivered of it, if it is open: it has left what had worked on it."""
+        entry = self._open.get(request_id)
+        if entry is not None and self._send is not None:
+            self._send(entry.delivery.submit())
+
     def submit(self, requests: Sequence[Submit], inbox: Inbox | None = None) -> Inbox:
         """Number and send requests, and return the inbox for their outputs. The caller must `close` it.
 

@@ -1,0 +1,42 @@
+"""Prompts that are computed apart, by prefill replicas, and whose pages then go to the replicas that decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sluice.fleet.calls import Call
+from sluice.fleet.choosing import Chooser
+from sluice.fleet.replicas import Replicas
+from sluice.routing.split import PrefillSplit, SplitLimits
+from sluice.types import FinishReason, Output, Submit
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Prefill replicas, and which prompts go there."""
+
+    replicas: Replicas
+    chooser: Chooser
+    limits: SplitLimits
+
+    def takes(self, call: Call, now: float) -> bool:
+        """Return whether a call to the replicas that decode goes to a prefill replica first.
+
+        Args:
+            now: seconds of the choosers' clock.
+        """
+        if call.request.embeds or call.request.output_ids:
+            return False
+        with self.chooser.locked() as prefill, call.chooser.locked() as decode:
+            return bool(decode.loads) and PrefillSplit(prefill, decode, self.limits).is_apart(call, now)
+
+
+def prompt_alone(request: Submit) -> Submit:
+    """Return a request for the first token of another one."""
+    sampling = request.sampling
+    return replace(request, sampling=replace(sampling, max_tokens=1, min_tokens=min(1, sampling.min_tokens)))
+
+
+def goes_on(request: Submit, first: Output) -> bool:
+    """Return whether a request goes on behind the output that ended the one for its first token."""
+    return first.finish_reason is FinishReason.LENGTH and request.sampling.max_tokens != 1

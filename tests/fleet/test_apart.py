@@ -1,0 +1,205 @@
+"""Prompts that prefill replicas compute: whatever is lost on the way, the answer is that of one replica."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleet_world import FleetWorld, Replica, outputs_of
+from random_checkpoint import random_checkpoint
+from serving import run
+from shadow_engine import VOCAB
+from sluice.assembly.engine import build_engine
+from sluice.assembly.peers import Peers
+from sluice.config import EngineConfig
+from sluice.engine.engine import Engine
+from sluice.engine.messages import PagesOffered, PagesTaken
+from sluice.fleet.transfer_file import TransferFile, decode_engine, prefill_engine
+from sluice.process.client import UNNUMBERED
+from sluice.routing.split import SplitLimits
+from sluice.testing import ManualLink, oracle, resolved
+from sluice.types import FinishReason, Output, Submit
+
+LEAST = 12
+STREAMS, TOKENS = 16, 12
+
+
+def request(number: int, tokens: int = TOKENS) -> Submit:
+    """Return a request of its own prompt and seed; every third one is short."""
+    length = 5 if number % 3 == 0 else LEAST + number
+    prompt = tuple(1 + (number * 7 + place) % (VOCAB - 1) for place in range(length))
+    return Submit(UNNUMBERED, prompt, replace(resolved(tokens), seed=number))
+
+
+def tokens_of(outputs: list[Output]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+def expected(asked: Submit) -> list[int]:
+    return list(oracle(asked.prompt, asked.sampling, vocab_size=VOCAB))
+
+
+async def world_of(prefill: tuple[str, ...] = ("p", "q"), patience: float = 300.0) -> FleetWorld:
+    """Return a fleet that knows its replicas."""
+    world = FleetWorld(["a", "b"], prefill=prefill, limits=SplitLimits(LEAST), patience=patience)
+    watching = asyncio.create_task(world.link.watch(1.0))
+    for _ in range(9):
+        await world.turn()
+    watching.cancel()
+    await asyncio.wait({watching})
+    return world
+
+
+async def play(world: FleetWorld, on_turn: Callable[[int], None] = lambda turn: None) -> list[list[int]]:
+    inboxes = [world.client.submit([request(number)]) for number in range(STREAMS)]
+    turn = 0
+    while world.client.num_open:
+        on_turn(turn)
+        await world.turn()
+        turn += 1
+        assert turn < 5000, "the streams do not end"
+    await world.turn()
+    return [tokens_of(await outputs_of(inbox)) for inbox in inboxes]
+
+
+def way_of(world: FleetWorld, request_id: int) -> list[str]:
+    return [key for each, key in world.sent_to if each == request_id]
+
+
+def test_long_prompts_begin_at_a_prefill_replica_and_go_on_at_one_that_decodes() -> None:
+    async def test() -> None:
+        world = await world_of()
+        assert await play(world) == [expected(request(number)) for number in range(STREAMS)]
+        ways = [way_of(world, request_id) for request_id in sorted({each for each, _ in world.sent_to})]
+        for number, way in enumerate(ways):
+            where = ["pq", "ab"] if number % 3 else ["ab"]
+            assert len(way) == len(where)
+            assert all(key in keys for key, keys in zip(way, where, strict=True))
+        assert {way[0] for way in ways} == set("pqab"), "both of each kind have something to do"
+        assert world.client.recovery.replayed_requests == 0
+        apart = world.link._apart
+        assert apart is not None
+        for chooser in (apart.chooser, world.chooser):
+            assert [load.order for load in chooser._dispatcher.loads.values()] == [(0, 0)] * 2
+
+    run(test)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lost_replicas_of_either_kind_cost_no_token(seed: int) -> None:
+    """Before the first token, between it and the handover, and behind it."""
+
+    async def test() -> None:
+        world = await world_of()
+        assert world.prefill is not None
+        world.draw.seed(seed)
+        moments = sorted(world.draw.sample(range(30), 4))
+
+        def on_turn(turn: int) -> None:
+            if turn not in moments:
+                return
+            kind = world.draw.choice([world.replicas, world.prefill.replicas])
+            if kind:
+                kind.pop(world.draw.choice(list(kind))).died.set()
+            if not world.replicas or world.draw.random() < 0.5:
+                world.add(Replica(f"after {turn}"))
+
+        assert await play(world, on_turn) == [expected(request(number)) for number in range(STREAMS)]
+        assert world.client.recovery.ended_requests == 0
+
+    run(test)
+
+
+def test_a_prefill_replica_that_takes_nothing_keeps_no_request() -> None:
+    """Its process has gone, and the ingress does not know that yet."""
+
+    async def test() -> None:
+        world = await world_of(("p",), patience=0.05)
+        assert world.prefill is not None
+        world.prefill.replicas.clear()
+        inbox = world.client.submit([request(1)])
+        await world.settle(100_000)
+        assert tokens_of(await outputs_of(inbox)) == expected(request(1))
+
+    run(test)
+
+
+def test_a_request_that_ends_with_its_first_token_ends_at_the_prefill_replica() -> None:
+    async def test() -> None:
+        world = await world_of()
+        (first, *_) = expected(request(1))
+        stopped = replace(request(1), sampling=replace(resolved(TOKENS, stop_token_ids=[first]), seed=1))
+        for asked, reason in ((request(1, 1), FinishReason.LENGTH), (stopped, FinishReason.STOP)):
+            world.sent_to.clear()
+            inbox = world.client.submit([asked])
+            await world.settle()
+            outputs = await outputs_of(inbox)
+            assert tokens_of(outputs) == [first]
+            assert outputs[-1].finish_reason is reason
+            assert [key in "pq" for _, key in world.sent_to] == [True]
+
+    run(test)
+
+
+def test_the_pages_of_a_prompt_are_loaded_where_it_is_decoded(tmp_path: Path) -> None:
+    """Without them all the rest would be right as well, and every prompt would be computed twice."""
+    folder = random_checkpoint(tmp_path)
+    options = {"model": str(folder), "max_total_tokens": 512, "page_size": 16, "kv_disk_bytes": 8 << 20}
+    config, file = EngineConfig.from_options(options), TransferFile(tmp_path)
+
+    def built(own: EngineConfig, remote: Path | None) -> Callable[..., Engine]:
+        def build(link: ManualLink, answer: Callable[[PagesOffered | PagesTaken], None]) -> Engine:
+            return build_engine(own, link, progress=False, peers=Peers(answer=answer, remote=remote))[0]
+
+        return build
+
+    prompt = tuple(7 + (11 * position) % 300 for position in range(150))
+
+    async def answer(world: FleetWorld, salt: str) -> list[int]:
+        inbox = world.client.submit([Submit(UNNUMBERED, prompt, resolved(TOKENS), extra_key=salt)])
+        await world.settle(100_000)
+        return tokens_of(await outputs_of(inbox))
+
+    async def test() -> None:
+        world = FleetWorld([], prefill=[], limits=SplitLimits(LEAST))
+        prefill = Replica("p", build=built(prefill_engine(config, file.path), None))
+        decode = Replica("a", build=built(decode_engine(config), tmp_path))
+        world.add(prefill)
+        alone = await answer(world, "alone")
+        assert world.prefill is not None
+        world.prefill.replicas["p"] = world.replicas.pop("p")
+        world.add(decode)
+        watching = asyncio.create_task(world.link.watch(1.0))
+        for _ in range(9):
+            await world.turn()
+        watching.cancel()
+        await asyncio.wait({watching})
+        world.sent_to.clear()
+        assert await answer(world, "tenant") == alone
+        assert [key for _, key in world.sent_to] == ["p", "a"]
+        (use,) = decode.engine.scheduler.occupancy().tiers
+        assert (use.loaded, use.failed_loads) == (len(prompt) // 16, 0)
+        for replica in (prefill, decode):
+            with closing(replica.engine):
+                pass
+
+    run(test)
+
+
+def test_each_prefill_replica_has_a_file_of_its_own(tmp_path: Path) -> None:
+    """The next one takes that of a replica that was killed, and none is left behind by one that ended."""
+    first, second = TransferFile(tmp_path), TransferFile(tmp_path)
+    second.path.touch()
+    assert first.path != second.path
+    first.close()
+    third = TransferFile(tmp_path)
+    assert third.path == first.path
+    second.close()
+    assert not second.path.exists()
+    with pytest.raises(OSError, match="none"):
+        TransferFile(tmp_path / "none")
