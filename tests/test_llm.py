@@ -297,6 +297,16 @@ def test_public_names_load_when_used() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+def test_no_answer_waits_for_torchs_compiler() -> None:
+    """Nothing is compiled, but much in torch imports its compiler, which takes as long as all else until an answer."""
+    program = (
+        "import sys; from sluice import LLM, SamplingParams\n"
+        "with LLM(max_total_tokens=256) as llm: llm.generate('a', SamplingParams(max_tokens=3, ignore_eos=True))\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
 def test_logprobs_are_returned_if_requested(llm: LLM) -> None:
     """One for each output token and each prompt token but the first; the samples share the prompt's."""
     sampling = SamplingParams(max_tokens=5, seed=1, ignore_eos=True, logprobs=2, prompt_logprobs=1, n=2)

@@ -19,7 +19,7 @@ from torch import nn
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.models.eagle3_config import NUM_STATES, Eagle3Config
 from sluice.models.fp8_rows import plain
-from sluice.models.layers import GatedMLP, RMSNorm, Rotary
+from sluice.models.layers import GatedMLP, RMSNorm, Rotary, new_embedding
 from sluice.models.linear import Packer
 from sluice.models.ops import Angles, Ops
 from sluice.parallel.member import ALONE
@@ -141,7 +141,7 @@ class Eagle3(nn.Module):
         self.midlayer = Eagle3Layer(config)
         self.norm = RMSNorm(spec.hidden_size, config.layer.rms_norm_eps, dtype)
         self.lm_head = nn.Linear(spec.hidden_size, config.draft_vocab_size, bias=False, dtype=dtype)
-        self.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size, dtype=dtype) if has_embedding else None
+        self.embed_tokens = new_embedding(spec.vocab_size, spec.hidden_size, dtype) if has_embedding else None
         self.rotary = Rotary(config.layer.rope, spec.head_dim, dtype)
         self.register_buffer("target_ids", None)
         self.ops = Ops()

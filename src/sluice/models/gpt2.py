@@ -13,7 +13,7 @@ from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.models.base import CausalLM, WeightRules
 from sluice.models.checkpoint import CheckpointConfig
 from sluice.models.fp8_rows import plain
-from sluice.models.layers import read_activation
+from sluice.models.layers import new_embedding, read_activation
 from sluice.models.linear import Packer
 from sluice.models.ops import Norm, Ops
 from sluice.models.shards import GPT2 as SHARDS
@@ -173,8 +173,8 @@ class GPT2(CausalLM):
         spec, place = config.spec, member.place
         super().__init__(spec, tied=config.tie_word_embeddings, member=member)
         is_first, hidden, dtype = place.is_first, spec.hidden_size, spec.dtype
-        self.wte = nn.Embedding(spec.vocab_size, hidden, dtype=dtype) if is_first else None
-        self.wpe = nn.Embedding(spec.max_model_len, hidden, dtype=dtype) if is_first else None
+        self.wte = new_embedding(spec.vocab_size, hidden, dtype) if is_first else None
+        self.wpe = new_embedding(spec.max_model_len, hidden, dtype) if is_first else None
         self.h = nn.ModuleDict(
             {str(layer): GPT2Block(config, config.scales[layer], member) for layer in place.layers(spec.num_layers)}
         )

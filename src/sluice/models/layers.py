@@ -27,6 +27,15 @@ def read_activation(config: Fields, name: str, default: str) -> str:
     return value
 
 
+def new_embedding(rows: int, size: int, dtype: torch.dtype) -> nn.Embedding:
+    """Return an embedding whose weight [rows, size] has no values yet.
+
+    `nn.Embedding(rows, size)` draws random ones. On the device "meta" that imports torch's compiler first, which takes
+    a second, as long as torch itself.
+    """
+    return nn.Embedding.from_pretrained(torch.empty(rows, size, dtype=dtype), freeze=False)
+
+
 class RMSNorm(nn.Module):
     """The weight of a root mean square norm over the last dimension."""
 

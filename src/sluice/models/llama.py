@@ -13,7 +13,7 @@ from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.models.base import CausalLM, WeightRules
 from sluice.models.checkpoint import CheckpointConfig
 from sluice.models.fp8_rows import Rows, plain
-from sluice.models.layers import GatedMLP, RMSNorm, Rotary
+from sluice.models.layers import GatedMLP, RMSNorm, Rotary, new_embedding
 from sluice.models.linear import Packer
 from sluice.models.llama_config import LlamaConfig, read_llama_config
 from sluice.models.ops import Angles, HeadNorms, Ops
@@ -126,7 +126,7 @@ class Llama(CausalLM):
         spec, place = config.spec, member.place
         super().__init__(spec, tied=config.tie_word_embeddings, member=member)
         is_first, is_last = place.is_first, place.is_last
-        self.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size, dtype=spec.dtype) if is_first else None
+        self.embed_tokens = new_embedding(spec.vocab_size, spec.hidden_size, spec.dtype) if is_first else None
         self.rotary = Rotary(config.rope, spec.head_dim, spec.dtype)
         self.layers = nn.ModuleDict(
             {str(layer): LlamaLayer(config, config.windows[layer], member) for layer in place.layers(spec.num_layers)}

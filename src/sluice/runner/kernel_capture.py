@@ -157,6 +157,12 @@ def cpu_graphs(
 class _Tape(TorchDispatchMode):
     """Records operations in order."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: nothing is compiled here, and to keep torch's compiler off a mode means to import it, which
+        takes a second of the first request."""
+        return False
+
     def __init__(self, kernels: Kernels, arena: Arena) -> None:
         super().__init__()
         self._kernels = kernels

@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from tempfile import mkdtemp
 
-from huggingface_hub import cached_assets_path
+import huggingface_hub
 
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.formats.gguf_config import model_config, tokenizer_config
@@ -54,7 +54,7 @@ def gguf_folder(path: Path, cache: Path | None) -> Path:
     """
     path = path.absolute()  # not resolved: the hub's cache links to files without their names and neighbours
     try:
-        folder = cached_assets_path("sluice", METHOD_FOLDER, _key(path), assets_dir=cache)
+        folder = huggingface_hub.cached_assets_path("sluice", METHOD_FOLDER, _key(path), assets_dir=cache)
         if (folder / "config.json").is_file():
             return folder
         made = Path(mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
