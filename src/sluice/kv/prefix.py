@@ -23,6 +23,9 @@ from sluice.kv.nodes import NOWHERE, Node, parent_of
 from sluice.kv.prefix_cache import PrefixCache
 from sluice.types import Tier
 
+KEYS_AT_ONCE = 256
+"""Pages whose keys are made at once: a prompt of a million tokens has very many."""
+
 
 class Keeper(Protocol):
     """What the tree needs of the tiers behind the device."""
@@ -103,11 +106,15 @@ class PrefixTree(PrefixCache):
         while found and found[-1].has_left:  # as in `match`
             found.pop()
         node = found[-1] if found else self._roots.get(extra_key)
-        for index in range(len(found), limit // self._page_size):
-            node = None if node is None else node.children.get(self._key(tokens, index))
-            if node is None:
-                return
-            found.append(node)
+        size, width = self._page_size, self._page_size * tokens.itemsize
+        stop = limit // size * size
+        for first in range(len(found) * size, stop, KEYS_AT_ONCE * size):
+            keys = tokens[first : min(first + KEYS_AT_ONCE * size, stop)].tobytes()
+            for at in range(0, len(keys), width):
+                node = None if node is None else node.children.get(keys[at : at + width])
+                if node is None:
+                    return
+                found.append(node)
 
     def lock(self, path: Sequence[Node]) -> None:
         for node in path:

@@ -239,12 +239,23 @@ class Tiers(LowerTiers):
         self._stores.add_offloaded(OffloadStore(owner, index, source, self._pages.of(tier).level, page, key))
 
     def readable(self, nodes: Iterator[Node], tier: Tier) -> list[Node]:
-        level = self._pages.of(tier).level
-        return list(takewhile(lambda node: _is_readable(node, level), nodes))
+        level, found = self._pages.of(tier).level, []
+        for node in nodes:
+            if not _is_readable(node, level):
+                break
+            found.append(node)
+        return found
 
     def read(self, nodes: Sequence[Node], tier: Tier) -> list[int]:
-        level = self._pages.of(tier).level
-        return [self._read(node, level) for node in nodes]
+        level, pages = self._pages.of(tier).level, []
+        for node in nodes:  # a context of millions of tokens has very many: no call for each
+            copies = node.copies
+            assert copies is not None, f"{node} was never published"
+            if not copies.readers:
+                self.num_read += 1
+            copies.readers += 1
+            pages.append(copies.pages[level])
+        return pages
 
     def unread(self, nodes: Sequence[Node]) -> None:
         for node in reversed(nodes):
@@ -269,7 +280,7 @@ class Tiers(LowerTiers):
             return None
         pool.private.remove(page)
         self._pages.put(node, pool.level, page, pool.checksums[page])
-        self._read(node, pool.level)
+        self.read([node], tier)
         return node
 
     def behind(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier) -> Node | None:
@@ -278,13 +289,6 @@ class Tiers(LowerTiers):
             return None
         node = self._pages.tree.child(parent, key, extra_key)
         return node if node is not None and _is_readable(node, self._pages.of(tier).level) else None
-
-    def _read(self, node: Node, level: int) -> int:
-        """Count a reader of a node. Returns its page on the tier."""
-        copies = copies_of(node)
-        self.num_read += copies.readers == 0
-        copies.readers += 1
-        return copies.pages[level]
 
 
 def _is_readable(node: Node, level: int) -> bool:
