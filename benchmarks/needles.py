@@ -167,8 +167,8 @@ def read_in_pieces(task: Path, pieces: list[dict[str, Any]], note: Path | None) 
         print(f"        read {piece['first']} to {piece['stop']} in {piece['seconds']:.0f} s", flush=True)
 
 
-def figures_of(found: dict[str, Any], model: CostModel) -> dict[str, float]:
-    """Return the figures of a reading, in units for readers."""
+def figures_of(label: str, found: dict[str, Any], model: CostModel) -> dict[str, float]:
+    """Return the figures of a reading, in units for readers. What a sparse prefill computes is not counted."""
     pieces, questions = found["pieces"], found["questions"]
     loaded = {name: sum(piece["loaded"][name] for piece in pieces) for name in ("bytes", "seconds", "waited")}
     seconds, tokens = sum(piece["seconds"] for piece in pieces), len(questions) * 7
@@ -177,7 +177,7 @@ def figures_of(found: dict[str, Any], model: CostModel) -> dict[str, float]:
         RIGHT: sum(each["is_right"] for each in questions),
         PIECES: len(pieces),
         PREFILL: seconds,
-        RATE: flop / seconds / 1e9,
+        **({} if label.endswith(SPARSE) else {RATE: flop / seconds / 1e9}),
         QUESTION: sum(each["ttft"] for each in questions) / len(questions),
         DECODE: 1000 * sum(each["decode"] for each in questions) / tokens,
         LOADED: loaded["bytes"] / 1e9,
@@ -236,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 failed = True
                 break
             readings[label]["speed"] = speed.figures()
-            figures = figures_of(readings[label], model)
+            figures = figures_of(label, readings[label], model)
             failed = failed or figures[RIGHT] < len(DEPTHS)
             print(f"{label:>6}  " + "  ".join(f"{name} {value:.4g}" for name, value in figures.items()), flush=True)
             _write(args, shape, options, readings, skipped)
@@ -306,7 +306,7 @@ def _write(
     skipped: Sequence[str],
 ) -> None:
     model = cost_model(shape, args.dtype)
-    figures = {label: figures_of(found, model) for label, found in readings.items()}
+    figures = {label: figures_of(label, found, model) for label, found in readings.items()}
     record = {
         "benchmark": "needles",
         "shape": asdict(shape),
