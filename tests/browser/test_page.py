@@ -327,7 +327,7 @@ def test_one_sees_what_the_server_does_with_a_request(browser: Browser, url: str
         page.get_by_text("Settings").click()
         page.get_by_label("Most tokens").fill("40")
         page.get_by_text("Settings").click()
-        complete(here.say("hello timeline"))
+        complete(here.say_on("hello timeline"))
         page.get_by_text("Requests as a table").click()
         row = page.get_by_role("table", name="Requests").get_by_role("row").filter(has_text="(yours)")
         expect(row).to_contain_text("length", timeout=MS)
