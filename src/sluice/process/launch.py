@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sluice.config import ServerConfig
 from sluice.engine.messages import Message, Shutdown
 from sluice.process.activity import Activity, activity_of
+from sluice.process.child import Child
 from sluice.process.delivery import OutputOrderError
 from sluice.process.heartbeat import Reading
 from sluice.process.liveness import LivenessWatch, LoadingWatch
@@ -77,7 +78,7 @@ class EngineProcess:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: Child,
         folder: SocketFolder,
         channel: ZmqChannel,
         epoch: int,
@@ -117,7 +118,7 @@ class EngineProcess:
                 raise CannotStartNow(f"the engine's process cannot be started: {error}") from error
             channel.send(start)
             undo.pop_all()
-        return cls(process, folder, channel, start.epoch, timeouts or EngineTimeouts())
+        return cls(Child(process), folder, channel, start.epoch, timeouts or EngineTimeouts())
 
     @property
     def pid(self) -> int:
