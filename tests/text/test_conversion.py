@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -89,6 +90,14 @@ def test_sentencepiece(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         stream = tokenizer.detokenizer()
         assert "".join(map(stream.push, ids)) + stream.flush() == text
     assert tokenizer.encode("<s>", add_special_tokens=False) == [original.bos_id()]
+
+
+def test_a_conversion_imports_no_torch(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With it transformers imports all its models, which takes four times as long."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    assert has_tokenizer(llama)
+    assert conversion.convert(llama / "tokenizer.model").backend.get_vocab_size() > 256
 
 
 def test_tiktoken(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Converts tokenizers of other formats than `tokenizer.json`, such as SentencePiece and tiktoken, with transformers.
 
-transformers is an optional dependency, and takes seconds and hundreds of megabytes to import. So it runs in a process
-of its own, which ends with the conversion: `python -m sluice.text.conversion FILE`. The result is a tokenizer of the
-`tokenizers` library like any other.
+transformers is an optional dependency, and its models take seconds and hundreds of megabytes to import. So it runs in
+a process of its own, which ends with the conversion: `python -m sluice.text.conversion FILE`. There it finds no torch,
+and has tokenizers alone. The result is a tokenizer of the `tokenizers` library like any other.
 
 transformers sees a copy of the tokenizer's own files, without code that a checkpoint may bring.
 """
@@ -186,5 +186,13 @@ def main(arguments: list[str]) -> None:
     sys.stdout.write("\n" + json.dumps({"tokenizer": tokenizer.backend_tokenizer.to_str(), "special_tokens": roles}))
 
 
+def hide_torch(path: Path) -> None:
+    """Let transformers find no torch, and so import none of its models, in a process that converts a tokenizer. To read
+    a GGUF file it asks for torch."""
+    if path.name != GGUF:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+
+
 if __name__ == "__main__":
+    hide_torch(Path(sys.argv[1]))
     main(sys.argv[1:])
