@@ -9,7 +9,7 @@ import pytest
 
 from sluice.engine.messages import Submit
 from sluice.scheduler import laws
-from sluice.scheduler.laws import LawBroken
+from sluice.scheduler.laws import LawBroken, View
 from sluice.scheduler.request import Status
 from sluice.scheduler.state import SchedulerState
 from sluice.testing import resolved
@@ -210,16 +210,13 @@ DAMAGE = [
 def broken_laws(state: SchedulerState) -> set[int]:
     """The numbers of the laws that do not hold, each asked on its own."""
     checks: list[Callable[[], None]] = [
-        lambda: laws.pages_are_conserved(state),
-        lambda: laws.references_are_counted(state),
-        lambda: laws.tree_is_reachable(state.kv),
+        lambda: laws.pages_are_conserved(View(state)),
+        lambda: laws.references_are_counted(View(state)),
+        lambda: laws.tree_is_reachable(View(state)),
         *(lambda r=request: laws.counters_are_ordered(r) for request in state.requests.values()),
-        *(
-            lambda r=r, held=held: laws.pages_cover_the_promise(state.kv, r, held)
-            for r, held in laws.resident_leases(state)
-        ),
+        *(lambda r=r, held=held: laws.pages_cover_the_promise(state.kv, r, held) for r, held in View(state).resident),
         lambda: laws.requests_have_one_status(state),
-        lambda: laws.slots_are_conserved(state),
+        lambda: laws.slots_are_conserved(View(state)),
     ]
     broken = set()
     for check in checks:

@@ -83,7 +83,7 @@ def never(met: Counter[str], events: Sequence[str]) -> list[str]:
 
 def test_ordinary_lives() -> None:
     """Arrivals, aborts of every status, and faults, under every setting that `config` lets through."""
-    met = live(random_scenario, range(1500))
+    met = live(random_scenario, range(1000))
     unmet = (Bound.PREFILL_FIRST, Bound.TIER_PAGES, Bound.OFFLOAD_BUDGET, Bound.DISK_READS)
     bounds = [f"bound by {bound}" for bound in Bound if bound not in unmet]
     assert never(met, [*OF_ALL, *bounds, "refused: the queue is full"]) == []

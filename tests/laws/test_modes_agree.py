@@ -84,7 +84,7 @@ def play(world: World, requests: Sequence[Submit], gap: int = 2) -> tuple[Bench,
     return bench, runner.plans
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_all_modes_give_the_oracles_tokens(data: st.DataObject) -> None:
     """Chunked or not, mixed or not, cached or not, alone or together, ahead or not."""

@@ -11,7 +11,7 @@ from sluice.kv.flights import Load
 from sluice.kv.nodes import Node
 from sluice.kv.tier_pool import TierPool
 from sluice.scheduler import laws
-from sluice.scheduler.laws import LawBroken
+from sluice.scheduler.laws import LawBroken, View
 from sluice.scheduler.state import SchedulerState
 from sluice.types import PageCopy, Tier
 from tier_worlds import TierBench, prompt, world_of
@@ -156,10 +156,10 @@ DAMAGE = [
 def broken_laws(state: SchedulerState) -> set[int]:
     """The numbers of the laws that do not hold, each asked on its own."""
     checks: list[Callable[[], None]] = [
-        lambda: laws.pages_are_conserved(state),
-        lambda: laws.tree_is_reachable(state.kv),
-        lambda: laws.tiers_are_conserved(state),
-        lambda: laws.loads_are_apart(state),
+        lambda: laws.pages_are_conserved(View(state)),
+        lambda: laws.tree_is_reachable(View(state)),
+        lambda: laws.tiers_are_conserved(View(state)),
+        lambda: laws.loads_are_apart(View(state)),
         lambda: laws.requests_have_one_status(state),
     ]
     broken = set()

@@ -7,6 +7,7 @@ import struct
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import takewhile
 
 from sluice.testing.grammars import forced_tokens, is_complete
@@ -117,10 +118,16 @@ def shadow_logits(digest: int, vocab_size: int) -> list[float]:
 
 def shadow_logprobs(digest: int, token: int, count: int, vocab_size: int) -> TokenLogprobs:
     """Return the log-probabilities of `token` after tokens of this digest, with `count` alternatives."""
+    logprobs, order = _ranked(digest, vocab_size)
+    return TokenLogprobs(token, logprobs[token], tuple((other, logprobs[other]) for other in order[:count]))
+
+
+@lru_cache(1 << 12)
+def _ranked(digest: int, vocab_size: int) -> tuple[list[float], list[int]]:
+    """Return the log-probability of every token, and all tokens, the most likely ones first."""
     logits = shadow_logits(digest, vocab_size)
     total = math.log(sum(map(math.exp, logits)))
-    best = sorted(range(vocab_size), key=lambda token: -logits[token])[:count]
-    return TokenLogprobs(token, logits[token] - total, tuple((other, logits[other] - total) for other in best))
+    return [logit - total for logit in logits], sorted(range(vocab_size), key=lambda token: -logits[token])
 
 
 def oracle_logprobs(

@@ -202,10 +202,15 @@ class ShadowRunner:
         """What lies at a slot's first `end` positions."""
         part = self._slices.get(slot)
         if part is None:
-            return [self._kv.get(self._place(slot, position)) for position in range(end)]
+            return self._held(self._rows[slot], end)
         pages = self._stored[slot][: part.base // self._page_size]
         stored = [held for page in pages for held in self.tiers.page(self._offload_tier, page)]
-        return stored[:end] + [self._kv.get(self._place(slot, position)) for position in range(part.base, end)]
+        return stored[:end] + self._held(part.pages, end - part.base)
+
+    def _held(self, pages: Sequence[int], count: int) -> list[tuple[int, int] | None]:
+        """What lies at the first `count` positions of these pages."""
+        size, kv = self._page_size, self._kv
+        return [kv.get((pages[index // size], index % size)) for index in range(count)]
 
     def _write(self, chunk: Chunk, written: set[tuple[int, int]]) -> None:
         if chunk.slot in self._lost:

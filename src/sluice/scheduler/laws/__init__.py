@@ -8,11 +8,9 @@ calls, need several runs; they live in the tests.) `Lawful` wraps a scheduler an
 from sluice.scheduler.laws.lawful import Lawful
 from sluice.scheduler.laws.pages import (
     LawBroken,
-    live,
     pages_are_conserved,
     pages_cover_the_promise,
     references_are_counted,
-    resident_leases,
     slots_are_conserved,
     tree_is_reachable,
 )
@@ -20,14 +18,15 @@ from sluice.scheduler.laws.plans import check_plan, steps_to_prefill, writes_are
 from sluice.scheduler.laws.state import check_state, counters_are_ordered, quiet_means_empty, requests_have_one_status
 from sluice.scheduler.laws.tiers import loads_are_apart, tiers_are_conserved
 from sluice.scheduler.laws.unused import no_budget_is_unused
+from sluice.scheduler.laws.view import View
 
 __all__ = (
     "LawBroken",
     "Lawful",
+    "View",
     "check_plan",
     "check_state",
     "counters_are_ordered",
-    "live",
     "loads_are_apart",
     "no_budget_is_unused",
     "pages_are_conserved",
@@ -35,7 +34,6 @@ __all__ = (
     "quiet_means_empty",
     "references_are_counted",
     "requests_have_one_status",
-    "resident_leases",
     "slots_are_conserved",
     "steps_to_prefill",
     "tiers_are_conserved",

@@ -8,11 +8,12 @@ from collections.abc import Collection, Sequence
 from sluice.kv.manager import ResidentLease
 from sluice.kv.offload import OffloadLease
 from sluice.scheduler.drafting import waits_for_drafts
-from sluice.scheduler.laws.pages import LawBroken, live
+from sluice.scheduler.laws.pages import LawBroken
 from sluice.scheduler.laws.plans import check_plan, resident, tokens_of_row
 from sluice.scheduler.laws.state import check_state
 from sluice.scheduler.laws.turns import Turns
 from sluice.scheduler.laws.unused import no_budget_is_unused
+from sluice.scheduler.laws.view import live
 from sluice.scheduler.passes import needs_page
 from sluice.scheduler.request import Status
 from sluice.scheduler.reserve import PROTECT_AFTER
@@ -200,7 +201,7 @@ class Lawful:
 
     def _pending_is_in_flight(self) -> None:
         """4, over plans in flight: a request's pending tokens are those that its rows in flight are to bring."""
-        to_bring = Counter[int]()
+        to_bring: Counter[int] = Counter()
         for plan, _ in self.in_flight:
             for chunk in plan.chunks:
                 to_bring[chunk.request_id] += tokens_of_row(chunk)

@@ -6,11 +6,10 @@ from array import array
 from collections import Counter
 
 from sluice.kv.manager import KVManager, ResidentLease
-from sluice.kv.offload import OffloadLease
 from sluice.kv.prefix import PrefixTree
 from sluice.kv.tiers import Tiers
+from sluice.scheduler.laws.view import View
 from sluice.scheduler.request import Request
-from sluice.scheduler.state import SchedulerState
 
 TOKEN_BYTES = array("i").itemsize
 
@@ -19,77 +18,64 @@ class LawBroken(AssertionError):
     """A law does not hold; the message says which, and where."""
 
 
-def live(state: SchedulerState) -> list[Request]:
-    """Return the requests that hold pages."""
-    groups = (state.loading, state.partial, state.decoding, state.forced, state.offloaded, state.draining)
-    return [request for group in groups for request in group.values()]
-
-
-def resident_leases(state: SchedulerState) -> list[tuple[Request, ResidentLease]]:
-    """Return the live requests whose context is on the device, and their leases."""
-    return [(request, lease) for request in live(state) if isinstance(lease := request.lease, ResidentLease)]
-
-
-def offloaded_leases(state: SchedulerState) -> list[tuple[Request, OffloadLease]]:
-    """Return the live requests whose context lies on a tier, and their leases."""
-    return [(request, lease) for request in live(state) if isinstance(lease := request.lease, OffloadLease)]
-
-
-def slots_are_conserved(state: SchedulerState) -> None:
+def slots_are_conserved(view: View) -> None:
     """1, for slots: every slot is free or held by one live request."""
-    slots = sorted([*state.free_slots, *(request.slot for request in live(state))])
-    if slots != list(range(state.num_slots)):
-        raise LawBroken(f"law 1: slots {slots} of {state.num_slots}")
+    slots = sorted([*view.state.free_slots, *(request.slot for request in view.live)])
+    if slots != list(range(view.state.num_slots)):
+        raise LawBroken(f"law 1: slots {slots} of {view.state.num_slots}")
 
 
-def pages_are_conserved(state: SchedulerState) -> None:
+def pages_are_conserved(view: View) -> None:
     """1. Every page is free, in the tree, about to be loaded, or private to one request: exactly one of them."""
-    owned = [*state.kv.pool.free_pages(), *(node.page for node in state.kv.tree.nodes() if node.page >= 0)]
-    if isinstance(state.kv.tiers, Tiers):
-        owned += [page for load in state.kv.tiers.loads for page in load.pages]
-    windows: list[int] = []
-    for request in live(state):
-        if isinstance(request.lease, ResidentLease):
-            owned += request.lease.private_pages
-        elif isinstance(request.lease, OffloadLease):
-            windows += request.lease.window
-        else:
+    kv = view.kv
+    owned = [*kv.pool.free_pages(), *(node.page for node in view.nodes if node.page >= 0)]
+    if isinstance(kv.tiers, Tiers):
+        owned += [page for load in kv.tiers.loads for page in load.pages]
+    for request in view.live:
+        if request.lease is None:
             raise LawBroken(f"law 1: request {request.id} is {request.status} without a lease")
-    if len(windows) != state.kv.num_window_pages:
-        raise LawBroken(f"law 1: offloaded requests hold {len(windows)} pages, {state.kv.num_window_pages} are counted")
+    for _, lease in view.resident:
+        owned += lease.private_pages
+    windows = [page for _, offloaded in view.offloaded for page in offloaded.window]
+    if len(windows) != kv.num_window_pages:
+        raise LawBroken(f"law 1: offloaded requests hold {len(windows)} pages, {kv.num_window_pages} are counted")
     owned += windows
-    if sorted(owned) != list(range(state.kv.num_pages)):
+    if sorted(owned) != list(range(kv.num_pages)):
         owners = Counter(owned)
-        wrong = {page: owners[page] for page in range(state.kv.num_pages) if owners[page] != 1}
+        wrong = {page: owners[page] for page in range(kv.num_pages) if owners[page] != 1}
         raise LawBroken(f"law 1: owners of pages {wrong}, {len(owners)} seen")
 
 
-def references_are_counted(state: SchedulerState) -> None:
+def references_are_counted(view: View) -> None:
     """2. A tree page's count is the number of live requests whose path holds it; no child's count is larger."""
-    held = Counter(id(node) for _, lease in resident_leases(state) for node in lease.path)
+    held = Counter(id(node) for _, lease in view.resident for node in lease.path)
     evictable = 0
-    for node in state.kv.tree.nodes():
+    for node in view.nodes:
         if node.refs != held[id(node)]:
             raise LawBroken(f"law 2: {node} is held by {held[id(node)]} requests")
-        if not all(child.refs <= node.refs for child in node.children.values()):
-            raise LawBroken(f"law 2: a child of {node} is held more often than it")
+        for child in node.children.values():
+            if child.refs > node.refs:
+                raise LawBroken(f"law 2: a child of {node} is held more often than it")
         evictable += node.refs == 0 and node.page >= 0
-    if evictable != state.kv.tree.num_evictable:
-        raise LawBroken(f"law 2: {evictable} pages are evictable, the tree counts {state.kv.tree.num_evictable}")
+    if evictable != view.kv.tree.num_evictable:
+        raise LawBroken(f"law 2: {evictable} pages are evictable, the tree counts {view.kv.tree.num_evictable}")
 
 
-def tree_is_reachable(kv: KVManager) -> None:
+def tree_is_reachable(view: View) -> None:
     """3. A walk from the roots finds exactly the tree's pages. The ancestors of a node on the device are there too, and
     a node that is not on the device lies on a tier. Each is a full page. A leaf that no path holds is queued for
     eviction."""
+    kv = view.kv
     if not isinstance(kv.tree, PrefixTree):
         return
     count = 0
-    for node in kv.tree.nodes():
+    for node in view.nodes:
         linked = node.parent is not None and node.parent.children.get(node.key) is node
         if not linked:
             raise LawBroken(f"law 3: {node} is not its parent's child under its key")
-        resident = sum(child.page >= 0 for child in node.children.values())
+        resident = 0
+        for child in node.children.values():
+            resident += child.page >= 0
         if resident != node.resident:
             raise LawBroken(f"law 3: {node} counts {node.resident} of {resident} children on the device")
         if node.page < 0:

@@ -9,11 +9,9 @@ from sluice.kv.manager import ResidentLease
 from sluice.kv.offload import OffloadLease
 from sluice.scheduler.laws.pages import (
     LawBroken,
-    offloaded_leases,
     pages_are_conserved,
     pages_cover_the_promise,
     references_are_counted,
-    resident_leases,
     slots_are_conserved,
     tree_is_reachable,
 )
@@ -24,27 +22,29 @@ from sluice.scheduler.laws.tiers import (
     offloaded_pages_cover_the_promise,
     tiers_are_conserved,
 )
+from sluice.scheduler.laws.view import View
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
 
 
 def check_state(state: SchedulerState) -> None:
     """Check laws 1 to 6."""
-    pages_are_conserved(state)
-    references_are_counted(state)
-    tree_is_reachable(state.kv)
-    tiers_are_conserved(state)
+    view = View(state)
+    pages_are_conserved(view)
+    references_are_counted(view)
+    tree_is_reachable(view)
+    tiers_are_conserved(view)
     found_nodes_are_found_again(state)
-    offloaded_pages_are_conserved(state)
-    loads_are_apart(state)
+    offloaded_pages_are_conserved(view)
+    loads_are_apart(view)
     for request in state.requests.values():
         counters_are_ordered(request)
-    for request, resident in resident_leases(state):
+    for request, resident in view.resident:
         pages_cover_the_promise(state.kv, request, resident)
-    for request, offloaded in offloaded_leases(state):
+    for request, offloaded in view.offloaded:
         offloaded_pages_cover_the_promise(state, request, offloaded)
     requests_have_one_status(state)
-    slots_are_conserved(state)
+    slots_are_conserved(view)
 
 
 KIND_OF: Mapping[Status, type] = {

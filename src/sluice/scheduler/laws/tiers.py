@@ -8,41 +8,43 @@ from sluice.kv.flights import OffloadStore, Store
 from sluice.kv.nodes import Node
 from sluice.kv.offload import OffloadLease
 from sluice.kv.tiers import Tiers
-from sluice.scheduler.laws.pages import LawBroken, offloaded_leases, resident_leases
+from sluice.scheduler.laws.pages import LawBroken
+from sluice.scheduler.laws.view import View
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
 
 
-def tiers_are_conserved(state: SchedulerState) -> None:
+def tiers_are_conserved(view: View) -> None:
     """1 and 3, for the tiers behind the device: every page there is free, a node's, on its way to a node, private to
     a request, or retired, and every node that may give its page up is queued for eviction."""
-    kv = state.kv
+    kv, nodes = view.kv, view.nodes
     if not isinstance(kv.tiers, Tiers):
         return
-    nodes = list(kv.tree.nodes())
     read = [node for load in kv.tiers.loads for node in load.nodes]
-    read += [node for _, lease in offloaded_leases(state) for node in lease.path]
+    read += [node for _, lease in view.offloaded for node in lease.path]
     gone = {id(node): node for node in read if node.copies is not None and node.copies.gone}
     stores = [copy for copy in kv.tiers.flights.tickets.values() if isinstance(copy, Store)]
     for tier in kv.tiers.pools:
         level = tier.level
-        owners = Counter(tier.pool.free_pages())
-        owners.update(tier.private)
-        owners.update(tier.retired)
-        owners.update(store.page for store in stores if store.level == level)
-        for node in (*nodes, *gone.values()):
-            if node.copies is not None and node.copies.pages[level] >= 0:
-                owners[node.copies.pages[level]] += 1
-        wrong = {page: count for page, count in owners.items() if count != 1}
-        if not (not wrong and len(owners) == tier.pool.num_pages):
-            raise LawBroken(f"law 1: owners of {tier.tier} {wrong}")
+        owned = [*tier.pool.free_pages(), *tier.private, *tier.retired]
+        owned += [store.page for store in stores if store.level == level]
+        owned += [
+            node.copies.pages[level]
+            for node in (*nodes, *gone.values())
+            if node.copies is not None and node.copies.pages[level] >= 0
+        ]
+        if not (len(owned) == len(set(owned)) == tier.pool.num_pages):
+            wrong = {page: count for page, count in Counter(owned).items() if count != 1}
+            raise LawBroken(f"law 1: owners of {tier.tier} {wrong}, {len(owned)} of {tier.pool.num_pages} pages seen")
         for node in nodes:
             copies = node.copies
             if not (copies is not None and not copies.gone):
                 raise LawBroken(f"law 3: {node} is in the tree and has left it")
             assert copies is not None
-            kept = [child.copies for child in node.children.values()]
-            children = sum(each is not None and (each.pages[level] >= 0 or each.storing[level]) for each in kept)
+            children = 0
+            for child in node.children.values():
+                kept = child.copies
+                children += kept is not None and (kept.pages[level] >= 0 or kept.storing[level])
             if children != copies.children[level]:
                 raise LawBroken(f"law 3: {node} counts {copies.children} of {children} children")
             if not (copies.pages[level] < 0 or children > 0 or copies.is_read or tier.is_offered(node)):
@@ -62,13 +64,13 @@ def found_nodes_are_found_again(state: SchedulerState) -> None:
                 raise LawBroken(f"law 3: request {request.id} remembers {len(remembered)} of {len(anew)} nodes")
 
 
-def offloaded_pages_are_conserved(state: SchedulerState) -> None:
+def offloaded_pages_are_conserved(view: View) -> None:
     """1, for offloaded requests: the private pages of a tier are theirs, or are being written for one that has left."""
-    tiers = state.kv.tiers
-    if not isinstance(tiers, Tiers) or not state.kv.can_offload:
+    kv, tiers = view.kv, view.kv.tiers
+    if not isinstance(tiers, Tiers) or not kv.can_offload:
         return
-    limits = state.kv.offload.limits
-    private = Counter(page for _, lease in offloaded_leases(state) for page in lease.row[len(lease.path) :])
+    limits = kv.offload.limits
+    private = Counter(page for _, lease in view.offloaded for page in lease.row[len(lease.path) :])
     private.update(
         copy.page for copy in tiers.flights.tickets.values() if isinstance(copy, OffloadStore) and copy.owner.is_closed
     )
@@ -76,16 +78,16 @@ def offloaded_pages_are_conserved(state: SchedulerState) -> None:
     if private != Counter(there):
         raise LawBroken(f"law 1: pages {private} of offloaded requests, {there} are private")
     level = tiers.order.index(limits.tier)
-    readers = Counter(id(node) for _, lease in offloaded_leases(state) for node in lease.path)
-    nodes = {id(node): node for node in state.kv.tree.nodes()}
-    nodes |= {id(node): node for _, lease in offloaded_leases(state) for node in lease.path}
+    readers = Counter(id(node) for _, lease in view.offloaded for node in lease.path)
+    nodes = {id(node): node for node in view.nodes}
+    nodes |= {id(node): node for _, lease in view.offloaded for node in lease.path}
     for key, node in nodes.items():
         counted = 0 if node.copies is None else node.copies.readers
         if counted != readers[key]:
             raise LawBroken(f"law 2: {node} counts {counted} of {readers[key]} readers")
     if tiers.num_read != len(readers):
         raise LawBroken(f"law 2: {tiers.num_read} nodes are read, {len(readers)} have readers")
-    for request, lease in offloaded_leases(state):
+    for request, lease in view.offloaded:
         pages = [node.copies.pages[level] for node in lease.path if node.copies is not None]
         if not (pages == lease.row[: len(lease.path)] and len(lease.path) <= lease.stored):
             raise LawBroken(f"law 5: request {request.id} reads {lease.row}, its path lies on {pages}")
@@ -109,19 +111,19 @@ def offloaded_pages_cover_the_promise(state: SchedulerState, request: Request, l
         )
 
 
-def loads_are_apart(state: SchedulerState) -> None:
+def loads_are_apart(view: View) -> None:
     """6, for loads: at most one request, a LOADING one, waits for each, and exactly the nodes of loads are marked. A
     load is over as soon as none of its copies is left to begin or to end."""
-    tiers = state.kv.tiers
-    waited_for = Counter(id(lease.load) for _, lease in resident_leases(state) if lease.load is not None)
+    tiers = view.kv.tiers
+    waited_for = Counter(id(lease.load) for _, lease in view.resident if lease.load is not None)
     loads = tiers.loads if isinstance(tiers, Tiers) else []
     if not waited_for.keys() <= {id(load) for load in loads}:
         raise LawBroken("law 6: a request waits for a load that is over")
     if not all(count == 1 for count in waited_for.values()):
         raise LawBroken("law 6: two requests wait for one load")
-    if not all(lease.load is None for request, lease in resident_leases(state) if request.status is not Status.LOADING):
+    if not all(lease.load is None for request, lease in view.resident if request.status is not Status.LOADING):
         raise LawBroken("law 6: a request that runs waits for a load")
-    marked = {id(node) for node in state.kv.tree.nodes() if node.copies is not None and node.copies.is_loading}
+    marked = {id(node) for node in view.nodes if node.copies is not None and node.copies.is_loading}
     loading = {id(node) for load in loads for node in load.nodes if node.copies is not None and not node.copies.gone}
     if marked != loading:
         raise LawBroken(f"law 6: {len(marked)} nodes are marked as loading, {len(loading)} are")
