@@ -17,7 +17,7 @@ from sluice.limits import LimitError, Limits, check_cache_salt, split_priority
 from sluice.text.chat_template import RenderOptions
 from sluice.text.detokenizer import Detokenizer, Vocabulary, spelling_of
 from sluice.text.text_stream import TextStream
-from sluice.text.tokenizer import Tokenizer, has_tokenizer
+from sluice.text.tokenizer import Tokenizer, TokenizerFiles, has_tokenizer
 from sluice.types import NO_SAMPLING, Priority, SamplingDefaults, SamplingParams, Submit, seed_source
 
 Prompt = str | Sequence[int]
@@ -64,7 +64,8 @@ class Requests:
         self.limits = limits
         self.default_sampling = defaults.fill(SamplingParams(), ())
         self._folder = folder
-        self._tokenizer = Tokenizer.from_folder(folder, chat=False) if has_tokenizer(folder) else None
+        self._files = TokenizerFiles.read(folder) if has_tokenizer(folder) else None
+        self._tokenizer = None if self._files is None else self._files.tokenizer(chat=False)
         self._chat: Tokenizer | None = None
         """With the chat template, whose process the first conversation starts."""
         self._eos_ids = {*eos_token_ids, *(self._tokenizer.eos_token_ids if self._tokenizer else ())}
@@ -150,7 +151,7 @@ class Requests:
         """
         checked = [_message(index, message) for index, message in enumerate(_conversation(messages))]
         if self._chat is None:
-            self._chat = Tokenizer.from_folder(self._folder)
+            self._chat = Tokenizer.from_folder(self._folder) if self._files is None else self._files.tokenizer()
         text = self._chat.rendered_chat(checked, RenderOptions(dict(variables or {}), not continues, continues))
         return self._chat.encode(text, add_special_tokens=False)
 

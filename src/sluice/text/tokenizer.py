@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -95,23 +96,9 @@ class Tokenizer:
             TokenizerError: `tokenizer.json` is missing and no other format can be converted, or a file cannot be
                 read; the message names it.
         """
-        backend, roles = _read_backend(folder)
-        # The map is an older format, and gives only what the config does not.
-        settings = roles | _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
-        special = _special_tokens(settings)
-        _add_missing_tokens(backend, settings, special, folder)
-        _apply_bos_eos(backend, settings, special)
-        source = (chat_template or _chat_template_source(folder, settings)) if chat else None
-        special_tokens = None if source is None or allow_special_tokens else SpecialTokens(backend, source)
-        spellings = None if special_tokens is None else special_tokens.spellings
-        template = None if source is None else ChatTemplate(source, special, spellings=spellings)
-        try:
-            if template is not None:
-                template.start()
-        except ChatTemplateError as error:
-            raise TokenizerError(f"{folder}: {error}") from error
-        eos_token_ids = _eos_ids(folder, backend, special)
-        return cls(backend, eos_token_ids=eos_token_ids, chat_template=template, special_tokens=special_tokens)
+        return TokenizerFiles.read(folder).tokenizer(
+            chat=chat, allow_special_tokens=allow_special_tokens, chat_template=chat_template
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -245,6 +232,46 @@ def _rendering() -> Iterator[None]:
 def _not_unicode(error: UnicodeEncodeError) -> TokenizerError:
     surrogate = error.object[error.start]
     return TokenizerError(f"the text must be valid Unicode, got the unpaired surrogate {surrogate!r} at {error.start}")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What the files of a checkpoint say of its tokenizer, read once: to convert one takes seconds."""
+
+    folder: Path
+    backend: tokenizers.Tokenizer
+    settings: Mapping[str, Any]
+    special: Mapping[str, str]
+    """Role -> special token."""
+
+    @classmethod
+    def read(cls, folder: Path) -> TokenizerFiles:
+        """Read a checkpoint's tokenizer. Raises `TokenizerError` as `Tokenizer.from_folder` does."""
+        backend, roles = _read_backend(folder)
+        # The map is an older format, and gives only what the config does not.
+        settings = roles | _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+        special = _special_tokens(settings)
+        _add_missing_tokens(backend, settings, special, folder)
+        _apply_bos_eos(backend, settings, special)
+        return cls(folder, backend, settings, special)
+
+    def tokenizer(
+        self, *, chat: bool = True, allow_special_tokens: bool = False, chat_template: str | None = None
+    ) -> Tokenizer:
+        """Return the tokenizer, with the arguments of `Tokenizer.from_folder`."""
+        source = (chat_template or _chat_template_source(self.folder, self.settings)) if chat else None
+        special_tokens = None if source is None or allow_special_tokens else SpecialTokens(self.backend, source)
+        spellings = None if special_tokens is None else special_tokens.spellings
+        template = None if source is None else ChatTemplate(source, self.special, spellings=spellings)
+        try:
+            if template is not None:
+                template.start()
+        except ChatTemplateError as error:
+            raise TokenizerError(f"{self.folder}: {error}") from error
+        eos_token_ids = _eos_ids(self.folder, self.backend, self.special)
+        return Tokenizer(
+            self.backend, eos_token_ids=eos_token_ids, chat_template=template, special_tokens=special_tokens
+        )
 
 
 def _vocabulary(backend: tokenizers.Tokenizer) -> Vocabulary:
