@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from sluice.engine.heartbeat import Phase
 from sluice.engine.messages import Abort, Shutdown, Submit
 from sluice.process import launch
 from sluice.process.client import UNNUMBERED, EngineClient, EngineGone
-from sluice.process.engine_process import is_shortage
+from sluice.process.engine_process import importing, is_shortage
 from sluice.process.heartbeat import SharedHeartbeat
 from sluice.process.launch import EngineProcess, EngineStartError, EngineTimeouts
 from sluice.process.socket_folder import SocketFolder
@@ -98,6 +100,16 @@ def test_a_shortage_is_told_from_other_errors() -> None:
     assert is_shortage(raised_from(OSError(errno.EMFILE, "Too many open files")))
     assert not is_shortage(raised_from(FileNotFoundError(errno.ENOENT, "No such file or directory")))
     assert not is_shortage(ConfigError("the config is bad"))
+
+
+def test_garbage_is_collected_again_after_imports() -> None:
+    """Also if one fails, or the process would grow."""
+    with importing():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with suppress(ImportError), importing():
+        raise ImportError
+    assert gc.isenabled()
 
 
 def test_an_engine_that_is_loading_is_ended_at_once() -> None:
