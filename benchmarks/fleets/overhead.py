@@ -6,26 +6,28 @@ import asyncio
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.fleets.process import fleet, free_port, wait_for_line
-from benchmarks.fleets.streams import bodies, play
+from benchmarks.fleets.process import descendants, fleet, free_port, wait_for_line
+from benchmarks.fleets.streams import bodies, client_of, play, play_one
+from benchmarks.shadow_server import cpu_seconds
 
 ENGINE = ("--threads", "1", "--max-total-tokens", "16384")
 ROUNDS = 3
 
 
 @contextmanager
-def single_server() -> Iterator[str]:
-    """Run `sluice serve`, and yield its URL."""
+def single_server() -> Iterator[tuple[str, int]]:
+    """Run `sluice serve`, and yield its URL and its pid."""
     port = free_port()
     command = [sys.executable, "-m", "sluice", "serve", "--port", str(port), "--no-page", *ENGINE]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         wait_for_line(process, "curl")
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", process.pid
         process.terminate()
 
 
@@ -33,12 +35,12 @@ def measure(requests: int, tokens: int, streams: int) -> dict[str, Any]:
     """Return the medians of both, measured in turn, while both run."""
     found: dict[str, list[dict[str, float]]] = {"server": [], "fleet": []}
     with single_server() as server, fleet("--replicas", "1", *ENGINE) as world:
-        urls = {"server": server, "fleet": world.url}
-        for url in urls.values():
+        both = {"server": server, "fleet": (world.url, world.process.pid)}
+        for url, _ in both.values():
             asyncio.run(play(url, bodies(4, 20)))  # warm
         for _ in range(ROUNDS):
-            for name, url in urls.items():
-                found[name].append(asyncio.run(one_round(url, requests, tokens, streams)))
+            for name, (url, pid) in both.items():
+                found[name].append(asyncio.run(one_round(url, pid, requests, tokens, streams)))
     medians = {
         name: {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
         for name, rounds in found.items()
@@ -47,21 +49,32 @@ def measure(requests: int, tokens: int, streams: int) -> dict[str, Any]:
     return {"rounds": found, "median": medians, "added": added}
 
 
-async def one_round(url: str, requests: int, tokens: int, streams: int) -> dict[str, float]:
-    """Measure requests of one token, one after the other; one stream; and several streams at once."""
-    times = []
-    body = bodies(1, 1)[0]
-    for _ in range(requests):
-        began = asyncio.get_running_loop().time()
-        await play(url, [body])
-        times.append(asyncio.get_running_loop().time() - began)
-    (alone,) = await play(url, [bodies(1, tokens)[0]])
-    began = asyncio.get_running_loop().time()
-    await play(url, bodies(streams, tokens))
-    seconds = asyncio.get_running_loop().time() - began
+async def one_round(url: str, pid: int, requests: int, tokens: int, streams: int) -> dict[str, float]:
+    """Measure requests of one token, one after the other; one stream; and several streams at once.
+
+    Args:
+        pid: of the process above all that serve.
+    """
+    now = time.perf_counter
+    async with client_of(url) as http:
+        times, body = [], bodies(1, 1)[0]
+        for _ in range(requests):
+            began = now()
+            await play_one(http, body)
+            times.append(now() - began)
+        alone = await play_one(http, bodies(1, tokens)[0])
+        began, busy = now(), family_seconds(pid)
+        await asyncio.gather(*(play_one(http, each) for each in bodies(streams, tokens)))
+        seconds, busy = now() - began, family_seconds(pid) - busy
     return {
         "request_ms": statistics.median(times) * 1e3,
         "itl_ms": statistics.median(after - before for before, after in pairwise(alone.moments)) * 1e3,
         "stream_tokens_per_s": (len(alone.moments) - 1) / (alone.moments[-1] - alone.moments[0]),
         "streams_tokens_per_s": streams * tokens / seconds,
+        "streams_cpu_ms_per_token": 1e3 * busy / (streams * tokens),
     }
+
+
+def family_seconds(pid: int) -> float:
+    """Return the processor time of a process and of those below it."""
+    return sum(cpu_seconds(each) for each in (pid, *descendants(pid)))

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-REPLICA = "ray::ServeReplica:sluice:replica"
+REPLICA, PREFILL = "ray::ServeReplica:sluice:replica", "ray::ServeReplica:sluice:prefill"
+"""What the processes of replicas call themselves."""
+ROOT = Path(__file__).resolve().parent.parent.parent
 START_SECONDS, STOP_SECONDS = 180.0, 60.0
 
 
@@ -27,13 +29,13 @@ class FleetProcess:
         self.process = process
         self.url = url
 
-    def replicas(self) -> list[int]:
+    def replicas(self, deployment: str = REPLICA) -> list[int]:
         """Return the processes of the replicas that have begun, oldest first."""
-        return sorted(pid for pid in descendants(self.process.pid) if command_of(pid).startswith(REPLICA))
+        return replicas_below(self.process.pid, deployment)
 
-    def kill_replica(self, place: int = 0) -> int:
+    def kill_replica(self, place: int = 0, deployment: str = REPLICA) -> int:
         """Kill a replica and its engine, as a machine that fails would. Returns its pid."""
-        pid = self.replicas()[place]
+        pid = self.replicas(deployment)[place]
         family = [pid, *descendants(pid)]
         for each in family:
             with_signal(each, signal.SIGKILL)
@@ -49,11 +51,19 @@ class FleetProcess:
 
 
 @contextmanager
-def fleet(*options: str, port: int | None = None) -> Iterator[FleetProcess]:
-    """Run `sluice fleet` with options."""
+def fleet(*options: str, port: int | None = None, module: str = "") -> Iterator[FleetProcess]:
+    """Run `sluice fleet` with options.
+
+    Args:
+        module: of the repository, that takes them in its place; "": itself.
+    """
     port = free_port() if port is None else port
-    command = [sys.executable, "-m", "sluice", "fleet", "--port", str(port), *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    command = [sys.executable, "-m", *([module] if module else ["sluice", "fleet"]), "--port", str(port), *options]
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # the replicas import the module, too
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment
+    ) as process:
         try:
             wait_for_line(process, "curl")
             yield FleetProcess(process, f"http://127.0.0.1:{port}")
@@ -85,6 +95,11 @@ def run_command(options: Sequence[str], seconds: float) -> subprocess.CompletedP
     """Run `sluice fleet` to its end."""
     command = [sys.executable, "-m", "sluice", "fleet", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+
+
+def replicas_below(pid: int, deployment: str = REPLICA) -> list[int]:
+    """Return the processes of the replicas below a process, oldest first."""
+    return sorted(each for each in descendants(pid) if command_of(each).startswith(deployment))
 
 
 def descendants(pid: int) -> list[int]:

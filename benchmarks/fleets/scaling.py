@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -78,28 +78,3 @@ def numbers_of(page: str) -> dict[str, float]:
 def fresh(requests: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
     """Return requests of which no prefix is cached."""
     return [body | {"prompt": f"{number} {place} {body['prompt']}"} for place, body in enumerate(requests)]
-
-
-def svg(seconds: Sequence[dict[str, float]], burst: Sequence[float]) -> str:
-    """Draw the number of replicas, and of requests that wait or run, over time."""
-    width, height, last = 640, 200, seconds[-1]["at"]
-    most = max(max(each["running"] + each["waiting"] for each in seconds), 1.0)
-
-    def line(values: list[tuple[float, float]], color: str) -> str:
-        points = " ".join(
-            f"{40 + at / last * (width - 60):.1f},{height - 30 - 150 * share:.1f}" for at, share in values
-        )
-        return f'<polyline fill="none" stroke="{color}" stroke-width="2" points="{points}"/>'
-
-    start, end = (40 + moment / last * (width - 60) for moment in burst)
-    replicas = line([(each["at"], each["replicas"] / 3) for each in seconds], "#0b6e4f")
-    requests = line([(each["at"], (each["running"] + each["waiting"]) / most) for each in seconds], "#c8963e")
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
-        f' font-family="sans-serif" font-size="11">'
-        f'<rect x="{start:.1f}" y="20" width="{end - start:.1f}" height="150" fill="#eef2f5"/>{requests}{replicas}'
-        f'<text x="40" y="14" fill="#0b6e4f">replicas (the top is 3)</text>'
-        f'<text x="220" y="14" fill="#c8963e">requests running and waiting (the top is {most:.0f})</text>'
-        f'<text x="{start:.1f}" y="{height - 12}">burst</text>'
-        f'<text x="{width - 70}" y="{height - 12}">{last:.0f} s</text></svg>\n'
-    )

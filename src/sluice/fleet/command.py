@@ -29,13 +29,14 @@ from sluice.process.wire import Ready, decode
 ROUTE = "/"
 
 
-def run_fleet(given: dict[str, Any]) -> int:
+def run_fleet(given: dict[str, Any], factory: str = FACTORY) -> int:
     """Serve with a fleet. Returns the exit status.
 
     Without --address, until SIGINT or SIGTERM; with it, until the fleet serves: it stays in the cluster.
 
     Args:
         given: the flags of the command line, by name.
+        factory: builds the engines of the replicas, as "module:function".
 
     Raises:
         ConfigError: an option that cannot be honoured: Ray is not installed, there is no cluster at the address, or it
@@ -43,7 +44,7 @@ def run_fleet(given: dict[str, Any]) -> int:
         CannotListen: the port is in use.
         RuntimeError: the replicas cannot be started.
     """
-    plan = checked(FleetPlan.of(given, FACTORY))
+    plan = checked(FleetPlan.of(given, factory))
     if plan.fleet.address is None:
         listen(plan.server.host, plan.server.port).close()
     if (warning := open_warning(plan.server)) is not None:
