@@ -11,7 +11,7 @@
 overhead        what proxy, ingress and handle take of each request and of each token, against a single server
 conversations   what is found in the cache, and the time to the first token, on three replicas, by router
 replay          conversations whose turns come at set times, on three replicas whose steps take a set time: live, and as
-                `sluice simulate` has it
+                `sluice simulate` has it; routers of FILE that are not measured again are kept
 scaling         from one replica to three and back under a burst
 kills           24 streams, and five kills of the replicas that serve them: the exit status is 1 if one differs from the
                 undisturbed stream
@@ -63,7 +63,10 @@ def main() -> int:
                 for router in given.routers.split(",")
             ]
         case "replay":
-            result |= replay.measure(given.routers.split(","), given.rounds, given.conversations, given.rate, seed=1)
+            known = given.json is not None and given.json.exists()
+            before = json.loads(given.json.read_text()) if known else {}
+            routers = given.routers.split(",")
+            result |= replay.measure(routers, given.rounds, given.conversations, given.rate, seed=1, before=before)
         case "scaling":
             result |= scaling.measure(given.url, calm=5, burst=40, after=75, streams=given.streams * 6)
             if given.svg is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -45,8 +45,8 @@ MS_PER_TOKEN = 30.0
 """What a token of an answer is expected to take, until the next turn comes."""
 SEED = 0
 """Of the shadow model's answers."""
-FIRST_SECONDS = 1.0
-"""From the start to the first turn."""
+FIRST_SECONDS = 3.0
+"""From the emptying of the caches to the first turn: the router hears of it meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ def simulated(router: str, arrivals: Sequence[Arrival], seed: int = 0) -> Figure
     )
 
 
-def live(router: str, arrivals: Sequence[Arrival]) -> Figures:
-    """Send the turns to a fresh fleet.
+def live(router: str, arrivals: Sequence[Arrival], rounds: int) -> list[Figures]:
+    """Send the turns to a fleet, several times, each time to empty caches.
 
     Raises:
         RuntimeError: an answer is not that of the shadow model.
@@ -119,23 +119,29 @@ def live(router: str, arrivals: Sequence[Arrival]) -> Figures:
     with fleet(
         *("--replicas", str(REPLICAS), "--router", router, *options), module="benchmarks.fleets.timed_fleet"
     ) as world:
-        turns = asyncio.run(_all(world.url, arrivals))
+        return [asyncio.run(_round(world.url, arrivals, f"round {number}")) for number in range(rounds)]
+
+
+async def _round(url: str, arrivals: Sequence[Arrival], salt: str) -> Figures:
+    """
+    Args:
+        salt: namespace of the caches, for a router that keeps what it knows when they are emptied.
+    """
+    async with client_of(url) as http:
+        warm = Arrival(time=0.0, prompt=KnownTokens((1,)), output_tokens=1, max_tokens=1)
+        await asyncio.gather(*(_turn(http, warm, salt, time.perf_counter()) for _ in range(2 * REPLICAS)))
+        (await http.post("/flush_cache")).raise_for_status()
+        start = time.perf_counter() + FIRST_SECONDS - arrivals[0].time
+        turns = await asyncio.gather(*(_turn(http, arrival, salt, start) for arrival in arrivals))
     return Figures.of([ttft for ttft, _, _ in turns], sum(turn[1] for turn in turns), sum(turn[2] for turn in turns))
 
 
-async def _all(url: str, arrivals: Sequence[Arrival]) -> list[tuple[float, int, int]]:
-    async with client_of(url) as http:
-        warm = Arrival(time=0.0, prompt=KnownTokens((1,)), output_tokens=1, max_tokens=1)
-        await asyncio.gather(*(_turn(http, warm, time.perf_counter()) for _ in range(2 * REPLICAS)))
-        start = time.perf_counter() + FIRST_SECONDS - arrivals[0].time
-        return list(await asyncio.gather(*(_turn(http, arrival, start) for arrival in arrivals)))
-
-
-async def _turn(http: httpx.AsyncClient, arrival: Arrival, start: float) -> tuple[float, int, int]:
+async def _turn(http: httpx.AsyncClient, arrival: Arrival, salt: str, start: float) -> tuple[float, int, int]:
     """Send a turn at its time. Returns its TTFT from that time on, its cached tokens and its prompt tokens."""
     due = start + arrival.time
     body = {"prompt": list(arrival.tokens()), "max_tokens": arrival.max_tokens, "temperature": 0, "seed": SEED}
     body |= {"ignore_eos": True, "stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
+    body |= {"cache_salt": salt}
     await asyncio.sleep(max(0.0, due - time.perf_counter()))
     first, usage, ids = 0.0, dict[str, Any](), list[int]()
     async with http.stream("POST", "/v1/completions", json=body) as answer:
@@ -154,21 +160,26 @@ async def _turn(http: httpx.AsyncClient, arrival: Arrival, start: float) -> tupl
     return first - due, (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0), usage["prompt_tokens"]
 
 
-def measure(routers: Sequence[str], rounds: int, count: int, rate: float, seed: int) -> dict[str, Any]:
-    """Run the same conversations by each router in turn, live, and once simulated where the router can be."""
+def measure(
+    routers: Sequence[str], rounds: int, count: int, rate: float, seed: int, before: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Run the same conversations live, and once simulated where the router can be.
+
+    Args:
+        before: an earlier result of the same workload, whose other routers are kept.
+    """
     arrivals = conversations(count, rate, seed)
-    found: dict[str, list[Figures]] = {router: [] for router in routers}
-    for _ in range(rounds):
-        for router in routers:
-            found[router].append(live(router, arrivals))
-    return {
-        "requests": len(arrivals),
-        "seconds": arrivals[-1].time - arrivals[0].time,
-        "routers": {
-            router: compared(runs, simulated(router, arrivals) if router in POLICIES else None)
-            for router, runs in found.items()
-        },
+    workload = {"conversations": count, "rate": rate, "seed": seed, "requests": len(arrivals)}
+    kept = before["routers"] if before.get("workload") == workload else {}
+    found = {
+        router: compared(live(router, arrivals, rounds) if rounds else [], _predicted(router, arrivals))
+        for router in routers
     }
+    return {"workload": workload, "routers": {**kept, **found}}
+
+
+def _predicted(router: str, arrivals: Sequence[Arrival]) -> Figures | None:
+    return simulated(router, arrivals) if router in POLICIES else None
 
 
 def compared(runs: Sequence[Figures], predicted: Figures | None) -> dict[str, Any]:
