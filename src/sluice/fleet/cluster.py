@@ -10,10 +10,10 @@ from typing import Any
 
 from sluice.config import ConfigError, ServerConfig
 from sluice.fleet.resources import Resources
+from sluice.process.local_ray import start_local_ray
 
 APP = "sluice"
 """Name of the application: another one of this name takes its place."""
-LOCAL = "127.0.0.1"
 OBJECT_STORE_BYTES = 128 << 20
 """Prompts and answers pass through it only if they are large."""
 ASK_SECONDS = 60.0
@@ -36,24 +36,13 @@ class FleetCluster:
         self._is_own = address is None
         try:
             if address is None:
-                self._start()
+                start_local_ray(OBJECT_STORE_BYTES, logging_level="WARNING")
             else:
                 check_reachable(address)
                 self._ray.init(address=address, log_to_driver=False, logging_level="WARNING")
         except Exception as error:  # Ray raises that itself when its processes do not start in time
             where = "on this machine" if address is None else f"at --address {address}"
             raise ConfigError(f"Ray cannot be reached {where}: {error}") from error
-
-    def _start(self) -> None:
-        # Ray would send statistics of its use to its makers.
-        importlib.import_module("ray._common.usage.usage_lib").set_usage_stats_enabled_via_env_var(False)
-        self._ray.init(
-            address="local",
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            logging_level="WARNING",
-            _node_ip_address=LOCAL,  # Ray's ports run what they are told
-        )
 
     def total(self) -> Mapping[str, float]:
         """Return the resources of all machines."""

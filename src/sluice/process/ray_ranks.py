@@ -23,13 +23,13 @@ import msgspec
 
 from sluice.assembly.ranks import layout_of, threads_of_rank
 from sluice.config import ConfigError, EngineConfig, names_ray_cluster
+from sluice.process.local_ray import start_local_ray
 from sluice.process.rank_spawn import Entrance, RankSetup, spawn_rank
 from sluice.process.secret_file import SIZE
 from sluice.process.wire import Start
 
 PLACE_SECONDS = 30.0
 """For another engine's ranks to leave the resources that it had."""
-LOCAL = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 << 20
 """Close to the least that Ray takes. Nothing is put there."""
 EXIT_LOST = 1
@@ -222,17 +222,8 @@ class RayCluster:
         except ConnectionError:
             if names_ray_cluster():
                 raise
-            # Ray would send statistics of its use to its makers.
-            importlib.import_module("ray._common.usage.usage_lib").set_usage_stats_enabled_via_env_var(False)
             size, each = layout_of(config.parallel).size, resources_of_rank(config, has_gpus=False)
-            self._ray.init(
-                address="local",
-                num_cpus=size * int(each["CPU"]),
-                object_store_memory=OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                _node_ip_address=LOCAL,  # Ray's ports run what they are told
-                **quiet,
-            )
+            start_local_ray(OBJECT_STORE_BYTES, num_cpus=size * int(each["CPU"]), **quiet)
 
     def total(self) -> Mapping[str, float]:
         resources: Mapping[str, float] = self._ray.cluster_resources()
