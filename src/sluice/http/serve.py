@@ -309,10 +309,13 @@ def listen(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
         is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        return socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=is_dual)
+        listener = socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=is_dual)
     except (OSError, OverflowError) as error:
         reason = str(error).partition(" (while attempting to bind")[0]  # `create_server` repeats the address
         raise CannotListen(f"cannot listen on {host}:{port}: {reason}; choose another with --host or --port") from error
+    # Connections inherit it. asyncio sets it for sockets that name their protocol, and this one does not.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def exposure_warning(address: str, *, has_key: bool) -> str | None:
