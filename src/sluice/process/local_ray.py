@@ -21,7 +21,8 @@ def start_local_ray(object_store_bytes: int, **options: Any) -> None:
     importlib.import_module("ray._common.usage.usage_lib").set_usage_stats_enabled_via_env_var(False)
     # Ray listens on all interfaces, unless its own address is the loopback one. It takes that one only on systems on
     # which it makes no clusters of several machines.
-    importlib.import_module("ray._private.ray_constants").ENABLE_RAY_CLUSTER = False
+    constants: Any = importlib.import_module("ray._private.ray_constants")
+    constants.ENABLE_RAY_CLUSTER = False
     ray.init(
         address="local",
         object_store_memory=object_store_bytes,
