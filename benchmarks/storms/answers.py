@@ -87,8 +87,10 @@ def answer_of(request: StormRequest, reply: Reply) -> Answer:
 
 
 def _events(body: bytes) -> Iterator[Any]:
-    """Yield the content of each whole event; None for `[DONE]`."""
+    """Yield the content of each whole event; None for `[DONE]`. Comments say that a request still waits."""
     for part in body.split(b"\n\n")[:-1]:
+        if part.startswith(b":"):
+            continue
         data = part.removeprefix(b"data: ")
         yield None if data == b"[DONE]" else json.loads(data)
 

@@ -127,6 +127,7 @@ def test_streams_of_generate_only_grow() -> None:
     ("head", "body", "outcome"),
     [
         ("200 OK", events("abcd"), "same"),
+        ("200 OK", b": waiting\n\n" + events("abcd"), "same"),
         ("200 OK", events("abd"), "lost"),
         ("200 OK\r\nContent-Length: 1000", events("ab", end=b""), "lost"),
         ("200 OK", events("ab", end=b'data: {"error": {"message": "the engine died", "code": "x"}}\n\n'), "lost"),

@@ -164,7 +164,7 @@ def streaming(port: int, max_tokens: int) -> Iterator[Iterator[str]]:
     body = {"prompt": "ab", "max_tokens": max_tokens, "seed": 0, "stream": True}
     with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60) as answer:
         assert answer.status_code == 200
-        yield (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+        yield (line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: "))
 
 
 def text_of(events: list[str]) -> str:
