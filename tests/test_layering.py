@@ -147,6 +147,12 @@ def test_the_core_has_no_mutable_module_state() -> None:
             assert not is_mutable, f"{file}:{node.lineno}: mutable"
 
 
+def test_finding_a_checkpoint_loads_no_torch() -> None:
+    """Only a GGUF file needs it. Servers over the shadow model and clients name the bundled model, too."""
+    code = "import sys, sluice.models.hub; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_importing_the_scheduler_is_quick_and_loads_no_torch(tmp_path: Path) -> None:
     """Simulator and tools import the scheduler alone: a torch import would cost them seconds.
 

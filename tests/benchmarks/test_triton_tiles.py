@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+import triton_device  # noqa: F401  # with it the interpreter is quicker
 from benchmarks import triton_tiles
 from sluice.attention.triton.tiles import DecodeTiles
 

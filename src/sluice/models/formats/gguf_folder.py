@@ -15,8 +15,6 @@ from tempfile import mkdtemp
 import huggingface_hub
 
 from sluice.models.checkpoint import CheckpointError
-from sluice.models.formats.gguf_config import model_config, tokenizer_config
-from sluice.models.formats.gguf_file import GGUFFile
 from sluice.version import VERSION
 
 SUFFIX = ".gguf"
@@ -83,6 +81,10 @@ def _key(path: Path) -> str:
 
 
 def _fill(folder: Path, path: Path) -> None:
+    # They load torch, which other checkpoints are found without.
+    from sluice.models.formats.gguf_config import model_config, tokenizer_config
+    from sluice.models.formats.gguf_file import GGUFFile
+
     file = GGUFFile(path)
     contents = {"config.json": model_config(file)}
     beside = [name for name in BESIDE if (path.parent / name).is_file()]
