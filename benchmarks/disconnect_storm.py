@@ -48,6 +48,8 @@ class Plan:
     cut: bool
     """The client leaves before all of its body is sent."""
     resets: bool
+    stays: bool
+    """The client leaves no earlier than its answer begins, however busy the machine is."""
 
 
 def plans_of(count: int, seed: int, spread: float) -> list[Plan]:
@@ -74,7 +76,9 @@ def plans_of(count: int, seed: int, spread: float) -> list[Plan]:
         comes = draw.uniform(0, spread * 0.75)
         leaves = draw.uniform(comes, spread)
         content = body | {"stream": draw.random() < 0.5}
-        plans.append(Plan(comes, leaves, path, content, draw.random() < 0.1, draw.random() < 0.5))
+        cut, resets = draw.random() < 0.1, draw.random() < 0.5
+        stays = content["stream"] and not cut and draw.random() < 0.2
+        plans.append(Plan(comes, leaves, path, content, cut, resets, stays))
     return plans
 
 
@@ -87,6 +91,8 @@ async def visit(port: int, start: float, plan: Plan) -> str:
     writer.write(head.encode() + content[: len(content) // 2 if plan.cut else None])
     reading = asyncio.create_task(reader.read(1))
     await asyncio.wait({reading}, timeout=max(0.0, start + plan.leaves - time.perf_counter()))
+    if plan.stays:
+        await asyncio.wait({reading}, timeout=GIVE_UP)
     seen = "cut its request" if plan.cut else "was being answered" if reading.done() else "was waiting"
     if plan.resets:
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
