@@ -48,6 +48,7 @@ def main() -> int:
     parser.add_argument("--routers", default=",".join(ROUTERS), help="for conversations and replay")
     parser.add_argument("--rounds", type=int, default=1, help="live runs of replay by each router; 0: simulated alone")
     parser.add_argument("--rate", type=float, default=0.5, help="conversations that begin in a second, for replay")
+    parser.add_argument("--prefix", type=int, default=256, help="tokens that all conversations begin with, for replay")
     parser.add_argument("--conversations", type=int, default=12)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--streams", type=int, default=8)
@@ -66,7 +67,8 @@ def main() -> int:
             known = given.json is not None and given.json.exists()
             before = json.loads(given.json.read_text()) if known else {}
             routers = given.routers.split(",")
-            result |= replay.measure(routers, given.rounds, given.conversations, given.rate, seed=1, before=before)
+            talks = replay.Talks(given.conversations, given.rate, given.prefix, seed=1)
+            result |= replay.measure(routers, given.rounds, talks, before)
         case "scaling":
             result |= scaling.measure(given.url, calm=5, burst=40, after=75, streams=given.streams * 6)
             if given.svg is not None:

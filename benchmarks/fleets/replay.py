@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
@@ -37,7 +37,6 @@ ENGINE = {"max_total_tokens": 32768, "page_size": 16}
 TALKS: dict[str, Any] = {
     "turns": 5,
     "think_ms": 3000.0,
-    "shared_prefix_tokens": 256,
     "prompt_tokens": "lognormal:120:0.8",
     "output_tokens": "lognormal:40:0.5",
 }
@@ -68,13 +67,22 @@ class Figures:
         return cls(1e3 * percentile(ordered, 50), 1e3 * percentile(ordered, 99), cached / prompt)
 
 
-def conversations(count: int, rate: float, seed: int) -> list[Arrival]:
-    """Return the turns of conversations, in order.
+@dataclass(frozen=True)
+class Talks:
+    """Conversations that begin at random moments."""
 
-    Args:
-        rate: conversations that begin in a second.
-    """
-    options = resolve_workload(TALKS | {"num_requests": count, "request_rate": rate, "seed": seed})
+    conversations: int
+    rate: float
+    """Of them that begin in a second."""
+    prefix: int
+    """Tokens with which all of them begin."""
+    seed: int
+
+
+def arrivals_of(talks: Talks) -> list[Arrival]:
+    """Return the turns of conversations, in order."""
+    chosen = {"num_requests": talks.conversations, "request_rate": talks.rate, "seed": talks.seed}
+    options = resolve_workload(TALKS | chosen | {"shared_prefix_tokens": talks.prefix})
     found = []
     for session in build_workload(options, vocab_size=VOCAB).sessions:
         assert session.at is not None, "conversations begin at a rate"
@@ -160,16 +168,14 @@ async def _turn(http: httpx.AsyncClient, arrival: Arrival, salt: str, start: flo
     return first - due, (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0), usage["prompt_tokens"]
 
 
-def measure(
-    routers: Sequence[str], rounds: int, count: int, rate: float, seed: int, before: Mapping[str, Any]
-) -> dict[str, Any]:
+def measure(routers: Sequence[str], rounds: int, talks: Talks, before: Mapping[str, Any]) -> dict[str, Any]:
     """Run the same conversations live, and once simulated where the router can be.
 
     Args:
         before: an earlier result of the same workload, whose other routers are kept.
     """
-    arrivals = conversations(count, rate, seed)
-    workload = {"conversations": count, "rate": rate, "seed": seed, "requests": len(arrivals)}
+    arrivals = arrivals_of(talks)
+    workload = asdict(talks) | {"requests": len(arrivals)}
     kept = before["routers"] if before.get("workload") == workload else {}
     found = {
         router: compared(live(router, arrivals, rounds) if rounds else [], _predicted(router, arrivals))

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from benchmarks.fleets.replay import ENGINE, Figures, compared, conversations, simulated
+from benchmarks.fleets.replay import ENGINE, Figures, Talks, arrivals_of, compared, simulated
 from benchmarks.fleets.timed import VOCAB, WORLD, TimedRunner, setup_of
 from sluice.assembly.resolve import resolve
 from sluice.config import EngineConfig
@@ -16,7 +16,7 @@ from sluice.types import BatchPlan, Chunk, NewSlot, Submit
 
 
 def test_a_turn_holds_the_turns_before_it_and_the_answers_that_the_shadow_model_gives() -> None:
-    arrivals = conversations(3, rate=1.0, seed=1)
+    arrivals = arrivals_of(Talks(3, rate=1.0, prefix=256, seed=1))
     assert len(arrivals) == 15
     assert [each.time for each in arrivals] == sorted(each.time for each in arrivals)
     for each in arrivals:
@@ -29,7 +29,7 @@ def test_a_turn_holds_the_turns_before_it_and_the_answers_that_the_shadow_model_
 
 
 def test_the_simulated_router_finds_more_in_caches_than_turns() -> None:
-    arrivals = conversations(12, rate=0.5, seed=1)
+    arrivals = arrivals_of(Talks(12, rate=0.5, prefix=256, seed=1))
     in_turn, aware = simulated("round-robin", arrivals), simulated("prefix-aware", arrivals)
     assert aware.cached_share > in_turn.cached_share
     assert aware.ttft_p50_ms < in_turn.ttft_p50_ms
