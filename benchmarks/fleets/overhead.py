@@ -12,12 +12,21 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.fleets.process import descendants, fleet, free_port, wait_for_line
+from benchmarks.fleets.process import command_of, descendants, fleet, free_port, wait_for_line
 from benchmarks.fleets.streams import bodies, client_of, play, play_one
 from benchmarks.shadow_server import cpu_seconds
 
 ENGINE = ("--threads", "1", "--max-total-tokens", "16384")
 ROUNDS = 3
+PARTS = {
+    "ray::ProxyActor": "proxy",
+    "ray::ServeReplica:sluice:ingress": "ingress",
+    "ray::ServeReplica:sluice:replica": "replica",
+    "sluice.process.engine_process": "engine",
+    "-m sluice serve": "server",
+}
+"""Part of a command -> what it is."""
+OTHER = "others"
 
 
 @contextmanager
@@ -65,16 +74,23 @@ async def one_round(url: str, pid: int, requests: int, tokens: int, streams: int
         alone = await play_one(http, bodies(1, tokens)[0])
         began, busy = now(), family_seconds(pid)
         await asyncio.gather(*(play_one(http, each) for each in bodies(streams, tokens)))
-        seconds, busy = now() - began, family_seconds(pid) - busy
+        seconds, after = now() - began, family_seconds(pid)
+    spent = {name: 1e3 * (after[name] - busy.get(name, 0.0)) / (streams * tokens) for name in after}
     return {
         "request_ms": statistics.median(times) * 1e3,
         "itl_ms": statistics.median(after - before for before, after in pairwise(alone.moments)) * 1e3,
         "stream_tokens_per_s": (len(alone.moments) - 1) / (alone.moments[-1] - alone.moments[0]),
         "streams_tokens_per_s": streams * tokens / seconds,
-        "streams_cpu_ms_per_token": 1e3 * busy / (streams * tokens),
+        "streams_cpu_ms_per_token": sum(spent.values()),
+        **{f"streams_cpu_ms_per_token of {name}": value for name, value in sorted(spent.items())},
     }
 
 
-def family_seconds(pid: int) -> float:
-    """Return the processor time of a process and of those below it."""
-    return sum(cpu_seconds(each) for each in (pid, *descendants(pid)))
+def family_seconds(pid: int) -> dict[str, float]:
+    """Return the processor time of a process and of those below it, by what they do."""
+    found: dict[str, float] = dict.fromkeys((*PARTS.values(), OTHER), 0.0)
+    for each in (pid, *descendants(pid)):
+        command = command_of(each)
+        name = next((name for part, name in PARTS.items() if part in command), OTHER)
+        found[name] += cpu_seconds(each)
+    return found
