@@ -44,8 +44,12 @@ class Observed(Lawful):
     def schedule(self) -> BatchPlan | None:
         before = {request.id: (request.status, preemptions(request)) for request in self.state.requests.values()}
         drafting = {request.id for request in self.state.requests.values() if request.drafts}
+        opening = self._opening()
         plan = super().schedule()
+        self._met["opened over several steps"] += opening is not None
+        self._met["given back over several steps"] += self.state.kv.can_offload and bool(self.state.kv.offload.closing)
         for request in self.state.requests.values():
+            self._met["no room after some steps"] += request is opening and request.status is Status.WAITING
             status, count = before[request.id]
             if preemptions(request) > count:
                 self._met[f"preempted while {status.value}"] += 1
@@ -129,8 +133,16 @@ class Observed(Lawful):
                 self._met["prefix from the disk"] += output.num_disk_tokens > 0
         return outputs
 
+    def _opening(self) -> Request | None:
+        """Return the request that has only some of its pages on a tier."""
+        kv = self.state.kv
+        lease = kv.offload.opening if kv.can_offload else None
+        return next((each for each in self.state.offloaded.values() if each.lease is lease), None)
+
     def _progress(self, request: Request) -> str:
-        """Return how far the load of a loading request, or the open chunk of an offloaded one, has come."""
+        """Return how far the load of a loading request, or the lease or open chunk of an offloaded one, has come."""
+        if request is self._opening():
+            return ", opening"
         chunk = self.state.open_chunk
         if chunk is not None and chunk.request is request:
             return ", in a chunk"

@@ -32,6 +32,12 @@ def opened(kv: KVManager, tokens: array[int], num_pages: int | None = None) -> O
     return kv.offload.open(tokens, len(tokens) - 1, num_tokens, "")
 
 
+def lease_of(row: list[int], window: list[int]) -> OffloadLease:
+    lease = OffloadLease(manager().offload, "", len(row))
+    lease.row, lease.window = row, window
+    return lease
+
+
 def end_copies(kv: KVManager) -> list[PageCopy]:
     copies = []
     while kv.tiers.has_work:
@@ -172,7 +178,7 @@ def test_nothing_cached_is_given_up_for_one_who_has_to_wait() -> None:
 def test_a_page_counts_when_all_before_it_do() -> None:
     """Stores end in any order. One that is behind a gap would be read before what is in it is there; and of a context
     of millions of tokens nothing is to be kept for each page."""
-    offload = OffloadLease(manager().offload, "", [0, 1, 2], [0], [])
+    offload = lease_of([0, 1, 2], [0])
     offload.sending = {0, 1, 2}
     offload.ended(1, None)
     assert offload.stored == 0
@@ -185,7 +191,7 @@ def test_a_page_counts_when_all_before_it_do() -> None:
 
 def test_a_place_is_in_use_while_a_step_in_flight_looks_at_it() -> None:
     """The oldest step in flight would see the keys of another part of the context."""
-    offload = OffloadLease(manager().offload, "", [0] * 9, [7, 8, 9], [])
+    offload = lease_of([0] * 9, [7, 8, 9])
     offload.stored = 4
     assert (offload.first_held, offload.end_of_window) == (4, 7)
     offload.bases.extend((2, 3))

@@ -43,6 +43,7 @@ OF_RELOADS = [
 ]
 OF_LONG_CONTEXTS = [
     *("offloaded", "abort while offloaded", "abort while offloaded, in a chunk", "preempted while offloaded"),
+    *("opened over several steps", "given back over several steps", "no room after some steps"),
     *("blocks loaded", "block unreadable", "page lost", "slice failed", f"end: {FinishReason.TIER_UNAVAILABLE}"),
     *("offload of the host ended", "offload of the disk ended", "offload of the disk failed"),
     *(f"bound by {bound}" for bound in (Bound.TIER_PAGES, Bound.OFFLOAD_BUDGET, Bound.DISK_READS)),

@@ -119,9 +119,20 @@ class LowerTiers:
         """Return how many pages a tier has."""
         return 0
 
-    def take(self, tier: Tier, count: int) -> list[int] | None:
-        """Take pages of a tier for an offloaded request, evicting cached ones: all of them, or None if there are not as
-        many."""
+    def num_takeable(self, tier: Tier) -> int:
+        """Return the pages of a tier that no offloaded request has taken for its own."""
+        return 0
+
+    def take(self, tier: Tier, needed: int, at_most: int | None = None) -> list[int] | None:
+        """Take pages of a tier for an offloaded request, evicting cached ones.
+
+        Args:
+            needed: pages that the request needs.
+            at_most: pages that are taken now, no more than are needed; None: all of them.
+
+        Returns:
+            None if there are not as many as are needed.
+        """
         return None
 
     def give(self, tier: Tier, pages: Iterable[int]) -> None:

@@ -248,6 +248,11 @@ class KVManager:
         return self._offload
 
     @property
+    def is_opening(self) -> bool:
+        """Whether an offloaded request is getting its pages, or may get them once others are given back."""
+        return self._offload is not None and (self._offload.opening is not None or bool(self._offload.closing))
+
+    @property
     def num_window_pages(self) -> int:
         """Pages of the device that offloaded requests hold."""
         return 0 if self._offload is None else self._offload.num_window_pages
@@ -309,6 +314,8 @@ class KVManager:
 
     def flush(self) -> int:
         """Forget every cached page that no request holds, on all tiers. Returns how many."""
+        if self._offload is not None:
+            self._offload.finish_closing()
         count, pages = self.tree.clear()
         self.pool.give(pages)
         self.events.cleared(self.tree.nodes(), self.tiers.order)

@@ -9,6 +9,10 @@ takes nothing later, so it never waits for memory and never keeps others waiting
 written to page `i mod window` of the window, once the page that was there is on the tier and no step in flight reads
 it.
 
+A long context has so many pages that to find and reserve them all at once would keep streams waiting. So a lease is
+*opened* over several steps, one lease at a time: first the pages of the cached prefix, which are held as they are
+found, then its own. The pages of a lease that is over are given back over several steps as well.
+
 The cached beginning of a prompt is read where it lies. What a request computes goes to private pages of the tier. A
 page becomes a node of the prefix tree as soon as it is stored, unless the tree has one of the same tokens already;
 then other requests find it, and its own request reads it like the nodes that it found.
@@ -18,7 +22,9 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import NamedTuple
 
 from sluice.kv.lower_tiers import LowerTiers
 from sluice.kv.nodes import Node, key_behind
@@ -35,23 +41,26 @@ class OffloadLease:
 
     Args:
         pool: where the pages come from.
-        row: pages on the tier for all of the context, in order: those of a cached prefix, then its own.
-        window: pages on the device.
-        path: nodes of the cached prefix.
+        num_pages: pages of the whole context.
     """
 
-    def __init__(self, pool: OffloadPool, extra_key: str, row: list[int], window: list[int], path: list[Node]) -> None:
+    def __init__(self, pool: OffloadPool, extra_key: str, num_pages: int) -> None:
         self._pool = pool
         self.extra_key = extra_key
-        self.row = row
-        self.window = window
-        self.path = path
+        self.num_pages = num_pages
+        self.row: list[int] = []
+        """Pages on the tier for all of the context, in order: those of a cached prefix, then its own."""
+        self.window: list[int] = []
+        """Pages on the device."""
+        self.path: list[Node] = []
         """Nodes that the first pages of `row` belong to: found at the beginning, or published since."""
-        self.digest = path[-1].digest if path else b""
+        self.is_matched = False
+        """The cached prefix has been found to its end."""
+        self.digest = b""
         """Digest of the tokens up to page `sent`."""
-        self.stored = len(path)
+        self.stored = 0
         """Pages that can be read on the tier, from the context's beginning."""
-        self.sent = len(path)
+        self.sent = 0
         """Pages on the tier or on their way there."""
         self.known = 0
         """Pages of `row` that the runner knows."""
@@ -68,15 +77,18 @@ class OffloadLease:
         self.is_closed = False
         self.done: set[int] = set()
         """Pages behind `stored` whose stores have ended out of turn."""
-        on_host = pool.limits.tier is Tier.HOST
-        tokens = len(path) * pool.page_size
-        self.cached = CachedTokens(tokens, tokens if on_host else 0, 0 if on_host else tokens)
+        self.cached = CachedTokens(0)
 
     def __repr__(self) -> str:
         return (
             f"OffloadLease(row={self.row}, window={self.window}, stored={self.stored}, sent={self.sent},"
             f" known={self.known}, bases={list(self.bases)})"
         )
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether the context has not all of its pages yet; nothing is computed before it has."""
+        return len(self.row) < self.num_pages
 
     @property
     def capacity(self) -> int:
@@ -100,6 +112,16 @@ class OffloadLease:
         """Return the pages on the device that hold pages `first` to `end` of the context."""
         assert self.first_held <= first <= end <= self.end_of_window, f"{first} to {end} of {self}"
         return tuple(self.window[index % len(self.window)] for index in range(first, end))
+
+    def found(self, nodes: list[Node], pages: list[int]) -> None:
+        """Note the next nodes of the cached prefix, which are read from now on, and their pages."""
+        self.path += nodes
+        self.row += pages
+        self.stored = self.sent = len(self.path)
+        self.digest = self.path[-1].digest if self.path else b""
+        on_host = self._pool.limits.tier is Tier.HOST
+        tokens = len(self.path) * self._pool.page_size
+        self.cached = CachedTokens(tokens, tokens if on_host else 0, 0 if on_host else tokens)
 
     def missing(self, num_tokens: int) -> int:
         """Return 0: an offloaded request has all the pages of the device that it will ever need."""
@@ -129,6 +151,7 @@ class OffloadLease:
         uses it."""
         path = list(self.path)
         self._pool.close(self)
+        self._pool.finish_closing()
         self._pool.forget(path)
 
     def lose(self, page: int) -> None:
@@ -146,6 +169,15 @@ class OffloadLease:
         while self.stored in self.done:
             self.done.remove(self.stored)
             self.stored += 1
+
+
+class ClosedPages(NamedTuple):
+    """What a lease that is over has not given back yet."""
+
+    path: list[Node]
+    """Nodes that it read."""
+    own: list[int]
+    """Pages of the tier."""
 
 
 class OffloadPool:
@@ -174,6 +206,11 @@ class OffloadPool:
         self._most_window_pages = max(limits.window_pages, pool.num_pages // 2)
         self._refusals = 0
         """Calls of `open` still to be refused unseen, unless a lease is closed."""
+        self._left = limits.pages_per_step
+        """Pages that may still be looked up or reserved in this step."""
+        self._closing: deque[ClosedPages] = deque()
+        self.opening: OffloadLease | None = None
+        """The lease that is being opened."""
         self.num_window_pages = 0
         """Pages of the device that offloaded requests hold."""
 
@@ -187,12 +224,28 @@ class OffloadPool:
         """Whether one more request may begin. All windows together take at most half of the device."""
         return self.num_window_pages + self.limits.window_pages <= self._most_window_pages
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether no lease may begin before the next step: another one is being opened, or pages are given back."""
+        return self.opening is not None or bool(self._closing) or self._left <= 0
+
+    @property
+    def closing(self) -> Sequence[ClosedPages]:
+        """What leases that are over have not given back yet."""
+        return self._closing
+
     def num_readable(self, found: list[Node]) -> int:
         """Return how many of the nodes equal to the beginning of a context a request would read on the tier."""
         return len(self._tiers.readable(iter(found), self.limits.tier))
 
+    def begin_step(self) -> None:
+        """Let `pages_per_step` pages more be looked up and reserved, and give as many back."""
+        self._left = self.limits.pages_per_step
+        self._give_back(self.limits.pages_per_step)
+
     def open(self, tokens: array[int], cacheable: int, num_tokens: int, extra_key: str) -> OffloadLease | None:
-        """Reserve all pages that an offloaded request will ever hold. A window of pages must be available.
+        """Begin to reserve all pages that an offloaded request will ever hold. The pool must not be busy, and a window
+        of pages must be available.
 
         Args:
             tokens: the beginning of its context.
@@ -200,24 +253,57 @@ class OffloadPool:
             num_tokens: tokens of its whole context.
 
         Returns:
-            None if the tier has no room for it now.
+            The lease; while it `is_opening`, `open_further` is to be called in each step. None if the tier has no room
+            for it now.
         """
         if self._refusals and self.num_window_pages:
             self._refusals -= 1
             return None
-        tier = self.limits.tier
-        found: list[Node] = []
-        self._tree.match_any(found, tokens, cacheable, extra_key)
-        path = self._tiers.readable(iter(found), tier)
-        shared = self._tiers.read(path, tier)  # first: making room must not take these
-        own = self._tiers.take(tier, -(-num_tokens // self.page_size) - len(path))
-        if own is None:
-            self._tiers.unread(path)
+        assert not self.is_busy, f"a lease is begun beside {self.opening} and {len(self._closing)} that are over"
+        lease = self.opening = OffloadLease(self, extra_key, -(-num_tokens // self.page_size))
+        if not self.open_further(lease, tokens, cacheable):
+            self.close(lease)
             self._refusals = RETRY_AFTER
             return None
-        own.sort()  # pages that follow each other on the tier are read at once
         self.num_window_pages += self.limits.window_pages
-        return OffloadLease(self, extra_key, [*shared, *own], self._take(self.limits.window_pages), path)
+        lease.window = self._take(self.limits.window_pages)
+        return lease
+
+    def open_further(self, lease: OffloadLease, tokens: array[int], cacheable: int) -> bool:
+        """Find and reserve more pages of a lease, as many as may be in this step.
+
+        Returns:
+            False if the tier has no room for the others now: the lease is to be released.
+        """
+        tier = self.limits.tier
+        if not lease.row and lease.num_pages > self._tiers.num_takeable(tier):
+            return False  # nor if all of its pages were cached
+        if not lease.is_matched:
+            self._match_further(lease, tokens, cacheable)
+        if lease.is_matched and lease.is_opening:
+            missing = lease.num_pages - len(lease.row)
+            own = self._tiers.take(tier, missing, min(missing, self._left))
+            if own is None:
+                return False
+            self._left -= len(own)
+            lease.row += own
+        if not lease.is_opening:
+            first = len(lease.path)
+            lease.row[first:] = sorted(lease.row[first:])  # pages that follow each other on the tier are read at once
+            self.opening = None
+        return True
+
+    def _match_further(self, lease: OffloadLease, tokens: array[int], cacheable: int) -> None:
+        """Find and read more nodes of the cached prefix, as many as may be in this step."""
+        first, size, tier = len(lease.path), self.page_size, self.limits.tier
+        stop = min(cacheable // size, first + self._left)
+        found = list(lease.path)
+        if not (found and found[-1].has_left):  # if it has, those behind it have left before
+            self._tree.match_any(found, tokens, stop * size, lease.extra_key)
+        nodes = self._tiers.readable(islice(found, first, None), tier)
+        lease.found(nodes, self._tiers.read(nodes, tier))
+        self._left -= len(nodes)
+        lease.is_matched = len(lease.path) < stop or stop == cacheable // size
 
     def send(self, lease: OffloadLease, tokens: array[int], computed: int) -> None:
         """Send the full pages among the first `computed` tokens to the tier."""
@@ -253,15 +339,38 @@ class OffloadPool:
             lease.path.append(node)
 
     def close(self, lease: OffloadLease) -> None:
-        """Give all pages of a lease back. Those that were published stay cached."""
-        self._tiers.unread(lease.path)
+        """Give all pages of a lease back, those of the tier over some steps if they are many. Pages that were published
+        stay cached."""
         own = range(len(lease.path), len(lease.row))
-        self._tiers.give(self.limits.tier, [lease.row[index] for index in own if index not in lease.sending])
+        self._closing.append(ClosedPages(lease.path, [lease.row[index] for index in own if index not in lease.sending]))
+        if lease is self.opening:
+            self.opening = None
         window = lease.window
         self.num_window_pages -= len(window)
-        self._refusals = 0
         lease.row, lease.window, lease.path, lease.is_closed = [], [], [], True
         self._pool.give(window)
+        self._give_back(self.limits.pages_per_step)
+
+    def finish_closing(self) -> None:
+        """Give all back that leases which are over still hold."""
+        self._give_back(sum(len(each.path) + len(each.own) for each in self._closing))
+
+    def _give_back(self, at_most: int) -> None:
+        """Give back pages of the tier, the last ones of a context first."""
+        while self._closing:
+            closed = self._closing[0]
+            nodes = closed.path[max(0, len(closed.path) - at_most) :]
+            del closed.path[len(closed.path) - len(nodes) :]
+            self._tiers.unread(nodes)
+            at_most -= len(nodes)
+            pages = closed.own[max(0, len(closed.own) - at_most) :]
+            del closed.own[len(closed.own) - len(pages) :]
+            self._tiers.give(self.limits.tier, pages)
+            at_most -= len(pages)
+            if closed.path or closed.own:
+                return
+            self._closing.popleft()
+            self._refusals = 0
 
     def forget(self, path: list[Node]) -> None:
         """Remove nodes that a failed request has read from the cache, as far as no other request uses them."""

@@ -209,20 +209,25 @@ class Tiers(LowerTiers):
     def pages_of(self, tier: Tier) -> int:
         return sum(pool.pool.num_pages for pool in self.pools if pool.tier is tier)
 
-    def take(self, tier: Tier, count: int) -> list[int] | None:
+    def num_takeable(self, tier: Tier) -> int:
         pool = self._pages.of(tier)
-        if count > pool.pool.num_pages - len(pool.private) - self.num_read:
+        return pool.pool.num_pages - len(pool.private)
+
+    def take(self, tier: Tier, needed: int, at_most: int | None = None) -> list[int] | None:
+        pool = self._pages.of(tier)
+        if needed > self.num_takeable(tier) - self.num_read:
             return None  # to evict what is cached would be in vain
-        taken = pool.pool.take(min(count, pool.pool.num_free))
-        while len(taken) < count:
+        at_most = needed if at_most is None else at_most
+        taken = pool.pool.take(min(at_most, pool.pool.num_free))
+        while len(taken) < at_most:
             page = self._stores.take_page(pool.level)
             if page is None:
                 break
             taken.append(page)
-        if len(taken) + len(pool.retired) < count:
+        if len(taken) < at_most and len(taken) + len(pool.retired) < needed:
             pool.pool.give(taken)
             return None
-        while len(taken) < count:
+        while len(taken) < at_most:
             taken.append(pool.retired.pop(0))
         pool.private.update(taken)
         return taken

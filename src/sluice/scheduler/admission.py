@@ -96,9 +96,12 @@ class Offloaded:
         return []
 
     def admit(self, adder: PrefillAdder, request: Request, at_most: int, *, may_cut: bool) -> AddResult:
-        """Admit a request with all the memory that it will ever have. If it must wait for a window or for the tier,
+        """Admit a request with all the memory that it will ever have, or with as much of it as a step may reserve;
+        `open_further` reserves the rest. If it must wait for a window or for the tier,
         which only requests of its kind use, the others are admitted all the same: the result is CONTINUE."""
         state, kv = adder.state, adder.state.kv
+        if kv.offload.is_busy:
+            return AddResult.CONTINUE  # for some steps: nothing is short
         if not kv.offload.has_window:
             adder.note(Bound.KV_PAGES)
             return AddResult.CONTINUE
@@ -128,6 +131,24 @@ def kind_of(kv: KVManager, request: Request) -> LeaseKind:
 
 class NoTier(ValueError):
     """A request needs a tier that this engine runs without, although an engine before had it."""
+
+
+def open_further(state: SchedulerState) -> None:
+    """Go on in a new step with what takes several of them: reserve more pages of the tier for the request that was
+    admitted last, and give back those of requests that have ended. If the tier has no room for it any more, the request
+    waits again."""
+    if not state.kv.can_offload:
+        return
+    pool = state.kv.offload
+    pool.begin_step()
+    lease = pool.opening
+    if lease is None:
+        return
+    request = next(each for each in state.offloaded.values() if each.lease is lease)
+    if pool.open_further(lease, request.tokens, request.cacheable):
+        state.opened_further(request, lease)
+    else:
+        state.set_back(request)
 
 
 def check_fits(kv: KVManager, request: Request) -> None:

@@ -99,7 +99,7 @@ def next_request(
     for request in state.offloaded.values():
         may_be_early = is_early and not request.submit.grammar and not request.drafts
         wants = request.has_more if may_be_early else request.wants_chunk()
-        if not wants or not kinds.have(request) or waits_for_drafts(state, request):
+        if not wants or lease_of(request).is_opening or not kinds.have(request) or waits_for_drafts(state, request):
             continue
         if length_of(state, limits, request) > 0:
             return request

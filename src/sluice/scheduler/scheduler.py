@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sluice.kv.manager import KVManager
-from sluice.scheduler.admission import check_fits
+from sluice.scheduler.admission import check_fits, open_further
 from sluice.scheduler.backlog import queued_prefill_tokens
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.chunk_sizer import ChunkSizer
@@ -167,7 +167,11 @@ class Scheduler:
         """Plan the next step. Returns None if nothing can be planned before a commit or a new request."""
         state = self.state
         state.waiting.promote(state.step)
+        open_further(state)
         plan = self._plan(state)
+        while plan is None and not state.num_in_flight and state.kv.is_opening:  # no stream waits meanwhile
+            open_further(state)
+            plan = self._plan(state)
         state.left_waiting = len(state.waiting) > 0
         return plan
 

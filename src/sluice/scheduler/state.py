@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from sluice.kv.flights import Load
 from sluice.kv.manager import KVManager, Lease, ResidentLease
+from sluice.kv.offload import OffloadLease
 from sluice.scheduler.chunk_sizer import ChunkSizer
 from sluice.scheduler.drafter import Drafter
 from sluice.scheduler.pacer import Pacer
@@ -185,12 +186,18 @@ class SchedulerState:
         del self.loading[request.id]
         self._begin(request)
 
-    def start_offloaded(self, request: Request, lease: Lease) -> None:
+    def start_offloaded(self, request: Request, lease: OffloadLease) -> None:
         """Move a request from WAITING to OFFLOADED, with a slot."""
         self._seat(request, lease)
-        self._note_cached(request)
         request.status = Status.OFFLOADED
         self.offloaded[request.id] = request
+        self.opened_further(request, lease)
+
+    def opened_further(self, request: Request, lease: OffloadLease) -> None:
+        """Note that an offloaded request's lease has found and reserved more of its pages."""
+        self._count_cached(request)
+        if not lease.is_opening:
+            self._note_cached(request)
 
     def force(self, request: Request) -> None:
         """Note that a request was brought several tokens at once, and move it from DECODING to FORCED: all its tokens

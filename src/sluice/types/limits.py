@@ -181,6 +181,9 @@ class OffloadLimits:
 
     selects_ahead: bool = True
     """Whether the blocks that a chunk attends to are known before its tokens are."""
+    pages_per_step: int = 1024
+    """Most pages that are looked up and reserved in a step for requests that begin, and most that are given back for
+    one that has ended: a context of a million tokens has very many, and streams wait meanwhile."""
 
     def items(self, base_pages: int, *, is_decode: bool) -> WorkItems:
         """Return the work items of a chunk after `base_pages` pages on the tier."""

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from sluice.kv.manager import ResidentLease
 from sluice.kv.offload import OffloadLease
 from sluice.scheduler.drafting import waits_for_drafts
+from sluice.scheduler.laws.opening import Openings
 from sluice.scheduler.laws.pages import LawBroken
 from sluice.scheduler.laws.plans import check_plan, resident, tokens_of_row
 from sluice.scheduler.laws.state import check_state
@@ -53,6 +54,7 @@ class Lawful:
         self._submits: dict[int, Submit] = {}
         self._num_sent: dict[int, int] = {}
         self._turns = Turns()
+        self._openings = Openings()
 
     @property
     def has_work(self) -> bool:
@@ -100,7 +102,9 @@ class Lawful:
             if waits_for_drafts(self.state, self.scheduler.limits, each)
         }
         self._turns.before(self.state, self.scheduler.limits)
+        self._openings.before(self.state)
         plan = self.scheduler.schedule()
+        self._openings.check(self.state, plan)
         check_state(self.state)
         if plan is None:
             if not (bool(self.in_flight) or not self.has_work or self.awaits_report):

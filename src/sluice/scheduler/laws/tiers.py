@@ -21,7 +21,7 @@ def tiers_are_conserved(view: View) -> None:
     if not isinstance(kv.tiers, Tiers):
         return
     read = [node for load in kv.tiers.loads for node in load.nodes]
-    read += [node for _, lease in view.offloaded for node in lease.path]
+    read += [node for path, _ in offloaded_pages(view) for node in path]
     gone = {id(node): node for node in read if node.copies is not None and node.copies.gone}
     stores = [copy for copy in kv.tiers.flights.tickets.values() if isinstance(copy, Store)]
     for tier in kv.tiers.pools:
@@ -64,13 +64,22 @@ def found_nodes_are_found_again(state: SchedulerState) -> None:
                 raise LawBroken(f"law 3: request {request.id} remembers {len(remembered)} of {len(anew)} nodes")
 
 
+def offloaded_pages(view: View) -> list[tuple[list[Node], list[int]]]:
+    """Return, for each offloaded lease and each that is over and has not given all back, the nodes that it reads and
+    its own pages of the tier."""
+    if not view.kv.can_offload:
+        return []
+    held = [(lease.path, lease.row[len(lease.path) :]) for _, lease in view.offloaded]
+    return held + [(closed.path, closed.own) for closed in view.kv.offload.closing]
+
+
 def offloaded_pages_are_conserved(view: View) -> None:
     """1, for offloaded requests: the private pages of a tier are theirs, or are being written for one that has left."""
     kv, tiers = view.kv, view.kv.tiers
     if not isinstance(tiers, Tiers) or not kv.can_offload:
         return
     limits = kv.offload.limits
-    private = Counter(page for _, lease in view.offloaded for page in lease.row[len(lease.path) :])
+    private = Counter(page for _, own in offloaded_pages(view) for page in own)
     private.update(
         copy.page for copy in tiers.flights.tickets.values() if isinstance(copy, OffloadStore) and copy.owner.is_closed
     )
@@ -78,9 +87,9 @@ def offloaded_pages_are_conserved(view: View) -> None:
     if private != Counter(there):
         raise LawBroken(f"law 1: pages {private} of offloaded requests, {there} are private")
     level = tiers.order.index(limits.tier)
-    readers = Counter(id(node) for _, lease in view.offloaded for node in lease.path)
+    readers = Counter(id(node) for path, _ in offloaded_pages(view) for node in path)
     nodes = {id(node): node for node in view.nodes}
-    nodes |= {id(node): node for _, lease in view.offloaded for node in lease.path}
+    nodes |= {id(node): node for path, _ in offloaded_pages(view) for node in path}
     for key, node in nodes.items():
         counted = 0 if node.copies is None else node.copies.readers
         if counted != readers[key]:
@@ -94,11 +103,15 @@ def offloaded_pages_are_conserved(view: View) -> None:
 
 
 def offloaded_pages_cover_the_promise(state: SchedulerState, request: Request, lease: OffloadLease) -> None:
-    """5, for offloaded requests: all of the context has a page on the tier; what is not stored yet, or is read by a
-    step in flight, has a page on the device."""
+    """5, for offloaded requests: all of the context has a page on the tier before any of it is computed; what is not
+    stored yet, or is read by a step in flight, has a page on the device."""
     kv, chunk = state.kv, state.open_chunk
     needed = kv.pages_for(request.prompt_len + request.max_tokens)
-    if len(lease.row) != needed:
+    if lease.is_opening:
+        is_begun = lease.bases or request.scheduled > len(lease.path) * kv.page_size
+        if is_begun or lease is not kv.offload.opening or lease.num_pages != needed:
+            raise LawBroken(f"law 5: request {request.id} has begun, or waits for ever, with {lease} of {needed} pages")
+    elif len(lease.row) != needed:
         raise LawBroken(f"law 5: request {request.id} holds {len(lease.row)} of {needed} pages")
     promised = request.scheduled + request.drafts if chunk is None or chunk.request is not request else chunk.chunk.end
     if not (
