@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("traces")
 
 
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 2**32))
 def test_whole_lives_replay(folder: Path, seed: int) -> None:
     """Chunks, prefix dedup, preemption, priorities, salts, samples, aborts, faults, lost devices, every reserve and
