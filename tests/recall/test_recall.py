@@ -31,8 +31,9 @@ MAX_TOKENS = 24
 GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
 LENGTHS = (200, 400, 600, 800, 1000, 300, 500, 700, 900, 2000)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-MOST_WRONG = 4
-"""Of 40 questions at 2,000 tokens; the card says how many are right of many more."""
+SEEDS = range(20, 40)
+MOST_WRONG = 2
+"""Of the questions of these seeds at 2,000 tokens; the card says how many are right of many more."""
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +146,7 @@ def url() -> Iterator[str]:
 
 def test_through_the_server_with_prompts_of_two_thousand_tokens(url: str, tokenizer: Tokenizer) -> None:
     """As often as the model's card says, wherever the fact stands; whole words, no broken text."""
-    asked = [question(seed, 2000, DEPTHS[seed % 5], lambda text: len(tokenizer.encode(text).ids)) for seed in range(40)]
+    asked = [question(seed, 2000, DEPTHS[seed % 5], lambda text: len(tokenizer.encode(text).ids)) for seed in SEEDS]
     answers = asyncio.run(ask_all(url, asked, concurrency=8))
     assert all(1950 <= tokens <= 2100 for _, tokens in answers)
     assert not any("\ufffd" in text for text, _ in answers)
