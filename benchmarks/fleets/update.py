@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,8 @@ def cluster() -> Iterator[tuple[str, int]]:
     ray = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"]
     with tempfile.TemporaryDirectory(prefix="ray") as folder:
         options = ["--node-ip-address", host, "--port", str(port), "--temp-dir", folder, "--include-dashboard", "false"]
-        with subprocess.Popen([*ray, *options], stdout=subprocess.PIPE, text=True) as process:
+        unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}  # it says that it runs, and then nothing more
+        with subprocess.Popen([*ray, *options], stdout=subprocess.PIPE, text=True, env=unbuffered) as process:
             try:
                 wait_for_line(process, "Ray runtime started")
                 yield f"{host}:{port}", process.pid

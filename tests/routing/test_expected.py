@@ -20,8 +20,8 @@ def dispatcher(replicas: int = 2, cache_tokens: int = 10_000) -> Dispatcher:
     return Dispatcher(ExpectedTtft(cache_tokens, PAGE), map(str, range(replicas)))
 
 
-def idle(speed: float | None = 0.001, queued: int = 0, free: int = 100_000) -> Occupancy:
-    return Occupancy(queued, 0, 0, free, speed)
+def idle(speed: float | None = 0.001, queued: int = 0, free: int = 100_000, weight: float = 1.0) -> Occupancy:
+    return Occupancy(queued, 0, 0, free, speed, weight)
 
 
 def served(router: Dispatcher, number: int, request: Asked, now: float = 0.0) -> str:
@@ -107,16 +107,16 @@ def test_no_herd_forms_between_two_reports() -> None:
     chosen = [router.route(number, Asked(text(number, 100)), now=1.0) for number in range(25)]
     assert chosen[:5] == ["1"] * 5
     assert 9 <= chosen[5:].count("0") <= 11
-    assert router.loads["1"].backlog(1.0) == pytest.approx(100 * chosen.count("1"))
+    assert router.loads["1"].backlog(1.0, 0.001) == pytest.approx(100 * chosen.count("1"))
     router.update("1", idle(queued=700), 0.9)
-    assert router.loads["1"].backlog(1.0) == pytest.approx(100 * chosen.count("1")), "older than what is known"
+    assert router.loads["1"].backlog(1.0, 0.001) == pytest.approx(100 * chosen.count("1")), "older than what is known"
     router.update("1", idle(queued=700), 1.5)
-    assert router.loads["1"].backlog(1.5) == 700, "all that was sent is in it"
+    assert router.loads["1"].backlog(1.5, 0.001) == 700, "all that was sent is in it"
     for number in range(25):
         router.ended(number)
-    assert router.loads["1"].backlog(1.5) == 700
-    assert router.loads["1"].backlog(2.0) == pytest.approx(200), "computed since, by its speed"
-    assert router.loads["1"].backlog(9.0) == 0
+    assert router.loads["1"].backlog(1.5, 0.001) == 700
+    assert router.loads["1"].backlog(2.0, 0.001) == pytest.approx(200), "computed since, by its speed"
+    assert router.loads["1"].backlog(9.0, 0.001) == 0
 
 
 def test_a_slow_replica_gets_fewer_prompts() -> None:
@@ -133,6 +133,17 @@ def test_a_replica_of_unknown_speed_counts_as_the_mean() -> None:
     router = dispatcher(3)
     router.update("0", idle(speed=0.001), 0.0)
     router.update("1", idle(speed=None), 0.0)
+    chosen = Counter(router.route(number, Asked(text(number, 100))) for number in range(90))
+    assert all(25 <= chosen[key] <= 35 for key in "012")
+
+
+def test_a_replica_that_has_computed_a_few_words_counts_as_the_others() -> None:
+    """A step of one token takes ten times as long for each token as one of a hundred. The replica that had the first long
+    prompt got all others, too."""
+    router = dispatcher(3)
+    router.update("0", idle(speed=0.002, weight=4 * 128.0**2), 0.0)
+    router.update("1", idle(speed=0.017, weight=1.0), 0.0)
+    router.update("2", idle(speed=0.017, weight=2.0), 0.0)
     chosen = Counter(router.route(number, Asked(text(number, 100))) for number in range(90))
     assert all(25 <= chosen[key] <= 35 for key in "012")
 
@@ -205,4 +216,5 @@ def test_large_steps_say_what_a_token_takes() -> None:
         squares, products = squares + tokens**2, products + tokens * seconds
         found = speed.seen(round(squares), products)
     assert found == pytest.approx(0.0033, rel=0.1)
+    assert speed.weight > 0.5 * 128**2
     assert found < speed.seen(16_384, 128 * 0.9) < 0.9 / 128, "a new engine counts from zero"

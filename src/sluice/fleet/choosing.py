@@ -190,6 +190,7 @@ class Chooser:
             num_waiting=full.waiting + full.compiling,
             free_tokens=(full.free_pages + full.cached_pages) * self._page_size,
             seconds_per_prefill_token=speed.seen(totals.prefill_squares, totals.prefill_products),
+            speed_weight=speed.weight,
             itl_margin=None if totals.itl is None else totals.itl.margin,
         )
 

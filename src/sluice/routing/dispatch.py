@@ -12,7 +12,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import NamedTuple, Protocol
 
 from sluice.routing.occupancy import Occupancy
@@ -66,32 +65,54 @@ class Load:
         """Replicas with less to do have smaller ones."""
         return self.queued_tokens, self.num_requests
 
-    def speed(self, usual: float) -> float:
-        """Return the seconds that a prompt token takes.
+    def speed(self, usual: UsualSpeed) -> float:
+        """Return the seconds that a prompt token takes: what the replica has published, as far as it has measured
+        much, and the usual.
 
         Args:
-            usual: if it has not published that.
+            usual: of all replicas.
         """
         said = self.published
-        return usual if said is None else said.seconds_per_prefill_token or usual
+        if said is None or said.seconds_per_prefill_token is None:
+            return usual.seconds
+        own, weight = said.seconds_per_prefill_token, said.speed_weight
+        return (weight * own + usual.weight * usual.seconds) / (weight + usual.weight)
 
-    def backlog(self, now: float) -> float:
+    def backlog(self, now: float, speed: float) -> float:
         """Return the prompt tokens that are to be computed before those of a new request: what the replica had queued
-        when it said so, less what it has computed since at its speed, and what was sent since."""
+        when it said so, less what it has computed since, and what was sent since.
+
+        Args:
+            speed: seconds that a prompt token takes there.
+        """
         said = self.published
         if said is None:
             return self.queued_tokens
-        speed = self.speed(usual=0.0)
-        computed = (now - self.taken_at) / speed if speed else 0.0
-        return max(0.0, said.queued_prefill_tokens - computed) + self.sent_since
+        return max(0.0, said.queued_prefill_tokens - (now - self.taken_at) / speed) + self.sent_since
 
 
-def usual_speed(loads: Collection[Load]) -> float:
-    """Return the mean seconds of a prompt token of the replicas that have published theirs. If none has, a token counts
-    as a second, and times are numbers of tokens."""
-    speeds = [load.speed(usual=0.0) for load in loads]
-    known = [speed for speed in speeds if speed]
-    return fmean(known) if known else 1.0
+class UsualSpeed(NamedTuple):
+    """What a prompt token takes at the replicas."""
+
+    seconds: float
+    weight: float
+    """Beside that of a replica's own measurement."""
+
+
+USUAL_SHARE = 0.1
+"""Of what a replica has measured on average, that the usual speed counts as beside its own. So a replica that has
+measured as much as the others has its own speed, and one that has computed prompts of a few words has theirs."""
+
+
+def usual_speed(loads: Collection[Load]) -> UsualSpeed:
+    """Return the mean seconds of a prompt token of the replicas that have published theirs, by how much they have
+    measured. If none has, a token counts as a second, and times are numbers of tokens."""
+    known = [load.published for load in loads if load.published is not None]
+    measured = [(said.seconds_per_prefill_token, said.speed_weight) for said in known if said.seconds_per_prefill_token]
+    total = sum(weight for _, weight in measured)
+    if not total:
+        return UsualSpeed(1.0, 1.0)
+    return UsualSpeed(sum(own * weight for own, weight in measured) / total, USUAL_SHARE * total / len(measured))
 
 
 class Choice(NamedTuple):

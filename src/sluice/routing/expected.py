@@ -105,7 +105,7 @@ class ExpectedTtft(Policy):
             uncached = index.uncached(digests, self._page_size, request.num_tokens)
             cached = request.num_tokens - uncached
             is_full = load.published is not None and load.published.free_tokens < load.sent_since + uncached
-            seconds = (load.backlog(now) + uncached) * speed
+            seconds = (load.backlog(now, speed) + uncached) * speed
             found[key] = _Place(key, is_full, seconds, uncached, cached * speed, load.num_requests, len(index))
         return found
 

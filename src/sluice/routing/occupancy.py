@@ -26,6 +26,8 @@ class Occupancy:
     """Tokens of its KV pages that are empty or may be evicted."""
     seconds_per_prefill_token: float | None = None
     """Of late; None: not known."""
+    speed_weight: float = 1.0
+    """How well that is known: `PrefillSpeed.weight`, beside that of other replicas."""
     itl_margin: float | None = None
     """Predicted time of the latest step at the quantile of the ITL target over its prediction; None without a target.
     For scaling the number of replicas; policies do not look at it."""
@@ -41,6 +43,12 @@ class PrefillSpeed:
     def __init__(self) -> None:
         self._counted = (0, 0.0)
         self._squares = self._products = 0.0
+
+    @property
+    def weight(self) -> float:
+        """How much was measured: the sum of the squares of prompt tokens of each step, of late. Few prompts of a few
+        tokens say little: what a step takes however small it is counts as time of these tokens."""
+        return self._squares
 
     def seen(self, squares: int, products: float) -> float | None:
         """Return the seconds of a prompt token of late; None: no step had one.

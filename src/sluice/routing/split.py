@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice.routing.dispatch import Dispatcher, RoutedRequest, usual_speed
+from sluice.routing.dispatch import Dispatcher, RoutedRequest, UsualSpeed, usual_speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,10 @@ class PrefillSplit:
         return apart <= self._limits.patience * together
 
 
-def _soonest(replicas: Dispatcher, request: RoutedRequest, now: float, usual: float) -> float:
+def _soonest(replicas: Dispatcher, request: RoutedRequest, now: float, usual: UsualSpeed) -> float:
     """Return the seconds after which the first of some replicas would have computed a prompt."""
-    return min(
-        (load.backlog(now) + replicas.policy.uncached_tokens(request, key)) * load.speed(usual)
-        for key, load in replicas.loads.items()
-    )
+    found = []
+    for key, load in replicas.loads.items():
+        speed = load.speed(usual)
+        found.append((load.backlog(now, speed) + replicas.policy.uncached_tokens(request, key)) * speed)
+    return min(found)

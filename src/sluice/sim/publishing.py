@@ -81,6 +81,7 @@ class Publisher:
             num_waiting=full.waiting + full.compiling + len(waiting),
             free_tokens=(full.free_pages + full.cached_pages) * kv.page_size,
             seconds_per_prefill_token=self._speed.seen(totals.prefill_squares, totals.prefill_products),
+            speed_weight=self._speed.weight,
             itl_margin=None if totals.itl is None else totals.itl.margin,
         )
 
