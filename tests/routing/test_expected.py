@@ -138,7 +138,7 @@ def test_a_replica_of_unknown_speed_counts_as_the_mean() -> None:
 
 
 def test_a_replica_that_has_computed_a_few_words_counts_as_the_others() -> None:
-    """A step of one token takes ten times as long for each token as one of a hundred. The replica that had the first long
+    """A step of one token takes ten times as long for each token as one of a hundred. The replica with the first long
     prompt got all others, too."""
     router = dispatcher(3)
     router.update("0", idle(speed=0.002, weight=4 * 128.0**2), 0.0)
