@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -203,3 +205,51 @@ def test_each_prefill_replica_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert not second.path.exists()
     with pytest.raises(OSError, match="none"):
         TransferFile(tmp_path / "none")
+
+
+def test_a_folder_may_be_shared_with_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefill replicas that never start beside another user's, or that write prompts where that user wants them."""
+    (tmp_path / "sluice-prefill-0.lock").touch(mode=0)
+    (tmp_path / "sluice-prefill-1.lock").symlink_to("elsewhere")
+
+    def as_not_root(path: Path, flags: int, mode: int = 0) -> int:
+        if path.exists() and path.stat().st_mode & 0o777 == 0:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return system_open(path, flags, mode)
+
+    system_open = os.open
+    monkeypatch.setattr(os, "open", as_not_root)
+    file = TransferFile(tmp_path)
+    assert file.path == tmp_path / "sluice-prefill-2.kv"
+    file.close()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_a_page_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """The KV of prompts, where whoever can write to the folder wants to read it."""
+    path = tmp_path / "sluice-prefill-0.kv"
+    with monkeypatch.context() as patched:
+        if kind == "link":
+            path.symlink_to("elsewhere")
+        else:
+            path.touch()
+            patched.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        with pytest.raises(OSError, match=r"remove sluice-prefill-0.kv, which is a link or another user's"):
+            TransferFile(tmp_path)
+    assert not (tmp_path / "elsewhere").exists()
+    path.unlink()
+    file = TransferFile(tmp_path)
+    assert file.path == path, "the lock was not kept"
+    file.close()
+
+
+def test_a_folder_in_which_nothing_can_be_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that tries number after number for ever."""
+
+    def refuse(path: Path, flags: int, mode: int = 0) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(PermissionError):
+        TransferFile(tmp_path)
