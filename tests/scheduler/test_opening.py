@@ -3,6 +3,8 @@ back over several steps, in each of which the streams go on."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sluice.engine.messages import Abort, Submit
@@ -13,7 +15,7 @@ from sluice.scheduler.laws.opening import Openings
 from sluice.scheduler.request import Status
 from sluice.testing import ShadowRunner, resolved
 from sluice.types import FinishReason, TierLimits
-from worlds import Bench, World, check_ends, enough_steps, limits_of, offload_of
+from worlds import Bench, SlowDisk, World, check_ends, enough_steps, limits_of, offload_of
 
 PER_STEP = 3
 OFFLOAD = offload_of(above=64, pages_per_step=PER_STEP, load_cost=0.01)
@@ -148,3 +150,35 @@ def test_nobody_waits_where_nothing_else_runs() -> None:
     bench.step()
     assert pool_of(bench).opening is None
     assert bench.scheduler.state.step == 1
+
+
+def test_a_request_that_the_tier_cannot_hold_beside_another_waits_for_it() -> None:
+    """Its cached prefix is found over some steps, and only then its own pages are missing. To open it again at once
+    would go on for ever while the other one waits for the disk, since no message would be read."""
+    world = replace(WORLD, num_pages=48, tiers=TierLimits(disk_pages=40, write_policy="never"))
+    world = replace(world, offload=replace(OFFLOAD, reports_loads=True))
+    is_late = False
+    disk = SlowDisk(world, None)
+    punctual = disk.bench()
+    bench = replace(punctual, disk=lambda: None if is_late else punctual.disk())
+    first, second = (Submit(number, prompt_of(number, 72), resolved(2)) for number in (0, 1))
+    for submit in (first, second):
+        bench.link.put(submit)
+        bench.drain(2000)
+    again = [Submit(2, first.prompt + (1, 0) * 4, resolved(6)), Submit(3, second.prompt + (1,) * 4, resolved(6))]
+    bench.link.put(again[0])
+    while bench.scheduler.state.open_chunk is None:
+        bench.step()
+    is_late = True
+    bench.link.put(again[1])
+    for _ in range(10):
+        bench.step()
+    assert bench.scheduler.state.requests[3].status is Status.WAITING
+    is_late = False
+    submits = {submit.request_id: submit for submit in (first, second, *again)}
+    bench.drain(enough_steps(submits))
+    check_ends(bench, submits)
+
+
+def prompt_of(first: int, length: int) -> tuple[int, ...]:
+    return (first, *(position // 3 % 2 for position in range(1, length)))

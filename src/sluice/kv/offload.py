@@ -75,6 +75,8 @@ class OffloadLease:
         self.sending: set[int] = set()
         """Pages of the context whose stores were planned and have not ended."""
         self.is_closed = False
+        self.had_no_room = False
+        """The tier could not give it all pages."""
         self.done: set[int] = set()
         """Pages behind `stored` whose stores have ended out of turn."""
         self.cached = CachedTokens(0)
@@ -178,6 +180,8 @@ class ClosedPages(NamedTuple):
     """Nodes that it read."""
     own: list[int]
     """Pages of the tier."""
+    refusals: int
+    """Calls of `open` to be refused unseen once all is given back: none, unless the tier had no room for it."""
 
 
 class OffloadPool:
@@ -262,8 +266,8 @@ class OffloadPool:
         assert not self.is_busy, f"a lease is begun beside {self.opening} and {len(self._closing)} that are over"
         lease = self.opening = OffloadLease(self, extra_key, -(-num_tokens // self.page_size))
         if not self.open_further(lease, tokens, cacheable):
-            self.close(lease)
             self._refusals = RETRY_AFTER
+            self.close(lease)
             return None
         self.num_window_pages += self.limits.window_pages
         lease.window = self._take(self.limits.window_pages)
@@ -277,13 +281,15 @@ class OffloadPool:
         """
         tier = self.limits.tier
         if not lease.row and lease.num_pages > self._tiers.num_takeable(tier):
-            return False  # nor if all of its pages were cached
+            lease.had_no_room = True  # nor if all of its pages were cached
+            return False
         if not lease.is_matched:
             self._match_further(lease, tokens, cacheable)
         if lease.is_matched and lease.is_opening:
             missing = lease.num_pages - len(lease.row)
             own = self._tiers.take(tier, missing, min(missing, self._left))
             if own is None:
+                lease.had_no_room = True
                 return False
             self._left -= len(own)
             lease.row += own
@@ -342,7 +348,8 @@ class OffloadPool:
         """Give all pages of a lease back, those of the tier over some steps if they are many. Pages that were published
         stay cached."""
         own = range(len(lease.path), len(lease.row))
-        self._closing.append(ClosedPages(lease.path, [lease.row[index] for index in own if index not in lease.sending]))
+        pages = [lease.row[index] for index in own if index not in lease.sending]
+        self._closing.append(ClosedPages(lease.path, pages, RETRY_AFTER if lease.had_no_room else 0))
         if lease is self.opening:
             self.opening = None
         window = lease.window
@@ -370,7 +377,7 @@ class OffloadPool:
             if closed.path or closed.own:
                 return
             self._closing.popleft()
-            self._refusals = 0
+            self._refusals = closed.refusals
 
     def forget(self, path: list[Node]) -> None:
         """Remove nodes that a failed request has read from the cache, as far as no other request uses them."""

@@ -133,22 +133,26 @@ class NoTier(ValueError):
     """A request needs a tier that this engine runs without, although an engine before had it."""
 
 
-def open_further(state: SchedulerState) -> None:
+def open_further(state: SchedulerState) -> bool:
     """Go on in a new step with what takes several of them: reserve more pages of the tier for the request that was
-    admitted last, and give back those of requests that have ended. If the tier has no room for it any more, the request
-    waits again."""
+    admitted last, and give back those of requests that have ended.
+
+    Returns:
+        False if the tier has no room for the request any more, so that it waits again.
+    """
     if not state.kv.can_offload:
-        return
+        return True
     pool = state.kv.offload
     pool.begin_step()
     lease = pool.opening
     if lease is None:
-        return
+        return True
     request = next(each for each in state.offloaded.values() if each.lease is lease)
     if pool.open_further(lease, request.tokens, request.cacheable):
         state.opened_further(request, lease)
-    else:
-        state.set_back(request)
+        return True
+    state.set_back(request)
+    return False
 
 
 def check_fits(kv: KVManager, request: Request) -> None:

@@ -167,10 +167,10 @@ class Scheduler:
         """Plan the next step. Returns None if nothing can be planned before a commit or a new request."""
         state = self.state
         state.waiting.promote(state.step)
-        open_further(state)
+        has_room = open_further(state)
         plan = self._plan(state)
-        while plan is None and not state.num_in_flight and state.kv.is_opening:  # no stream waits meanwhile
-            open_further(state)
+        while plan is None and has_room and not state.num_in_flight and state.kv.is_opening:  # no stream waits
+            has_room = open_further(state)  # if not, what is in use on the tier has to be given back first
             plan = self._plan(state)
         state.left_waiting = len(state.waiting) > 0
         return plan
