@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sluice.kv.digests import page_digests
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -15,8 +17,8 @@ class Asked:
     def num_tokens(self) -> int:
         return len(self.ids)
 
-    def tokens(self) -> tuple[int, ...]:
-        return self.ids
+    def digests(self, page_size: int) -> list[bytes]:
+        return list(page_digests(self.ids, page_size, self.extra_key))
 
 
 def text(seed: int, length: int) -> tuple[int, ...]:

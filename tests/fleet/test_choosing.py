@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
 from fleet_world import OURS, THEIRS
+from sluice.fleet import calls
 from sluice.fleet.calls import Call, Target, received
 from sluice.fleet.choosing import AVOID_SECONDS, Attempt, Candidate, Chooser
 from sluice.fleet.identity import Identity
+from sluice.kv.digests import page_digests
 from sluice.routing.dispatch import Dispatcher
 from sluice.routing.policies import RouterOptions, make_policy
+from sluice.routing.split import PrefillSplit, SplitLimits
 from sluice.testing import resolved
 from sluice.types import Submit
 
@@ -95,9 +98,9 @@ def test_what_a_lost_replica_had_cached_is_not_believed() -> None:
     key = choose(lost, A, B)
     assert key is not None
     policy = own._dispatcher.policy
-    assert policy.uncached_tokens(lost, key) < len(PROMPT)
+    assert policy.uncached_tokens(lost, [key])[key] < len(PROMPT)
     own.lost(lost.attempt)
-    assert policy.uncached_tokens(lost, key) == len(PROMPT)
+    assert policy.uncached_tokens(lost, [key])[key] == len(PROMPT)
 
 
 def test_a_request_is_counted_where_it_was_taken_not_where_it_was_chosen() -> None:
@@ -150,3 +153,22 @@ def test_the_text_for_rays_router_begins_alike_where_tokens_do() -> None:
     assert one.prompt != other.prompt
     assert call(own, salt="one").prompt[0] != call(own, salt="other tenant"[::-1]).prompt[0]
     assert one.prompt.encode().decode() == one.prompt
+
+
+def test_the_pages_of_a_prompt_are_hashed_once_for_all_that_is_asked_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All streams of the ingress wait while a prompt of 200,000 tokens is hashed again for every replica."""
+    hashed: list[int] = []
+
+    def counting(tokens: Sequence[int], page_size: int, extra_key: str = "") -> Iterator[bytes]:
+        hashed.append(len(tokens))
+        return page_digests(tokens, page_size, extra_key)
+
+    monkeypatch.setattr(calls, "page_digests", counting)
+    decode, prefill = chooser(), chooser()
+    for own in (decode, prefill):
+        own.admit([A, B])
+    asked = call(decode)
+    with prefill.locked() as first, decode.locked() as second:
+        assert PrefillSplit(first, second, SplitLimits(len(PROMPT))).is_apart(asked)
+    assert choose(asked, A, B) is not None
+    assert hashed == [len(PROMPT)]

@@ -27,6 +27,18 @@ def test_long_prompts_go_apart_by_what_is_not_cached() -> None:
     assert split.is_apart(Asked(text(1, 300) + text(3, 250)))
 
 
+def test_a_prompt_that_is_too_short_is_not_hashed() -> None:
+    """Hashing takes long, and all streams of the ingress wait for it."""
+
+    class Unhashed(Asked):
+        def digests(self, page_size: int) -> list[bytes]:
+            raise AssertionError("its length says it")
+
+    split = PrefillSplit(*sides(), SplitLimits(least_tokens=200))
+    assert not split.is_apart(Unhashed(text(1, 199)))
+    assert split.is_apart(Asked(text(1, 200)))
+
+
 def test_a_prompt_goes_where_its_first_token_comes_sooner_by_far() -> None:
     """Prefill replicas with long queues are of no use to replicas that could help."""
     prefill, decode = sides("a", "c")

@@ -120,5 +120,5 @@ def test_what_caches_hold_is_told_with_the_pages_of_answers() -> None:
     replicas = replicas_of(SETUP, WORLD, 1, publish_every=publish_every("expected-ttft"))
     simulate(turns[:1], replicas, router)
     asked = turns[0].num_tokens
-    cached = turns[1].num_tokens - router.dispatcher.policy.uncached_tokens(turns[1], "0")
+    cached = turns[1].num_tokens - router.dispatcher.policy.uncached_tokens(turns[1], ["0"])["0"]
     assert asked < cached <= asked + 30

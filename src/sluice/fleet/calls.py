@@ -11,6 +11,7 @@ import msgspec
 from sluice.engine.clock import micros_at
 from sluice.fleet.choosing import Attempt, Candidate, Chooser
 from sluice.fleet.identity import Identity
+from sluice.kv.digests import page_digests
 from sluice.process.wire import decode, encode
 from sluice.types import Submit
 
@@ -78,6 +79,8 @@ class Call:
         self.attempt = Attempt(request.request_id, frozenset(avoid), is_computed=bool(offer))
         self._now = now
         self._offer = offer
+        self._digests: dict[int, Sequence[bytes]] = {}
+        """By the size of a page."""
 
     @property
     def num_tokens(self) -> int:
@@ -93,8 +96,13 @@ class Call:
         """Clients do not name their conversations: they are known by their prefix."""
         return None
 
-    def tokens(self) -> Sequence[int]:
-        return self.request.prompt + self.request.output_ids
+    def digests(self, page_size: int) -> Sequence[bytes]:
+        """They are kept: whether the prompt is computed apart, and where, are two questions, and all streams wait for a
+        long prompt to be hashed."""
+        if page_size not in self._digests:
+            tokens = self.request.prompt + self.request.output_ids
+            self._digests[page_size] = tuple(page_digests(tokens, page_size, self.extra_key))
+        return self._digests[page_size]
 
     @property
     def prompt(self) -> str:

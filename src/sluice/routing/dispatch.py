@@ -40,8 +40,8 @@ class RoutedRequest(Protocol):
         """Conversation that it belongs to, if that is known."""
         ...
 
-    def tokens(self) -> Sequence[int]:
-        """Return the ids of its prompt."""
+    def digests(self, page_size: int) -> Sequence[bytes]:
+        """Return the digests of the full pages of its prompt (`kv.digests.page_digests`)."""
         ...
 
 
@@ -138,9 +138,10 @@ class Policy(ABC):
         look at that."""
         return None
 
-    def uncached_tokens(self, request: RoutedRequest, key: str) -> int:
-        """Return the prompt tokens that a replica is expected to compute for a request, at least 1."""
-        return request.num_tokens
+    def uncached_tokens(self, request: RoutedRequest, keys: Iterable[str]) -> dict[str, int]:
+        """Return the prompt tokens that each of some replicas is expected to compute for a request: at least 1, and no
+        more than it has."""
+        return dict.fromkeys(keys, request.num_tokens)
 
     @property
     def most_bytes(self) -> int:

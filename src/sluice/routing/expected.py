@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sluice.kv.digests import page_digests
 from sluice.routing.dispatch import Choice, Load, Policy, RoutedRequest, usual_speed
 from sluice.routing.prefixes import PrefixIndex
 
@@ -78,9 +77,9 @@ class ExpectedTtft(Policy):
     def prefixes(self, key: str) -> PrefixIndex:
         return self._indexes[key]
 
-    def uncached_tokens(self, request: RoutedRequest, key: str) -> int:
-        digests = list(page_digests(request.tokens(), self._page_size, request.extra_key))
-        return self._indexes[key].uncached(digests, self._page_size, request.num_tokens)
+    def uncached_tokens(self, request: RoutedRequest, keys: Iterable[str]) -> dict[str, int]:
+        digests, size = request.digests(self._page_size), self._page_size
+        return {key: self._indexes[key].uncached(digests, size, request.num_tokens) for key in keys}
 
     @property
     def most_bytes(self) -> int:
@@ -88,7 +87,7 @@ class ExpectedTtft(Policy):
         return indexes + self._most_sessions * BYTES_PER_SESSION
 
     def choose(self, request: RoutedRequest, loads: Mapping[str, Load], now: float) -> Choice:
-        digests = list(page_digests(request.tokens(), self._page_size, request.extra_key))
+        digests = request.digests(self._page_size)
         places = self._places(request, digests, loads, now)
         chosen = self._home(request, places) or self._best(places)
         self._indexes[chosen.key].add(digests)

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from sluice.config import ConfigError
-from sluice.kv.digests import page_digests
 from sluice.routing.dispatch import Choice, Load, Policy, RoutedRequest
 from sluice.routing.expected import ExpectedTtft
 from sluice.routing.prefixes import PrefixIndex
@@ -86,13 +85,13 @@ class PrefixAware(Policy):
     def most_bytes(self) -> int:
         return sum(index.most_bytes for index in self._indexes.values())
 
-    def uncached_tokens(self, request: RoutedRequest, key: str) -> int:
-        digests = list(page_digests(request.tokens(), self._page_size, request.extra_key))
-        return self._indexes[key].uncached(digests, self._page_size, request.num_tokens)
+    def uncached_tokens(self, request: RoutedRequest, keys: Iterable[str]) -> dict[str, int]:
+        digests, size = request.digests(self._page_size), self._page_size
+        return {key: self._indexes[key].uncached(digests, size, request.num_tokens) for key in keys}
 
     def choose(self, request: RoutedRequest, loads: Mapping[str, Load], now: float) -> Choice:
-        digests = list(page_digests(request.tokens(), self._page_size, request.extra_key))
-        uncached = {key: self._indexes[key].uncached(digests, self._page_size, request.num_tokens) for key in loads}
+        digests, size = request.digests(self._page_size), self._page_size
+        uncached = {key: self._indexes[key].uncached(digests, size, request.num_tokens) for key in loads}
 
         def order(key: str) -> tuple[int, int, int]:
             load = loads[key]

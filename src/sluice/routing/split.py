@@ -7,6 +7,7 @@ to travel, and prefill replicas that are busy make it late. Where all prompts ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sluice.routing.dispatch import Dispatcher, RoutedRequest, UsualSpeed, usual_speed
@@ -48,18 +49,20 @@ class PrefillSplit:
         """Return whether a request that arrives now goes to a prefill replica first. Nothing is sent by that."""
         if not self._prefill.loads or not self._decode.loads:
             return bool(self._prefill.loads)
-        uncached = min(self._decode.policy.uncached_tokens(request, key) for key in self._decode.loads)
-        if uncached < self._limits.least_tokens:
+        if request.num_tokens < self._limits.least_tokens:
+            return False  # before its pages are hashed, which takes long
+        uncached = self._decode.policy.uncached_tokens(request, self._decode.loads)
+        if min(uncached.values()) < self._limits.least_tokens:
             return False
         usual = usual_speed([*self._prefill.loads.values(), *self._decode.loads.values()])
-        apart, together = (_soonest(each, request, now, usual) for each in (self._prefill, self._decode))
-        return apart <= self._limits.patience * together
+        apart = _soonest(self._prefill, self._prefill.policy.uncached_tokens(request, self._prefill.loads), now, usual)
+        return apart <= self._limits.patience * _soonest(self._decode, uncached, now, usual)
 
 
-def _soonest(replicas: Dispatcher, request: RoutedRequest, now: float, usual: UsualSpeed) -> float:
+def _soonest(replicas: Dispatcher, uncached: Mapping[str, int], now: float, usual: UsualSpeed) -> float:
     """Return the seconds after which the first of some replicas would have computed a prompt."""
     found = []
     for key, load in replicas.loads.items():
         speed = load.speed(usual)
-        found.append((load.backlog(now, speed) + replicas.policy.uncached_tokens(request, key)) * speed)
+        found.append((load.backlog(now, speed) + uncached[key]) * speed)
     return min(found)

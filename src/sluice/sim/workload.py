@@ -13,6 +13,7 @@ from itertools import chain
 from typing import NamedTuple, Protocol
 
 from sluice.config import ConfigError
+from sluice.kv.digests import page_digests
 
 STOP_TOKEN = 0
 """The id that ends an answer before its `max_tokens`. No segment contains it."""
@@ -162,6 +163,10 @@ class Arrival:
     def tokens(self) -> Sequence[int]:
         """Return the ids of its prompt."""
         return self.prompt.tokens()
+
+    def digests(self, page_size: int) -> Sequence[bytes]:
+        """Return the digests of the full pages of its prompt (see `routing.dispatch.RoutedRequest`)."""
+        return list(page_digests(self.tokens(), page_size, self.extra_key))
 
 
 Workload = Iterable[Arrival]
