@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from sluice.assembly.ranks import layout_of
@@ -180,6 +180,16 @@ def _refuse_beside_split(engine: EngineConfig) -> None:
         raise ConfigError(f"--no-enable-prefix-caching {beside}: prompts are handed over to the prefix cache")
     if engine.cache.kv_host_bytes is not None:
         raise ConfigError(f"--kv-host-bytes {engine.cache.kv_host_bytes} {beside}")
+    if engine.cache.kv_write_policy is not None:
+        raise ConfigError(
+            f"--kv-write-policy {engine.cache.kv_write_policy} {beside}: replicas that decode write to no tier"
+        )
+    for item in fields(engine.offload):
+        if (value := getattr(engine.offload, item.name)) is not None:
+            raise ConfigError(
+                f"{flag(item.name)} {value} {beside}: replicas that decode have no tier for contexts longer than the"
+                " device"
+            )
     if (size := layout_of(engine.parallel).size) > 1:
         raise ConfigError(f"a replica of {size} ranks (--tp-size, --pp-size) {beside}")
 
