@@ -10,22 +10,28 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from fleet_world import FleetWorld, Replica, outputs_of
+from fleet_world import OURS, FleetWorld, Replica, outputs_of
 from random_checkpoint import random_checkpoint
 from serving import run
 from shadow_engine import VOCAB
 from sluice.assembly.engine import build_engine
 from sluice.assembly.peers import Peers
 from sluice.config import EngineConfig
+from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import PagesOffered, PagesTaken
+from sluice.fleet.calls import Sent
 from sluice.fleet.transfer_file import TransferFile, decode_engine, prefill_engine
 from sluice.process.client import UNNUMBERED
+from sluice.process.handover import encode_offer
+from sluice.process.observer import Observer
+from sluice.process.wire import encode
 from sluice.routing.split import SplitLimits
 from sluice.testing import ManualLink, oracle, resolved
-from sluice.types import FinishReason, Output, Submit
+from sluice.types import FinishReason, Output, PageOffer, Submit
 
 LEAST = 12
 STREAMS, TOKENS = 16, 12
@@ -127,6 +133,92 @@ def test_a_prefill_replica_that_takes_nothing_keeps_no_request() -> None:
         inbox = world.client.submit([request(1)])
         await world.settle(100_000)
         assert tokens_of(await outputs_of(inbox)) == expected(request(1))
+
+    run(test)
+
+
+@pytest.mark.parametrize("reason", [FinishReason.OVERLOAD, FinishReason.TIER_UNAVAILABLE])
+def test_a_prompt_that_a_prefill_replica_has_no_room_for_is_computed_where_it_is_decoded(reason: FinishReason) -> None:
+    async def test() -> None:
+        world = await world_of(("p",))
+        assert world.prefill is not None
+        replica = world.prefill.replicas["p"]
+        inbox = world.client.submit([request(1)])
+        for _ in range(8):
+            await asyncio.sleep(0)
+        (number,) = replica.client._open
+        replica.client.dispatch([Output(number, 0, (), 0, reason)])
+        for _ in range(30):
+            await asyncio.sleep(0)
+        (entry,) = [entry for each in world.replicas.values() for entry in each.client._open.values()]
+        assert not entry.delivery.request.is_resumed, "a full replica may refuse it"
+        await world.settle()
+        assert tokens_of(await outputs_of(inbox)) == expected(request(1))
+        assert [key in "ab" for _, key in world.sent_to] == [False, True]
+        assert world.link._offers == {}
+
+    run(test)
+
+
+def test_a_client_that_leaves_during_the_handover_leaves_nothing_behind() -> None:
+    async def test() -> None:
+        world = await world_of()
+        assert world.prefill is not None
+        inbox = world.client.submit([request(1)])
+        for tick in range(2000):
+            await asyncio.sleep(0)
+            if tick % 8 == 0:
+                for replica in world.prefill.replicas.values():
+                    replica.turn()
+            if world.link._offers:
+                break
+        assert world.link._offers, "it was not handed over"
+        inbox.close()
+        for _ in range(4):
+            await world.turn()
+        assert (world.link._offers, world.link._serving) == ({}, {})
+
+    run(test)
+
+
+def test_prefill_replicas_alone_do_not_serve() -> None:
+    async def test() -> None:
+        world = await world_of()
+        watching = asyncio.create_task(world.link.watch(1.0))
+        found = []
+        for change in (lambda: None, world.replicas.clear):
+            change()
+            for _ in range(9):
+                await world.turn()
+            found.append(world.state.is_serving)
+        watching.cancel()
+        await asyncio.wait({watching})
+        assert found == [True, False]
+
+    run(test)
+
+
+def test_deadlines_count_the_time_that_pages_take() -> None:
+    found: list[float | None] = []
+
+    class Seen(Observer):
+        def submitted(self, request: Submit) -> None:
+            found.append(request.deadline)
+
+    async def test() -> None:
+        world = await world_of()
+        client, clock = world.replicas["a"].client, VirtualClock(50.0)
+        client.now, client._observer = clock.now, Seen()
+        offer = encode_offer(PageOffer("/x", "layout", ()))
+        asked = replace(request(1), request_id=1, deadline=105.0)
+        sent = Sent(OURS, 100.0, encode(asked), offer)
+        serving = asyncio.create_task(anext(world.replicas["a"].server.stream(msgspec.msgpack.encode(sent))))
+        await asyncio.sleep(0)
+        clock.advance(3.0)
+        for _ in range(20):
+            await world.turn()
+        await serving
+        assert found == [55.0]
 
     run(test)
 

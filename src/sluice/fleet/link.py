@@ -48,6 +48,14 @@ NO_QUERY = 0
 NO_REPLICA = "no replica answers"
 
 
+NO_ROOM = (FinishReason.OVERLOAD, FinishReason.TIER_UNAVAILABLE)
+"""Ends of requests that another replica may have room for."""
+
+
+class _NotApartError(Exception):
+    """A prefill replica has no room for a prompt, which replicas that decode may have."""
+
+
 @dataclass(slots=True)
 class _Losses:
     """Replicas that were lost with a request since its last token."""
@@ -88,7 +96,8 @@ class FleetLink:
         self._sleep = sleep
         self._apart = apart
         self._offers: dict[int, bytes] = {}
-        """Where the pages of requests lie that prefill replicas have handed over, until they are sent on."""
+        """Where the pages of requests lie that prefill replicas have handed over, until they are sent on.
+        Empty: nowhere, and the request is not to go to a prefill replica again."""
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._losses: dict[int, _Losses] = {}
         self._asking: set[asyncio.Task[None]] = set()
@@ -105,6 +114,7 @@ class FleetLink:
                 self._serving[message.request_id] = task
             case Abort(request_id):
                 self._losses.pop(request_id, None)
+                self._offers.pop(request_id, None)
                 if request_id in self._serving:
                     self._serving.pop(request_id).cancel()
             case QueryStats() | FlushCache():
@@ -134,21 +144,21 @@ class FleetLink:
             await asyncio.wait(tasks)
 
     async def _look(self) -> None:
-        """Tell the chooser what replicas have to do, and note whether any serves."""
-        answers = await self._told(flush=False)
-        if answers:
+        """Tell the chooser what replicas have to do, and note whether any serves. Prefill replicas alone do not."""
+        answers, decodes = await self._told(flush=False)
+        if decodes:
             self._state.serving(None, self._state.disabled_tiers)
         else:
             self._state.away(NO_REPLICA)
         self.totals.update(answers, NO_QUERY)
 
-    async def _told(self, *, flush: bool) -> dict[str, Stats]:
-        """Return the state of each replica that answers, and tell the choosers."""
+    async def _told(self, *, flush: bool) -> tuple[dict[str, Stats], bool]:
+        """Return the state of each replica that answers, and whether one that decodes does. Tell the choosers."""
         sides = [(self._replicas, self._chooser)]
         if self._apart is not None:
             sides.append((self._apart.replicas, self._apart.chooser))
         answers = await asyncio.gather(*(self._told_by(*side, flush=flush) for side in sides))
-        return {key: each.stats for answer in answers for key, each in answer.items()}
+        return {key: each.stats for answer in answers for key, each in answer.items()}, bool(answers[0])
 
     async def _told_by(self, replicas: Replicas, chooser: Chooser, *, flush: bool) -> Mapping[str, Told]:
         asked_at = self._client.now()
@@ -160,15 +170,19 @@ class FleetLink:
         """Let a replica work on a request until it ends, or until that replica is lost."""
         request_id, sent_at = request.request_id, self._client.now()
         losses = self._losses.get(request_id)
+        handed_over = request_id in self._offers
         offer = self._offers.pop(request_id, b"")
         call = Call(request, self._chooser, self._client.now, () if losses is None else losses.keys, offer)
-        if self._apart is not None and losses is None and self._apart.takes(call, sent_at):
+        if self._apart is not None and losses is None and not handed_over and self._apart.takes(call, sent_at):
             call = Call(request, self._apart.chooser, self._client.now, hands_over=True)
         try:
             if (how := await self._loss_of(call)) is not None:
                 await self._again(call, sent_at, how)
             elif request_id in self._offers:
                 self._client.go_on(request_id)
+        except _NotApartError:
+            self._offers[request_id] = b""
+            self.send(request)  # as it came: it has not begun, so replicas that decode may refuse it as well
         finally:
             call.chooser.ended(call.attempt)
             if self._serving.get(request_id) is asyncio.current_task():
@@ -177,9 +191,15 @@ class FleetLink:
                 self._offers.pop(request_id, None)
 
     async def _loss_of(self, call: Call) -> str | None:
-        """Serve a call, and return how its replica was lost; None: the request has ended."""
+        """Serve a call, and return how its replica was lost; None: the request has ended.
+
+        Raises:
+            _NotApartError: a prefill replica has no room for it.
+        """
         try:
             await self._wait_and_stream(call)
+        except _NotApartError:
+            raise
         except (ReplicaLost, OutputOrderError, WireError) as error:
             return str(error)
         except asyncio.CancelledError:
@@ -196,6 +216,7 @@ class FleetLink:
 
         Raises:
             ReplicaLost: also if no replica has taken it in time.
+            _NotApartError: as `_loss_of`.
         """
         loop = asyncio.get_running_loop()
         now = self._client.now()
@@ -221,12 +242,15 @@ class FleetLink:
             raise ReplicaLost("no replica has taken it") from error
 
     async def _stream(self, call: Call) -> None:
-        has_ended = False
+        has_begun = has_ended = False
         replicas = self._apart.replicas if self._apart is not None and call.hands_over else self._replicas
         async with aclosing(replicas.stream(call)) as frames:
             async for data in frames:
                 match decode(data):
                     case Outputs(outputs) as frame:
+                        if call.hands_over and not has_begun and outputs[0].finish_reason in NO_ROOM:
+                            raise _NotApartError
+                        has_begun = True
                         if any(output.token_ids for output in outputs):
                             call.chooser.first_token(call.attempt)
                             self._losses.pop(call.request.request_id, None)
@@ -271,7 +295,7 @@ class FleetLink:
     async def _ask(self, message: QueryStats | FlushCache) -> None:
         """Answer a question, with what was told last if replicas' answers are of no use."""
         try:
-            answers = await self._told(flush=isinstance(message, FlushCache))
+            answers, _ = await self._told(flush=isinstance(message, FlushCache))
             total = self.totals.update(answers, message.query_id)
         except Exception as error:
             self._unseen.warn(LOGGER, f"the state of the replicas is not known: {error!r}")

@@ -54,8 +54,8 @@ class ReplicaServer:
             if (reason := self._identity.difference(sent.identity)) is not None:
                 yield encode(Failed(reason))
                 return
+            request = sent.request(self._client.now())  # before the pages are taken: its deadlines count that time
             await self._take(sent.offer)
-            request = sent.request(self._client.now())
             inbox = self._client.submit([prompt_alone(request) if sent.hands_over else request])
         except (EngineGone, msgspec.DecodeError, WireError) as error:
             yield encode(Failed(str(error)))
