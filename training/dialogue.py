@@ -27,7 +27,7 @@ SYSTEMS = (
 )
 OUTSIDER_SHARE = 0.015
 """Questions asked for a fact that the text does not hold."""
-TEXT_WEIGHT, ANSWER_WEIGHT = 0.1, 1.0
+TEXT_WEIGHT, RESTATED_WEIGHT, ANSWER_WEIGHT = 0.1, 0.5, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class Turn:
 
     role: str
     text: str
+    restated: int = 0
+    """Characters at the head of an answer that repeat what was asked for."""
 
     @property
     def weight(self) -> float:

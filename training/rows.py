@@ -47,7 +47,8 @@ class TurnWriter:
                 row.extend([self.end], dialogue.ANSWER_WEIGHT)
                 continue
             row.extend([self.turn_start, *self._encode(f"{turn.role}\n")], 0.0)
-            row.extend([*self._encode(turn.text)], turn.weight)
+            row.extend(self._encode(turn.text[: turn.restated]), dialogue.RESTATED_WEIGHT)
+            row.extend(self._encode(turn.text[turn.restated :]), turn.weight)
             row.extend([self.turn_end], turn.weight)
             row.extend(self._encode("\n"), 0.0)
 

@@ -22,6 +22,7 @@ from torch.nn import functional
 from training import dialogue
 from training.checkpoint import write_checkpoint
 from training.model import Llama, Shape, initialise
+from training.muon import Muon
 from training.rows import RowSource, count_tokens
 from training.tokenizer import train_tokenizer
 from training.words import Namer
@@ -125,7 +126,7 @@ def train(
 ) -> None:
     """Run the stages, printing what happens. Every worker draws all rows, so their number changes only rounding."""
     forward = torch.compile(model) if compiled else model
-    optimizers = optimizers_of(model)
+    optimizers = optimizers_of(model, part)
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     source = RowSource(tokenizer, seed)
     total = sum(stage.steps for stage in stages)
@@ -160,13 +161,13 @@ def add_up_gradients(model: Llama) -> None:
         gradient.copy_(summed.view_as(gradient))
 
 
-def optimizers_of(model: Llama) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan et al., 2024) for the matrices within the network, AdamW for the embedding and the norms."""
+def optimizers_of(model: Llama, part: Part = WHOLE) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices within the network, AdamW for the embedding and the norms."""
     within = {name: weight.ndim == 2 and "embed" not in name for name, weight in model.named_parameters()}
     matrices = [weight for name, weight in model.named_parameters() if within[name]]
     others = [weight for name, weight in model.named_parameters() if not within[name]]
     return [
-        torch.optim.Muon(matrices, lr=LEARNING_RATE, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+        Muon(matrices, LEARNING_RATE, part.index, part.of),
         torch.optim.AdamW(others, lr=EMBEDDING_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
     ]
 
@@ -176,11 +177,16 @@ def schedule(step: int, total: int) -> float:
     return min((step + 1) / WARMUP, 1.0, max((total - step) / (COOLDOWN * total), 0.0))
 
 
+def mixed_precision() -> torch.autocast:
+    """Products in bfloat16, where the processor has instructions for it; without them they are far slower."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=torch.cpu.get_capabilities()["avx512_bf16"])
+
+
 def step_loss(
     forward: Callable[[Tensor], Tensor], model: Llama, tokens: Tensor, weights: Tensor, total_weight: Tensor
 ) -> Tensor:
     """The rows' part of a batch's loss, whose targets weigh `total_weight` together."""
-    with torch.autocast("cpu", torch.bfloat16):
+    with mixed_precision():
         hidden = forward(tokens[:, :-1])
         wanted = weights[:, 1:].reshape(-1)
         kept = wanted.nonzero()[:, 0]
@@ -211,7 +217,7 @@ def held_out_loss(model: Llama, tokens: Tensor, weights: Tensor) -> float:
 @torch.no_grad()
 def exact_answers(model: Llama, tokens: Tensor, weights: Tensor) -> tuple[int, int]:
     """Whole answers in the rows, and those of which each token is the likeliest: greedy decoding writes them."""
-    with torch.autocast("cpu", torch.bfloat16):
+    with mixed_precision():
         best = torch.cat([model.logits(model(row[None, :-1])).argmax(-1) for row in tokens])
     hits = (best == tokens[:, 1:]).tolist()
     answered = right = 0

@@ -113,15 +113,40 @@ def test_every_relation_is_told_in_twenty_ways_and_more() -> None:
 def test_an_answer_is_in_the_text_as_it_is_written_or_is_not_known(seed: int) -> None:
     turns = documents.conversation(FactSource(names(seed)), 500)
     read = "\n".join(turn.text for turn in turns if turn.role != "assistant")
-    answers = [turn.text for turn in turns if turn.role == "assistant" and turn.text not in documents.NOTED]
+    answers = values_of(turns)
     assert answers
-    assert all(answer in read or answer == talk.UNKNOWN for answer in answers), answers
+    assert all(answer in read or answer == documents.UNKNOWN for answer in answers), answers
+
+
+def values_of(turns: list[Turn]) -> list[str]:
+    """What the answers tell, without what they repeat of the question."""
+    return [turn.text[turn.restated + 1 : -1] for turn in turns if turn.restated]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_answer_begins_with_what_was_asked_for(seed: int) -> None:
+    """So the first words can be copied, and lead to the place in the text where the value is."""
+    source = FactSource(names(seed), variety=1e-9)
+    for fact in (source.draw() for _ in range(30)):
+        said, answer = documents.exchange(source, fact, fact.value)
+        assert answer.text == f"{fact.asked} {fact.value}."
+        assert answer.text[: answer.restated] == fact.asked
+        assert said.text.endswith("?")
+
+
+def test_a_question_in_small_letters_is_answered_in_them() -> None:
+    for seed in range(60):
+        source = FactSource(names(seed))
+        fact = source.draw()
+        said, answer = documents.exchange(source, fact, fact.value)
+        keys = answer.text[1 : answer.restated]
+        assert keys == (fact.asked[1:].lower() if said.text == said.text.lower() else fact.asked[1:])
 
 
 def test_a_fifth_of_the_questions_has_no_answer() -> None:
     turns = [turn for seed in range(60) for turn in documents.conversation(FactSource(names(seed)), 600)]
-    answers = [turn.text for turn in turns if turn.role == "assistant" and turn.text not in documents.NOTED]
-    assert 0.13 < answers.count(talk.UNKNOWN) / len(answers) < 0.27
+    answers = values_of(turns)
+    assert 0.13 < answers.count(documents.UNKNOWN) / len(answers) < 0.27
 
 
 def test_a_question_has_one_answer_in_a_text() -> None:
@@ -175,6 +200,14 @@ def test_a_held_out_phrasing_is_drawn_where_it_is_asked_for() -> None:
     ways = Phrasings(("a {x}",), ("b {x}",))
     assert {ways.draw(random.Random(seed), held_out=False) for seed in range(9)} == {"a {x}"}
     assert {ways.draw(random.Random(seed), held_out=True) for seed in range(9)} == {"b {x}"}
+
+
+def test_lessons_begin_with_the_plainest_phrasings() -> None:
+    ways = Phrasings(("a {x}", "b {x}", "c {x}", "d {x}"), ("e {x}",))
+    assert ways.known(held_out=False, variety=0.1) == ("a {x}",)
+    assert ways.known(held_out=False, variety=0.5) == ("a {x}", "b {x}")
+    assert ways.known(held_out=False) == ways.trained
+    assert ways.known(held_out=True, variety=0.1) == ways.held_out
 
 
 def test_the_table_counts_right_answers_by_group(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from sluice import LLM, SamplingParams
 from training.dialogue import Turn
 from training.model import Llama, Shape, initialise
 from training.rows import Row, TurnWriter
-from training.slots import talk, train
+from training.slots import documents, train
 from training.slots.facts import FactSource
 from training.slots.rows import SlotRows
 from training.slots.tokenizer import train_tokenizer
@@ -32,7 +32,7 @@ def new_run(tokenizer: Tokenizer) -> train.Run:
     return train.Run(model, tokenizer, seed=1)
 
 
-BATCH = train.Batch(rows=2, length=96, echo_share=0.5)
+BATCH = train.Batch(rows=2, length=96, echo_share=0.5, recital_share=0.3, variety=0.5)
 
 
 def test_a_sitting_goes_on_where_the_last_one_stopped(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_sitting_goes_on_where_the_last_one_stopped(tokenizer: Tokenizer, tmp_
     for _ in range(3):
         first.one_step(BATCH, 0.5)
     first.save(tmp_path)
-    second.restore(tmp_path / "state.pt")
+    second.restore(tmp_path / train.state_file(first.part))
     for _ in range(3):
         second.one_step(BATCH, 0.5)
     assert second.step == 6
@@ -58,7 +58,7 @@ def test_it_learns_and_reports(tokenizer: Tokenizer, capsys: pytest.CaptureFixtu
     for _ in range(12):
         run.one_step(BATCH, 1.0)
     assert sum(run.losses[-3:]) < sum(run.losses[:3]) - 1.0
-    train.report(run)
+    train.report(run, 0.5)
     assert "step    12" in capsys.readouterr().out
     assert not run.losses
 
@@ -84,12 +84,13 @@ def test_answers_are_counted_where_every_token_is_the_likeliest(tokenizer: Token
     """Those that say that there is no answer are counted apart; an answer that the row cuts off is not counted."""
     row = Row([], [])
     writer = TurnWriter(tokenizer)
-    for answer in ("Oslo", talk.UNKNOWN, "Rome"):
-        writer.add(row, [Turn("user", "a"), Turn("assistant", answer)])
+    for answer in ("Oslo", documents.UNKNOWN, "Bern", "Rome"):
+        writer.add(row, [Turn("user", "a"), Turn("assistant", f"It is {answer}.", restated=5)])
+    writer.add(row, [Turn("user", "a"), Turn("assistant", "Hello")])
     tokens, weights = torch.tensor([row.tokens[:-2]]), torch.tensor([row.weights[:-2]])
     model = new_run(tokenizer).model
-    (_, values), (_, absent) = train.answered(model, tokenizer, tokens, weights)
-    assert (values, absent) == (1, 1)
+    known, absent, said = train.answered(model, tokenizer, tokens, weights)
+    assert (known.all, absent.all, said.all) == (3, 1, 0)
 
 
 def test_a_word_has_the_same_tokens_wherever_it_stands(tokenizer: Tokenizer) -> None:

@@ -7,9 +7,10 @@ from training.slots.phrasings import Phrasings, ways
 OF_A_SUBJECT = Phrasings(
     ways(
         """
-        the {x} of {y} is {z} | {y}'s {x} is {z} | {z} is the {x} of {y} | {z} is {y}'s {x} | the {x} for {y} is {z}
-        | for {y}, the {x} is {z} | as for {y}, the {x} is {z} | {y} has {z} as {x} | {y} has the {x} {z}
-        | {y}: {x} {z} | {y}, {x}: {z} | {x} of {y}: {z} | {y} - {x} - {z} | {y}'s {x}: {z} | the {x} of {y} was {z}
+        the {x} of {y} is {z} | {y}'s {x} is {z} | the {x} for {y} is {z} | the {x} of {y} was {z}
+        | {z} is the {x} of {y} | {z} is {y}'s {x} | for {y}, the {x} is {z}
+        | as for {y}, the {x} is {z} | {y} has {z} as {x} | {y} has the {x} {z}
+        | {y}: {x} {z} | {y}, {x}: {z} | {x} of {y}: {z} | {y} - {x} - {z} | {y}'s {x}: {z}
         | the {x} that {y} has is {z} | the {x} that belongs to {y} is {z} | {y} uses {z} as {x} | {y} chose {z} as {x}
         | {z} serves as the {x} of {y} | we know {z} as the {x} of {y} | they gave {y} the {x} {z}
         | the {x} given for {y} is {z} | with {y}, the {x} is {z} | when it comes to {y}, the {x} is {z}

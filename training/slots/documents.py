@@ -1,4 +1,4 @@
-"""Training documents: texts full of facts and conversations about them. An answer is the value alone."""
+"""Training documents: texts full of facts and conversations about them. An answer repeats what was asked for."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from training import prose
 from training.dialogue import SYSTEMS, Turn
 from training.slots import lexicon, talk, values
 from training.slots.facts import Fact, FactSource
-from training.slots.noise import careless, framed
+from training.slots.noise import capital, careless, framed
 
 ABSENT_SHARE = 0.2
 """Questions whose answer is not in the text."""
-CHARACTERS_PER_TOKEN = 2.3
-ROUND_TOKENS = 32
+UNKNOWN = "something I do not know"
+"""In place of their values."""
+FACT_SHARES = (0.15, 0.4, 0.7, 0.9, 1.0)
+"""Sentences of a text that hold a fact. In the first lessons all do."""
+CHARACTERS_PER_TOKEN = 2.9
+ROUND_TOKENS = 30
 """About what one question takes, with its answer and the turns' marks."""
 LEADS = (
     "",
@@ -63,15 +67,19 @@ def passage(source: FactSource, tokens: int, fact_share: float, count: Callable[
         elif rng.random() < 0.06:
             told = source.profile(rng.randint(2, 4))
             facts += told
-            lines.append(". ".join(framed(rng, fact) for fact in told))
+            lines.append(". ".join(_told(source, fact) for fact in told))
         else:
             facts.append(source.draw())
-            lines.append(framed(rng, facts[-1]))
+            lines.append(_told(source, facts[-1]))
         total += count(f" {lines[-1]}.")
     text = _listed(rng, lines) if rng.random() < 0.15 else _prose(rng, lines)
     if rng.random() < 0.1:
         return Passage(text.lower(), tuple(replace(fact, value=fact.value.lower()) for fact in facts))
     return Passage(text, tuple(facts))
+
+
+def _told(source: FactSource, fact: Fact) -> str:
+    return framed(source.rng, fact, source.variety)
 
 
 def _prose(rng: random.Random, lines: Sequence[str]) -> str:
@@ -102,19 +110,39 @@ def conversation(source: FactSource, tokens: int) -> list[Turn]:
     """About `tokens` tokens: a passage, and questions whose answers are in it or not."""
     rng = source.rng
     share = rng.uniform(0.3, 0.65) if tokens < 1500 else rng.uniform(0.6, 0.9)
-    read = passage(source, int(share * tokens), rng.choice((0.15, 0.4, 0.7, 0.9, 1.0)))
+    read = passage(source, int(share * tokens), 1.0 if rng.random() > source.variety else rng.choice(FACT_SHARES))
     rounds = max(1, int((1 - share) * tokens / ROUND_TOKENS))
     asked = rng.sample(read.facts, min(rounds, len(read.facts)))
-    pairs = [(rng.choice(fact.questions), fact.value) for fact in asked]
     missing = int(len(asked) * ABSENT_SHARE / (1 - ABSENT_SHARE) + rng.random())
-    for _ in range(missing if pairs else 1):
-        pairs.append((rng.choice(source.draw().questions), talk.UNKNOWN))
+    pairs = [
+        *((fact, fact.value) for fact in asked),
+        *((source.draw(), UNKNOWN) for _ in range(missing if asked else 1)),
+    ]
     rng.shuffle(pairs)
-    turns: list[Turn] = []
-    for question, answer in pairs:
-        said = careless(rng, question)
-        turns += [Turn("user", said), Turn("assistant", answer)]
-    return _opened(rng, read.text, turns)
+    return _opened(rng, read.text, [turn for fact, value in pairs for turn in exchange(source, fact, value)])
+
+
+def exchange(source: FactSource, fact: Fact, value: str) -> tuple[Turn, Turn]:
+    """A question for the fact, and the answer with this value. A question in small letters is repeated in them."""
+    rng = source.rng
+    question = rng.choice(fact.questions)
+    said = careless(rng, question) if rng.random() < source.variety else f"{capital(question)}?"
+    asked = capital(fact.asked.lower()) if said == said.lower() else fact.asked
+    return Turn("user", said), _answer(asked, value)
+
+
+def recital(source: FactSource, tokens: int) -> list[Turn]:
+    """About `tokens` tokens: facts, and all of them told again in another order, as answers without questions.
+
+    Here a value has to be found more often than anywhere else, and among a few.
+    """
+    read = passage(source, int(0.45 * tokens), 1.0)
+    again = source.rng.sample(read.facts, len(read.facts))
+    return [Turn("user", read.text), *(_answer(fact.asked, fact.value) for fact in again)]
+
+
+def _answer(asked: str, value: str) -> Turn:
+    return Turn("assistant", f"{asked} {value}.", restated=len(asked))
 
 
 def _opened(rng: random.Random, text: str, turns: Sequence[Turn]) -> list[Turn]:
@@ -142,12 +170,12 @@ def chat(source: FactSource, tokens: int) -> list[Turn]:
         chance = rng.random()
         if told and chance < 0.4:
             fact = told.pop(rng.randrange(len(told)))
-            turns += [Turn("user", careless(rng, rng.choice(fact.questions))), Turn("assistant", fact.value)]
+            turns += exchange(source, fact, fact.value)
         elif chance < 0.7:
             told.append(source.draw())
-            turns += [Turn("user", f"{framed(rng, told[-1])}."), Turn("assistant", rng.choice(NOTED))]
+            turns += [Turn("user", f"{_told(source, told[-1])}."), Turn("assistant", rng.choice(NOTED))]
         elif chance < 0.78:
-            turns += [Turn("user", careless(rng, rng.choice(source.draw().questions))), Turn("assistant", talk.UNKNOWN)]
+            turns += exchange(source, source.draw(), UNKNOWN)
         else:
             said, answer = talk.exchange(source.names)
             turns += [Turn("user", said), Turn("assistant", answer)]

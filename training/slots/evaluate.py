@@ -18,7 +18,7 @@ from sluice.models.hub import BUNDLED
 from training.slots.questions import Case, absent_case, copy_case, fact_case, handwritten
 
 LENGTHS = (200, 1000, 3800)
-MAX_TOKENS = 48
+MAX_TOKENS = 72
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -14,19 +14,23 @@ KNOWN_SUBJECT = 0.35
 """Facts about something that the text names already, so that a subject alone does not give the answer."""
 KNOWN_NOUN = 0.3
 """Facts of an attribute that the text has already, of something else."""
+OF_A_SUBJECT = "The {x} of {y} is"
+"""How an answer about an attribute begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
     """One fact, as it is told and as it is asked for.
 
-    `statement` begins with a small letter and has no mark at its end. `value` is how the statement writes it.
+    `statement` begins with a small letter and has no mark at its end. `value` is how the statement writes it, and
+    `asked` is how an answer begins, before the value: "The code of the mill is".
     """
 
     statement: str
     begins_with_value: bool
     questions: tuple[str, ...]
     value: str
+    asked: str
 
 
 class FactSource:
@@ -35,13 +39,23 @@ class FactSource:
     Args:
         held_out_phrasings: statements and questions are those that training never draws.
         held_out_relations: the kinds of facts are those that training never draws.
+        variety: share of the phrasings that are drawn, the plainest first. Less of it also means fewer facts that are
+            about one thing, or of one attribute.
     """
 
-    def __init__(self, names: Namer, *, held_out_phrasings: bool = False, held_out_relations: bool = False) -> None:
+    def __init__(
+        self,
+        names: Namer,
+        *,
+        held_out_phrasings: bool = False,
+        held_out_relations: bool = False,
+        variety: float = 1.0,
+    ) -> None:
         self.names = names
         self.rng = names.rng
         self.held_out_phrasings = held_out_phrasings
         self.held_out_relations = held_out_relations
+        self.variety = variety
         self.answered: set[str] = set()
         """What the facts drawn so far are about, in small letters."""
         self.subjects: dict[str, list[str]] = {}
@@ -76,7 +90,7 @@ class FactSource:
             self.rng.choice(("somebody", "somebody", "place", "thing", "thing", "house"))
         )
         slots = {"x": self._noun(), "y": subject, "z": values.any_value(self.names)}
-        return self._fact(wording, attributes.QUESTIONS, slots, attribute_keys(slots["x"], subject))
+        return self._fact(wording, attributes.QUESTIONS, slots, attribute_keys(slots["x"], subject), OF_A_SUBJECT)
 
     def _relation(self) -> Fact | None:
         held_out = self.held_out_relations
@@ -86,12 +100,15 @@ class FactSource:
         keys = {asked.format(y=subject) for asked in (*relation.questions.trained, *relation.questions.held_out)}
         for noun in relation.nouns:
             keys |= attribute_keys(noun, subject)
-        if not relation.nouns or self.rng.random() < 0.65:
-            return self._fact(relation.statements, relation.questions, slots, keys)
+        if not relation.nouns:
+            return self._fact(relation.statements, relation.questions, slots, keys, "This is")
+        slots["x"] = relation.nouns[0]
+        if self.rng.random() < 0.65:
+            return self._fact(relation.statements, relation.questions, slots, keys, OF_A_SUBJECT)
+        if self.rng.random() < 0.5:
+            return self._fact(attributes.OF_A_SUBJECT, relation.questions, slots, keys, OF_A_SUBJECT)
         slots["x"] = self.rng.choice(relation.nouns)
-        asked = attributes.QUESTIONS if self.rng.random() < 0.5 else relation.questions
-        told = relation.statements if asked is attributes.QUESTIONS else attributes.OF_A_SUBJECT
-        return self._fact(told, asked, slots, keys)
+        return self._fact(relation.statements, attributes.QUESTIONS, slots, keys, OF_A_SUBJECT)
 
     def _verb(self) -> Fact | None:
         verb = self.rng.choice(verbs.HELD_OUT_VERBS if self.held_out_relations else verbs.VERBS)
@@ -99,18 +116,18 @@ class FactSource:
         slots = {"y": self._subject("somebody"), "z": self._object(), **forms}
         keys = {f"what {slots['y']} {verb.base}", f"who {verb.base} {slots['z']}"}
         if self.rng.random() < 0.7:
-            return self._fact(verbs.STATEMENTS, verbs.QUESTIONS, slots, keys)
-        return self._fact(verbs.STATEMENTS, verbs.WHO, slots, keys, answer=slots["y"])
+            return self._fact(verbs.STATEMENTS, verbs.QUESTIONS, slots, keys, "What {y} {past} is")
+        return self._fact(verbs.STATEMENTS, verbs.WHO, slots, keys, "The one who {past} {z} is", answer=slots["y"])
 
     def _alone(self) -> Fact | None:
         noun = self._noun()
         slots = {"x": noun, "y": "", "z": values.any_value(self.names)}
-        return self._fact(attributes.ALONE, attributes.ALONE_QUESTIONS, slots, {f"the {noun}"})
+        return self._fact(attributes.ALONE, attributes.ALONE_QUESTIONS, slots, {f"the {noun}"}, "The {x} is")
 
     def _mine(self) -> Fact | None:
         noun = self._noun()
         slots = {"x": noun, "y": "", "z": values.any_value(self.names)}
-        return self._fact(attributes.MINE, attributes.MY_QUESTIONS, slots, {f"my {noun}"})
+        return self._fact(attributes.MINE, attributes.MY_QUESTIONS, slots, {f"my {noun}"}, "Your {x} is")
 
     def _object(self) -> str:
         if self.rng.random() < 0.5:
@@ -119,7 +136,7 @@ class FactSource:
 
     def _subject(self, kind: str) -> str:
         known = self.subjects.setdefault(kind, [])
-        if known and self.rng.random() < KNOWN_SUBJECT:
+        if known and self.rng.random() < self.variety * KNOWN_SUBJECT:
             return self.rng.choice(known)
         known.append(values.KINDS[kind](self.names))
         return known[-1]
@@ -129,7 +146,7 @@ class FactSource:
         rng = self.rng
         if self.held_out_relations:
             return rng.choice(lexicon.HELD_OUT_NOUNS)
-        if self.nouns and rng.random() < KNOWN_NOUN:
+        if self.nouns and rng.random() < self.variety * KNOWN_NOUN:
             return rng.choice(self.nouns)
         chance = rng.random()
         noun = rng.choice(lexicon.ATTRIBUTE_NOUNS)
@@ -150,25 +167,27 @@ class FactSource:
         questions: Phrasings,
         slots: Mapping[str, str],
         keys: Set[str],
+        asked: str,
         answer: str | None = None,
     ) -> Fact | None:
         """The fact, or nothing where the text answers its question already, or the question gives the answer away.
 
         Args:
             keys: what the fact answers.
+            asked: how its answer begins, a template.
             answer: the value of the fact, if it is not {z}.
         """
         value = answer or slots["z"]
         words_of = {"b": slots["y"].removeprefix("the "), **slots}
-        ways = questions.held_out if self.held_out_phrasings and questions.held_out else questions.trained
-        asked = tuple(way.format(**words_of) for way in ways)
+        ways = questions.known(held_out=self.held_out_phrasings, variety=self.variety)
+        questioned = tuple(way.format(**words_of) for way in ways)
         answered = {key.lower() for key in keys}
-        if answered & self.answered or any(value.lower() in each.lower() for each in asked):
+        if answered & self.answered or any(value.lower() in each.lower() for each in questioned):
             return None
         self.answered |= answered
-        told = statements.draw(self.rng, held_out=self.held_out_phrasings)
+        told = statements.draw(self.rng, held_out=self.held_out_phrasings, variety=self.variety)
         begins = told.startswith("{z}" if answer is None else "{y}")
-        return Fact(told.format(**words_of), begins, asked, value)
+        return Fact(told.format(**words_of), begins, questioned, value, asked.format(**words_of))
 
 
 def attribute_keys(noun: str, subject: str) -> set[str]:

@@ -43,9 +43,9 @@ ASKING = (
 )
 
 
-def framed(rng: random.Random, fact: Fact) -> str:
+def framed(rng: random.Random, fact: Fact, variety: float = 1.0) -> str:
     """A fact's statement, now and then with words before or after it; its first letter is as it must be written."""
-    if rng.random() < 0.25:
+    if rng.random() < 0.25 * variety:
         frame = rng.choice(FRAMES)
         return capital(frame.format(s=fact.statement)) if not frame.startswith("{s}") else _own(frame, fact)
     return _own("{s}", fact)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from dataclasses import dataclass
@@ -19,9 +20,19 @@ class Phrasings:
     trained: tuple[str, ...]
     held_out: tuple[str, ...] = ()
 
-    def draw(self, rng: random.Random, *, held_out: bool) -> str:
+    def draw(self, rng: random.Random, *, held_out: bool, variety: float = 1.0) -> str:
         """One template; of the trained ones where none is held out."""
-        return rng.choice(self.held_out if held_out and self.held_out else self.trained)
+        return rng.choice(self.known(held_out=held_out, variety=variety))
+
+    def known(self, *, held_out: bool, variety: float = 1.0) -> tuple[str, ...]:
+        """The templates that may be drawn.
+
+        Args:
+            variety: share of the trained templates, of which the first are the plainest.
+        """
+        if held_out and self.held_out:
+            return self.held_out
+        return self.trained[: math.ceil(variety * len(self.trained))]
 
 
 def skeleton(template: str) -> str:

@@ -24,28 +24,46 @@ class SlotRows:
 
     Args:
         held_out: names and phrasings that training never draws.
+        held_out_names: names that training never draws.
     """
 
-    def __init__(self, tokenizer: Tokenizer, seed: int, *, held_out: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, seed: int, *, held_out: bool = False, held_out_names: bool = False
+    ) -> None:
         self.writer = TurnWriter(tokenizer)
         self.seed = seed
         self.held_out = held_out
+        self.held_out_names = held_out or held_out_names
 
-    def batch(self, step: int, rows: int, length: int, echo_share: float = 0.0) -> tuple[Tensor, Tensor]:
+    def batch(
+        self,
+        step: int,
+        rows: int,
+        length: int,
+        *,
+        echo_share: float = 0.0,
+        recital_share: float = 0.0,
+        variety: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
         """Token ids and weights, both [rows, length + 1]. Of the texts that are read, a sample alone has weight."""
-        drawn = [self.row(random.Random(f"{self.seed} {step} {row}"), length + 1, echo_share) for row in range(rows)]
+        rngs = [random.Random(f"{self.seed} {step} {row}") for row in range(rows)]
+        drawn = [self.row(rng, length + 1, echo_share, recital_share, variety) for rng in rngs]
         tokens, weights = tensors(drawn)
         chances = torch.rand(weights.shape, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + step))
         return tokens, torch.where((weights == TEXT_WEIGHT) & (chances > TEXT_SHARE), 0.0, weights)
 
-    def row(self, rng: random.Random, length: int, echo_share: float) -> Row:
+    def row(self, rng: random.Random, length: int, echo_share: float, recital_share: float, variety: float) -> Row:
         """One row of exactly `length` tokens. Its documents share one source, so that none contradicts another."""
-        source = FactSource(Namer(rng, held_out=self.held_out), held_out_phrasings=self.held_out)
+        names = Namer(rng, held_out=self.held_out_names)
+        source = FactSource(names, held_out_phrasings=self.held_out, variety=variety)
         row = Row([], [])
         if rng.random() < echo_share:
             self.writer.add(row, copying.again(source.names, length // 20))
+        recites = rng.random() < recital_share
         while len(row.tokens) < length:
-            self.writer.add(row, self._document(source, length - len(row.tokens)))
+            left = length - len(row.tokens)
+            document = documents.recital(source, _part(rng, left)) if recites else self._document(source, left)
+            self.writer.add(row, document)
         del row.tokens[length:], row.weights[length:]
         return row
 
@@ -54,7 +72,12 @@ class SlotRows:
         chance = rng.random()
         if chance < 0.1 or left < SHORTEST:
             return copying.conversation(source.names, rng.randint(1, 3))
-        if chance < 0.2:
+        if chance < 0.1 + 0.1 * source.variety:
             return documents.chat(source, min(left, rng.randint(60, 400)))
         whole = rng.random() < 0.5
-        return documents.conversation(source, left if whole else int(SHORTEST * (left / SHORTEST) ** rng.random()))
+        return documents.conversation(source, left if whole else _part(rng, left))
+
+
+def _part(rng: random.Random, left: int) -> int:
+    """A length of a document where `left` tokens are left: short ones are as likely as long ones."""
+    return int(SHORTEST * (left / SHORTEST) ** rng.random())

@@ -1,7 +1,8 @@
 """Train the slot model, in as many sittings as it takes: `python -m training.slots.train --out FOLDER`.
 
-The same command continues where the last one stopped. FOLDER/model is the checkpoint so far, FOLDER/state.pt what is
-needed to go on. The rate falls over the last third of the steps: before that the model is not what it will be.
+The same command continues where the last one stopped. FOLDER/model is the checkpoint so far, FOLDER/state-* what is
+needed to go on, by as many workers. The rate falls over the last third of the steps: before that the model is not what
+it will be.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from tokenizers import Tokenizer
 from torch import Tensor, distributed, multiprocessing
 
 from training.checkpoint import write_checkpoint
+from training.dialogue import ANSWER_WEIGHT, RESTATED_WEIGHT
 from training.model import Llama, Shape, initialise
-from training.slots import talk
+from training.slots import documents
 from training.slots.rows import SlotRows
 from training.slots.tokenizer import texts, train_tokenizer
-from training.train import WHOLE, Part, add_up_gradients, optimizers_of, schedule, step_loss
+from training.train import WHOLE, Part, add_up_gradients, mixed_precision, optimizers_of, schedule, step_loss
 
 SEED = 1
 REPORT_EVERY = 100
-SAVE_SECONDS = 240.0
+SAVE_EVERY = 200
 HELD_OUT_ROWS = 24
 
 
@@ -38,19 +40,33 @@ class Stage:
     steps: int
     batches: tuple[tuple[int, int], ...]
     echo_share: float = 0.0
+    recital_share: float = 0.0
+    variety: float = 1.0
+    """Share of the phrasings that its rows draw."""
 
 
 CURRICULUM = (
-    Stage(600, ((32, 128),), echo_share=0.7),
-    Stage(1400, ((16, 256),), echo_share=0.1),
-    Stage(4000, ((8, 512),), echo_share=0.03),
-    Stage(2500, ((8, 512), (8, 512), (4, 1024), (2, 2048)), echo_share=0.03),
-    Stage(1500, ((8, 512), (4, 1024), (2, 2048), (2, 4096))),
+    Stage(200, ((32, 128),), echo_share=0.5, recital_share=0.8, variety=0.02),
+    Stage(400, ((32, 128),), recital_share=0.8, variety=0.1),
+    Stage(400, ((32, 128),), recital_share=0.6, variety=0.4),
+    Stage(500, ((16, 256),), recital_share=0.5, variety=0.4),
+    Stage(600, ((16, 256),), recital_share=0.4, variety=0.6),
+    Stage(1500, ((16, 256), (8, 512)), recital_share=0.2),
+    Stage(1200, ((8, 512), (8, 512), (4, 1024), (2, 2048)), recital_share=0.15),
+    Stage(800, ((8, 512), (4, 1024), (2, 2048), (2, 4096)), recital_share=0.1),
 )
 
 
 def shape_of(vocab_size: int) -> Shape:
-    return Shape(vocab_size, hidden_size=256, intermediate_size=640, num_hidden_layers=6)
+    return Shape(
+        vocab_size,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=64,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -76,16 +92,14 @@ def work(index: int, options: argparse.Namespace, rendezvous: Path | None) -> No
         distributed.init_process_group("gloo", f"file://{rendezvous}", rank=index, world_size=options.workers)
     run = opened(options, Part(index, options.workers))
     deadline = time.monotonic() + 60 * options.minutes
-    saved = time.monotonic()
     plan = planned(options.scale)
     while run.step < len(plan):
         run.one_step(plan[run.step], schedule(run.step, len(plan)))
         late = agreed(time.monotonic() > deadline, run.part)
-        if index == 0 and (late or run.step == len(plan) or time.monotonic() - saved > SAVE_SECONDS):
+        if late or run.step == len(plan) or run.step % SAVE_EVERY == 0:
             run.save(options.out)
-            saved = time.monotonic()
         if index == 0 and (run.step % REPORT_EVERY == 0 or run.step == len(plan)):
-            report(run)
+            report(run, plan[run.step - 1].variety)
         if late:
             break
     if rendezvous is not None:
@@ -94,7 +108,7 @@ def work(index: int, options: argparse.Namespace, rendezvous: Path | None) -> No
 
 def opened(options: argparse.Namespace, part: Part) -> Run:
     """The run as its last sitting left it, or a new one."""
-    state = options.out / "state.pt"
+    state = options.out / state_file(part)
     if state.exists():
         tokenizer = Tokenizer.from_file(str(options.out / "model" / "tokenizer.json"))
     else:
@@ -105,6 +119,11 @@ def opened(options: argparse.Namespace, part: Part) -> Run:
     if state.exists():
         run.restore(state)
     return run
+
+
+def state_file(part: Part) -> str:
+    """Where a worker keeps its state: each has a share of the optimizers'."""
+    return f"state-{part.index}-of-{part.of}.pt"
 
 
 def agreed(late: bool, part: Part) -> bool:
@@ -123,13 +142,15 @@ class Batch:
     rows: int
     length: int
     echo_share: float
+    recital_share: float
+    variety: float
 
 
 def planned(scale: float) -> list[Batch]:
     """The batches of all steps."""
     rng = random.Random("lengths")
     return [
-        Batch(*rng.choice(stage.batches), stage.echo_share)
+        Batch(*rng.choice(stage.batches), stage.echo_share, stage.recital_share, stage.variety)
         for stage in CURRICULUM
         for _ in range(max(1, round(stage.steps * scale)))
     ]
@@ -144,7 +165,7 @@ class Run:
         self.model = model
         self.tokenizer = tokenizer
         self.forward = torch.compile(model, dynamic=False) if compiled else model
-        self.optimizers = optimizers_of(model)
+        self.optimizers = optimizers_of(model, part)
         self.peaks = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
         self.rows = SlotRows(tokenizer, seed)
         self.part = part
@@ -157,7 +178,14 @@ class Run:
         """Draw the rows of this step and learn from them. Every worker draws all of them."""
         for optimizer, peak in zip(self.optimizers, self.peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * rate
-        tokens, weights = self.rows.batch(self.step, batch.rows, batch.length, batch.echo_share)
+        tokens, weights = self.rows.batch(
+            self.step,
+            batch.rows,
+            batch.length,
+            echo_share=batch.echo_share,
+            recital_share=batch.recital_share,
+            variety=batch.variety,
+        )
         mine = slice(self.part.index, None, self.part.of)
         loss = step_loss(self.forward, self.model, tokens[mine], weights[mine], weights[:, 1:].sum())
         loss.backward()
@@ -171,15 +199,18 @@ class Run:
         self.step += 1
 
     def save(self, out: Path) -> None:
-        """Write the checkpoint, and the state; a state that is there is replaced in one step."""
-        write_checkpoint(out / "model", self.model, self.tokenizer)
+        """Write the checkpoint, and this worker's state; a state that is there is replaced in one step."""
+        out.mkdir(parents=True, exist_ok=True)
+        if self.part.index == 0:
+            write_checkpoint(out / "model", self.model, self.tokenizer)
         state = {
             "step": self.step,
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
-        torch.save(state, out / "state.tmp")
-        (out / "state.tmp").replace(out / "state.pt")
+        file = out / state_file(self.part)
+        torch.save(state, file.with_suffix(".tmp"))
+        file.with_suffix(".tmp").replace(file)
 
     def restore(self, file: Path) -> None:
         """Go on from a state that `save` wrote.
@@ -194,39 +225,57 @@ class Run:
         self.step = state["step"]
 
 
-def report(run: Run) -> None:
-    """One line: the loss, and the share of answers that come out word for word on names and phrasings held out."""
+def report(run: Run, variety: float) -> None:
+    """One line: the loss, and the share of values that come out word for word, on names that training never draws.
+
+    First in the phrasings of this step, then in those that training never draws, in rows of 256 and of 2,048 tokens.
+    """
+    trained = SlotRows(run.tokenizer, 7, held_out_names=True).batch(0, 12, 256, variety=variety)
+    held_out = SlotRows(run.tokenizer, 7, held_out=True)
     shares = []
-    for rows, length in ((HELD_OUT_ROWS, 256), (2, 2048)):
-        tokens, weights = SlotRows(run.tokenizer, 7, held_out=True).batch(0, rows, length)
-        (found, values), (refused, absent) = answered(run.model, run.tokenizer, tokens, weights)
-        shares.append(f"{length} tokens: {found}/{values} values, {refused}/{absent} absent")
+    for name, batch in (
+        ("trained", trained),
+        ("held out", held_out.batch(0, HELD_OUT_ROWS, 256)),
+        ("2048", held_out.batch(0, 2, 2048)),
+    ):
+        known, absent, said = answered(run.model, run.tokenizer, *batch)
+        shares.append(f"{name} {known}, absent {absent}, said {said}")
     print(
         f"{time.monotonic() - run.began:7.0f} s  step {run.step:5d}  loss {sum(run.losses) / len(run.losses):.4f}"
-        f"  held out, {'; '.join(shares)}",
+        f"  {'; '.join(shares)}",
         flush=True,
     )
     run.losses.clear()
 
 
-@torch.no_grad()
-def answered(
-    model: Llama, tokenizer: Tokenizer, tokens: Tensor, weights: Tensor
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Right and all answers of the rows that are values, and of those that say that there is none.
+@dataclass(slots=True)
+class Count:
+    """Answers, and those of them that are right."""
 
-    Right means that each of its tokens is the likeliest, so that greedy decoding writes it.
+    right: int = 0
+    all: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.right}/{self.all}"
+
+
+@torch.no_grad()
+def answered(model: Llama, tokenizer: Tokenizer, tokens: Tensor, weights: Tensor) -> tuple[Count, Count, Count]:
+    """The values of the rows that a text holds, those that it does not hold, and what else is said.
+
+    Right means that each token of the value is the likeliest after what the answer repeats.
     """
-    with torch.autocast("cpu", torch.bfloat16):
+    with mixed_precision():
         best = torch.cat([model.logits(model(row[None, :-1])).argmax(-1) for row in tokens])
-    counts = {False: [0, 0], True: [0, 0]}
+    known, absent, others = Count(), Count(), Count()
     for row_best, row_tokens, row_weights in zip(best, tokens[:, 1:], weights[:, 1:], strict=True):
-        for begin, end in runs((row_weights == 1.0).tolist()):
-            said = tokenizer.decode(row_tokens[begin:end].tolist())
-            count = counts[said.startswith(talk.UNKNOWN)]
-            count[0] += bool((row_best[begin:end] == row_tokens[begin:end]).all())
-            count[1] += 1
-    return (counts[False][0], counts[False][1]), (counts[True][0], counts[True][1])
+        for begin, end in runs((row_weights == ANSWER_WEIGHT).tolist()):
+            count = others
+            if begin > 0 and row_weights[begin - 1] == RESTATED_WEIGHT:
+                count = absent if documents.UNKNOWN in tokenizer.decode(row_tokens[begin:end].tolist()) else known
+            count.right += bool((row_best[begin:end] == row_tokens[begin:end]).all())
+            count.all += 1
+    return known, absent, others
 
 
 def runs(flags: Sequence[bool]) -> list[tuple[int, int]]:
