@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.fleets.process import command_of, descendants, fleet, free_port, wait_for_line
+from benchmarks.fleets.process import CURL, command_of, descendants, fleet, free_port, wait_for_line
 from benchmarks.fleets.streams import bodies, client_of, play, play_one
 from benchmarks.shadow_server import cpu_seconds
 
@@ -35,7 +35,7 @@ def single_server() -> Iterator[tuple[str, int]]:
     port = free_port()
     command = [sys.executable, "-m", "sluice", "serve", "--port", str(port), "--no-page", *ENGINE]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        wait_for_line(process, "curl")
+        wait_for_line(process, CURL)
         yield f"http://127.0.0.1:{port}", process.pid
         process.terminate()
 

@@ -15,6 +15,8 @@ from pathlib import Path
 REPLICA, PREFILL = "ray::ServeReplica:sluice:replica", "ray::ServeReplica:sluice:prefill"
 """What the processes of replicas call themselves."""
 ROOT = Path(__file__).resolve().parent.parent.parent
+CURL = "  curl "
+"""What the last line begins with that a server prints when it serves."""
 START_SECONDS, STOP_SECONDS = 180.0, 60.0
 
 
@@ -65,7 +67,7 @@ def fleet(*options: str, port: int | None = None, module: str = "") -> Iterator[
         command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment
     ) as process:
         try:
-            wait_for_line(process, "curl")
+            wait_for_line(process, CURL)
             yield FleetProcess(process, f"http://127.0.0.1:{port}")
         finally:
             family = descendants(process.pid)
@@ -78,17 +80,17 @@ def fleet(*options: str, port: int | None = None, module: str = "") -> Iterator[
                 with_signal(pid, signal.SIGKILL)
 
 
-def wait_for_line(process: subprocess.Popen[str], beginning: str) -> None:
-    """Read what a command prints until a line that begins so.
+def wait_for_line(process: subprocess.Popen[str], words: str) -> None:
+    """Read what a command prints until a line that holds some words.
 
     Raises:
         RuntimeError: it ended before.
     """
     assert process.stdout is not None
     for line in process.stdout:
-        if line.strip().startswith(beginning):
+        if words in line:
             return
-    raise RuntimeError(f"the fleet ended with status {process.wait()}")
+    raise RuntimeError(f"it ended with status {process.wait()}")
 
 
 def run_command(options: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:

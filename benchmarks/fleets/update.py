@@ -23,15 +23,17 @@ SHORT_TOKENS = 32
 @contextmanager
 def cluster() -> Iterator[tuple[str, int]]:
     """Run a cluster of this machine with `ray start`. Yields its address, and the pid above its processes."""
-    host, port = "127.0.0.1", free_port()
-    ray = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"]
+    ray, port = str(Path(sys.executable).with_name("ray")), free_port()
+    os.environ["RAY_AUTH_MODE"] = "token"  # for those that connect, too: its ports are open on all interfaces
+    subprocess.run([ray, "get-auth-token", "--generate"], check=True, stdout=subprocess.DEVNULL)
     with tempfile.TemporaryDirectory(prefix="ray") as folder:
-        options = ["--node-ip-address", host, "--port", str(port), "--temp-dir", folder, "--include-dashboard", "false"]
+        start = ["start", "--head", "--block", "--port", str(port), "--temp-dir", folder]
+        start += ["--include-dashboard", "false", "--disable-usage-stats"]
         unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}  # it says that it runs, and then nothing more
-        with subprocess.Popen([*ray, *options], stdout=subprocess.PIPE, text=True, env=unbuffered) as process:
+        with subprocess.Popen([ray, *start], stdout=subprocess.PIPE, text=True, env=unbuffered) as process:
             try:
                 wait_for_line(process, "Ray runtime started")
-                yield f"{host}:{port}", process.pid
+                yield f"127.0.0.1:{port}", process.pid
             finally:
                 process.terminate()
 

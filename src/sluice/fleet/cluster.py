@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import socket
 import threading
 from collections.abc import Mapping
@@ -18,6 +19,10 @@ OBJECT_STORE_BYTES = 128 << 20
 """Prompts and answers pass through it only if they are large."""
 ASK_SECONDS = 60.0
 REACH_SECONDS = 5.0
+AUTO = "auto"
+"""Address of the cluster that this machine belongs to."""
+AUTH_MODE = "RAY_AUTH_MODE"
+"""Variable of the environment that says whether Ray uses tokens."""
 
 
 class FleetCluster:
@@ -39,10 +44,19 @@ class FleetCluster:
                 start_local_ray(OBJECT_STORE_BYTES, logging_level="WARNING")
             else:
                 check_reachable(address)
-                self._ray.init(address=address, log_to_driver=False, logging_level="WARNING")
+                self._connect(address)
         except Exception as error:  # Ray raises that itself when its processes do not start in time
             where = "on this machine" if address is None else f"at --address {address}"
             raise ConfigError(f"Ray cannot be reached {where}: {error}") from error
+
+    def _connect(self, address: str) -> None:
+        try:
+            self._ray.init(address=address, log_to_driver=False, logging_level="WARNING")
+        except Exception as error:
+            # To an address that is named, Ray sends its token only if it is told to, and does not say so.
+            if address == AUTO or AUTH_MODE in os.environ:
+                raise
+            raise ConnectionError(f"{error}; if that cluster asks for Ray's token, set {AUTH_MODE}=token") from error
 
     def total(self) -> Mapping[str, float]:
         """Return the resources of all machines."""
@@ -117,7 +131,7 @@ def check_reachable(address: str) -> None:
         OSError: nothing does.
         ValueError: it has another form, and is not "auto".
     """
-    if address == "auto":
+    if address == AUTO:
         return
     host, colon, port = address.rpartition(":")
     if "://" in address or not (colon and host and port.isascii() and port.isdecimal()):
