@@ -10,7 +10,9 @@ from types import ModuleType
 import pytest
 
 from sluice.config import ConfigError
-from sluice.fleet.cluster import AUTH_MODE, FleetCluster
+from sluice.fleet.cluster import FleetCluster
+
+AUTH_MODE = "RAY_AUTH_MODE"
 
 
 @pytest.fixture

@@ -25,6 +25,11 @@ def names_ray_cluster() -> bool:
     return bool(os.environ.get("RAY_ADDRESS"))
 
 
+def names_ray_auth_mode() -> bool:
+    """Return whether RAY_AUTH_MODE says if Ray sends tokens."""
+    return bool(os.environ.get("RAY_AUTH_MODE"))
+
+
 def threads_from_environment() -> int | None:
     """Return the number of threads that OMP_NUM_THREADS sets for computing libraries; None if it sets none."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()

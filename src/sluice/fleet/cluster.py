@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import os
 import socket
 import threading
 from collections.abc import Mapping
 from typing import Any
 
-from sluice.config import ConfigError, ServerConfig
+from sluice.config import ConfigError, ServerConfig, names_ray_auth_mode
 from sluice.fleet.resources import Resources
 from sluice.process.local_ray import start_local_ray
 
@@ -21,8 +20,6 @@ ASK_SECONDS = 60.0
 REACH_SECONDS = 5.0
 AUTO = "auto"
 """Address of the cluster that this machine belongs to."""
-AUTH_MODE = "RAY_AUTH_MODE"
-"""Variable of the environment that says whether Ray uses tokens."""
 
 
 class FleetCluster:
@@ -54,9 +51,9 @@ class FleetCluster:
             self._ray.init(address=address, log_to_driver=False, logging_level="WARNING")
         except Exception as error:
             # To an address that is named, Ray sends its token only if it is told to, and does not say so.
-            if address == AUTO or AUTH_MODE in os.environ:
+            if address == AUTO or names_ray_auth_mode():
                 raise
-            raise ConnectionError(f"{error}; if that cluster asks for Ray's token, set {AUTH_MODE}=token") from error
+            raise ConnectionError(f"{error}; if that cluster asks for Ray's token, set RAY_AUTH_MODE=token") from error
 
     def total(self) -> Mapping[str, float]:
         """Return the resources of all machines."""
