@@ -59,7 +59,7 @@ class Loading:
         geometry = file.layout.geometry
         shape = (blocks * block_pages, geometry.page_size, 1, HEAD_DIM)
         self._ring = LayerKV(*(torch.zeros(shape, dtype=torch.bfloat16) for _ in range(2)))
-        self._reports: queue.SimpleQueue[tuple[int, int, str | None]] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[tuple[int, int, str | None, int | None]] = queue.SimpleQueue()
         self._loader: DiskLoader[None] = DiskLoader(
             file, self._ring, block_pages, lambda *report: self._reports.put(report)
         )
@@ -77,7 +77,7 @@ class Loading:
                 layer, pages = loads[started]
                 started += 1
                 self._loader.start(BlockLoad(layer, pages, pages, 0, started), (started - 1) % self._blocks, None)
-            _, ready, error = self._reports.get()
+            _, ready, error, _ = self._reports.get()
             if error is not None:
                 raise RuntimeError(error)
         return (self._loader.totals.bytes - before) / (time.perf_counter() - began)

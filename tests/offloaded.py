@@ -131,7 +131,7 @@ class Driver:
             free = set(range(self.state.shape.num_pages)) - set(self.window)
             self.window.append(max(free))
         blocks = -(-self.base // (size * self.ring.block_pages))
-        total = len(self.state.kv) * (-(-blocks // self.ring.group_blocks) + 1)
+        total = len(self.state.kv) * (self.ring.group_of(is_decode=is_decode).items(blocks) + 1)
         self.steps += 1
         part = ChunkSlice(
             Chunk(0, 0, start, len(tokens), tuple(tokens), (), samples, num_drafts=num_drafts),

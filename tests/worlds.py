@@ -501,7 +501,10 @@ def random_offload(draw: random.Random, world: World) -> World:
     late = draw.choice([0.0, 0.2, 0.7]) if offload.reports_loads else 0.0
     flips = draw.choice([0.0, 0.05, 0.2]) if offload.reports_loads else 0.0
     fails = draw.choice([0.0, 0.0, 0.0, 0.05])
-    offload = replace(offload, pages_per_step=random.Random(chunk + offload.window_pages).choice([1, 2, 5, 1024]))
+    more = random.Random(chunk + offload.window_pages)
+    offload = replace(
+        offload, pages_per_step=more.choice([1, 2, 5, 1024]), decode_group_blocks=more.choice([0, 0, 2, 4])
+    )
     return replace(world, offload=offload, reads_fail=fails, reads_late=late, flips=flips)
 
 

@@ -74,7 +74,19 @@ def test_a_unit_costs_no_more_than_a_step_may() -> None:
     sizes = OffloadSetup.of(CONFIG, limits, 64, 1).sizes(64, kv)
     report = device_footprint(kv, 64000, sizes)
     assert report.pipeline_buffer_bytes == 7 * report.ring_bytes // 8  # the report says what loads, not half
-    assert limits.cost_of_group(limits.chunk_tokens, 64) <= 512
+    assert limits.cost_of_group(limits.chunk_tokens, 64, is_decode=False) <= 512
+    assert limits.decode_group_blocks == 4, "a decoded token computes little with each block"
+    few = offload_limits(CONFIG, SIZES, Costs(pair=0.002, load=0.0))
+    assert few is not None
+    assert (few.group_blocks, few.block_parts, few.decode_group_blocks) == (1, 1, 4), "parts of 1,024 tokens at least"
+    long = offload_limits(replace(CONFIG, ring_block_tokens=4096), SIZES, Costs(pair=0.0005, load=0.0))
+    assert long is not None
+    assert (long.group_blocks, long.block_parts) == (1, 3)
+    assert long.cost_of_group(long.chunk_tokens, 64, is_decode=False) <= 512
+    slow = offload_limits(CONFIG, SIZES, Costs(pair=0.0005, load=0.2))
+    assert slow is not None
+    assert slow.decode_group_blocks == 2
+    assert slow.cost_of_group(1, 64, is_decode=True) <= 512
 
 
 def test_the_ring_is_of_one_layer() -> None:

@@ -13,7 +13,6 @@ from sluice.assembly.load import load
 from sluice.assembly.ring_sizes import LEAST_BLOCK, MOST_BLOCK, MeasuredRates, block_tokens, measured_rates
 from sluice.config import EngineConfig
 from sluice.footprint import KVSizes
-from sluice.models.spec import ModelSpec
 
 RATES = MeasuredRates(loading=5e9, flops=2e11)
 SMALL, LARGE = KVSizes(2, 1, 64, 2), KVSizes(28, 8, 128, 2)
@@ -26,33 +25,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def spec(folder: Path) -> ModelSpec:
-    found = load(EngineConfig.from_options({"model": str(folder), "max_total_tokens": 64}), progress=False).spec
-    return replace(found, num_heads=2, head_dim=64)
-
-
-def test_small_tokens_make_long_blocks(spec: ModelSpec) -> None:
+def test_small_tokens_make_long_blocks() -> None:
     """Blocks that load in less time than it takes to ask for them: most of a decoded token's time was that."""
-    assert block_tokens(RATES, spec, SMALL, 16, step_seconds=0.0) == 4096
-    assert block_tokens(replace(RATES, loading=2e9), spec, SMALL, 16, step_seconds=0.0) == 2048
-    assert block_tokens(RATES, spec, LARGE, 16, step_seconds=1.0) == LEAST_BLOCK
-    assert block_tokens(replace(RATES, loading=1e12), spec, SMALL, 16, step_seconds=9.0) == MOST_BLOCK
-
-
-def test_no_block_takes_a_chunk_longer_than_a_step(spec: ModelSpec) -> None:
-    """Neighbours that wait for one work item: on a slow machine, or with many heads. Where steps are long anyway, so
-    may be blocks."""
-    slow = replace(RATES, flops=1e11)
-    assert block_tokens(slow, spec, SMALL, 16, step_seconds=0.0) == 2048
-    assert block_tokens(replace(RATES, flops=2e10), spec, SMALL, 16, step_seconds=0.0) == LEAST_BLOCK
-    assert block_tokens(slow, spec, SMALL, 16, step_seconds=0.05) == 4096
+    assert block_tokens(RATES, SMALL, 16) == 4096
+    assert block_tokens(replace(RATES, loading=2e9), SMALL, 16) == 2048
+    assert block_tokens(RATES, LARGE, 16) == LEAST_BLOCK
+    assert block_tokens(replace(RATES, loading=1e12), SMALL, 16) == MOST_BLOCK
 
 
 @pytest.mark.parametrize("page_size", [48, 100, 8192])
-def test_blocks_are_whole_pages(spec: ModelSpec, page_size: int) -> None:
+def test_blocks_are_whole_pages(page_size: int) -> None:
     """A block that ends inside a page, or has none."""
-    found = block_tokens(RATES, spec, SMALL, page_size, step_seconds=0.0)
+    found = block_tokens(RATES, SMALL, page_size)
     assert found % page_size == 0
     assert 4096 <= found < 4096 + page_size
 

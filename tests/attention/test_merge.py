@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sluice.attention.merge import merge_states
+from sluice.attention.merge import MERGED_ROWS, Partials, merge_states
 
 
 def partial(seed: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,3 +55,38 @@ def test_low_precision_parts_are_merged_in_float32() -> None:
     assert out.dtype == torch.bfloat16
     assert lse.dtype == torch.float32
     torch.testing.assert_close(out, exact.to(torch.bfloat16), rtol=0, atol=2**-8)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 40])
+def test_many_parts_are_merged_as_two_by_two(count: int) -> None:
+    """A part that is left out, counted twice or given another weight; some are merged early, where rows are many."""
+    parts = [partial(seed) for seed in range(count)]
+    parts[count // 2] = torch.full((5, 3, 4), torch.nan).double(), torch.full((5, 3), -torch.inf).double()
+    partials, expected = Partials(), parts[0]
+    for part in parts:
+        partials.add(*part)
+    for part in parts[1:]:
+        expected = merge_states(*expected, *part)
+    assert len(partials) <= -(-MERGED_ROWS // 5)
+    if count == 1:
+        assert torch.isneginf(partials.merged()[1]).all()
+        return
+    torch.testing.assert_close(partials.merged(), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_many_huge_scores_do_not_overflow() -> None:
+    parts = [partial(seed) for seed in range(4)]
+    plain, moved = Partials(), Partials()
+    for out, lse in parts:
+        plain.add(out, lse)
+        moved.add(out, lse + 5000)
+    torch.testing.assert_close(moved.merged()[0], plain.merged()[0], rtol=1e-9, atol=1e-9)
+
+
+def test_many_parts_without_keys_are_empty() -> None:
+    partials = Partials()
+    for _ in range(3):
+        partials.add(torch.full((2, 1, 4), torch.nan), torch.full((2, 1), -torch.inf))
+    out, lse = partials.merged()
+    assert torch.equal(out, torch.zeros(2, 1, 4))
+    assert torch.isneginf(lse).all()

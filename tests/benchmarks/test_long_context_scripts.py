@@ -7,8 +7,9 @@ import mmap
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks import needles, offload_neighbours
+from benchmarks import needles, offload_neighbours, ring_loading
 from benchmarks.long_context.bandwidth import read_bandwidth
 from benchmarks.long_context.process import PeakMemory, anonymous_bytes
 
@@ -101,3 +102,16 @@ def test_no_anonymous_memory(tmp_path: Path) -> None:
     (tmp_path / "status").write_text("Name:\tx\nVmRSS:\t12 kB\n")
     with pytest.raises(ValueError, match="no RssAnon"):
         anonymous_bytes(tmp_path / "status")
+
+
+def test_ring_loading_reads_the_reports_of_the_loader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script that follows the engine's interfaces, and is run once in a while."""
+    out, disk = ["--out", str(tmp_path / "loading")], ["--disk", str(tmp_path / "pages")]
+    threads = torch.get_num_threads()
+    try:
+        assert ring_loading.main([*out, *disk, "--mib", "1", "--rounds", "1", "--page-size", "64"]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    assert "pages of   64 tokens, GB/s: memory" in capsys.readouterr().out
+    (rates,) = json.loads((tmp_path / "loading.json").read_text())["gigabytes_per_second"].values()
+    assert all(rate > 0 for way in rates.values() for rate in way)

@@ -76,7 +76,11 @@ def resident(model: Any, spec: Any, at: tuple[int, ...]) -> torch.Tensor:
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize(
     ("page_size", "chunk", "ring"),
-    [(4, 8, RingShape(2, 1)), (2, 12, RingShape(3, 3)), (4, 20, RingShape(8, 2)), (1, 5, RingShape(1, 4))],
+    [
+        *((4, 8, RingShape(2, 1)), (2, 12, RingShape(3, 3)), (4, 20, RingShape(8, 2)), (1, 5, RingShape(1, 4))),
+        (4, 8, RingShape(8, 1, most_blocks=1, most_decode_blocks=3)),
+        (2, 12, RingShape(2, 5, most_blocks=1, most_decode_blocks=1, block_parts=3)),
+    ],
 )
 def test_offloaded_hidden_states_are_those_of_the_resident_run(
     name: str, page_size: int, chunk: int, ring: RingShape, models: dict[str, Any]
@@ -98,7 +102,7 @@ def test_offloaded_hidden_states_are_those_of_the_resident_run(
     start, prefill = 0, 80
     while start < LENGTH:
         length = min(chunk, prefill - start) if start < prefill else 1
-        found.append(driver.chunk(PROMPT[start : start + length], start))
+        found.append(driver.chunk(PROMPT[start : start + length], start, is_decode=start >= prefill))
         places.append(start + length - 1)
         start += length
     driver.offloader.ring.check()

@@ -109,7 +109,7 @@ def load(
     resolved = with_diffusion(_resolve_for_model(resolved, checkpoint, model, spec, backend, reasons), spec, reasons)
     draft = load_drafter(resolved, model, spec, backend, device, kernels, checkpoint.tokenizer, progress=progress)
     weights_bytes = module_bytes(model)
-    resolved = with_ring(resolved, config.offload, spec, backend, device, weights_bytes, reasons)
+    resolved = with_ring(resolved, config.offload, spec, backend, device, reasons)
     memory = plan_memory(resolved, model, spec, backend, logit_ops, device, member.place, reasons, draft)
     tiers = tier_setup(resolved, spec, memory.shape, checkpoint.folder, layout=backend.layout, disabled=disabled)
     memory, tiers = _with_pages_of_all(memory, tiers, agree, reasons)

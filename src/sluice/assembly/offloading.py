@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from importlib import import_module
 
@@ -21,7 +22,7 @@ from sluice.runner.offload.loaders import DiskLoader, Loader, QueueLoader, Repor
 from sluice.runner.offload.offloader import Offloader, RingShape
 from sluice.runner.offload.quest import Quest
 from sluice.runner.offload.sparse import Full, SparsePolicy, Window
-from sluice.types import OffloadLimits, Tier
+from sluice.types import Group, OffloadLimits, Tier
 
 CHUNK_TOKENS = {"cpu": 512, "cuda": 2048}
 """Tokens of an offloaded chunk: more than of others, since each loads all that is before it, and its work is spread
@@ -31,6 +32,8 @@ FLOPS_PER_BYTE = {"cpu": 150.0, "cuda": 8000.0}
 that one thread reads and checks, and 200 TFLOP/s beside 25 GB/s."""
 MIN_WINDOW_PAGES = 2
 """Least pages of a window: one of the chunk, and one on its way to the tier."""
+LEAST_PART_TOKENS = 1024
+"""Least tokens of the part of a block that a work item attends to: fewer take longer to plan than to attend to."""
 ATTENTION_COST = {"cpu": 2.0, "cuda": 1.5}
 """Time of a FLOP of attention, in FLOPs of matrix products."""
 
@@ -87,8 +90,9 @@ def offload_limits(config: OffloadConfig, sizes: Sizes, costs: Costs) -> Offload
     pages = max(1, min(most // sizes.page_size, sizes.num_pages // 4))
     if sizes.num_pages < MIN_WINDOW_PAGES:
         return None
-    of_block = pages * sizes.page_size * ring.block_pages * sizes.page_size * costs.pair
-    fitting = int(sizes.step_tokens // of_block) if of_block else ring.group_blocks
+    block = ring.block_pages * sizes.page_size
+    of_chunk, of_token = pages * sizes.page_size * costs.pair, max(costs.pair, costs.load)
+    group = _group_of(ring, sizes.page_size, sizes.step_tokens, block * of_chunk)
     pool = sizes.num_pages * sizes.page_size
     return OffloadLimits(
         above=pool if config.offload_above is None else min(config.offload_above, pool),
@@ -98,7 +102,9 @@ def offload_limits(config: OffloadConfig, sizes: Sizes, costs: Costs) -> Offload
         window_pages=2 * pages,
         num_layers=sizes.num_layers,
         block_pages=ring.block_pages,
-        group_blocks=max(1, min(ring.group_blocks, fitting)),
+        group_blocks=group.blocks,
+        block_parts=group.parts,
+        decode_group_blocks=_group_of(ring, sizes.page_size, sizes.step_tokens, block * of_token).blocks,
         decode_blocks=-(-(policy.most_pages or 0) // ring.block_pages),
         decode_from=policy.wide_layers,
         pair_cost=costs.pair,
@@ -106,6 +112,20 @@ def offload_limits(config: OffloadConfig, sizes: Sizes, costs: Costs) -> Offload
         reports_loads=sizes.tier is Tier.DISK,
         selects_ahead=policy.foresees,
     )
+
+
+def _group_of(ring: RingShape, page_size: int, step_tokens: int, of_block: float) -> Group:
+    """Return the largest work item that a step pays for: some blocks, or a part of one.
+
+    Args:
+        of_block: what attending to a block costs.
+    """
+    if of_block * ring.group_blocks <= step_tokens:
+        return Group(ring.group_blocks)
+    if of_block <= step_tokens:
+        return Group(int(step_tokens // of_block))
+    pages = max(1, LEAST_PART_TOKENS // page_size)
+    return Group(1, max(1, min(math.ceil(of_block / step_tokens), ring.block_pages // pages)))
 
 
 def ring_bytes(config: OffloadConfig, kv: KVSizes) -> int:
@@ -186,7 +206,13 @@ class OffloadSetup:
     def of(cls, config: OffloadConfig, limits: OffloadLimits, page_size: int, hidden_size: int) -> OffloadSetup:
         """Return the setup of a resolved config."""
         assert config.ring_blocks is not None, f"not resolved: {config}"
-        ring = RingShape(config.ring_blocks, limits.block_pages, limits.group_blocks)
+        ring = RingShape(
+            config.ring_blocks,
+            limits.block_pages,
+            limits.group_blocks,
+            limits.group_of(is_decode=True).blocks,
+            limits.block_parts,
+        )
         return cls(limits, ring, policy_of(config, page_size), hidden_size)
 
     def sizes(self, page_size: int, kv: KVSizes) -> OffloadSizes:

@@ -1,9 +1,9 @@
 """The blocks of the ring, sized by how fast this machine loads and computes.
 
 Whatever its size, a block takes some tens of microseconds of Python to load, to report, to plan and to merge. So blocks
-are so large that this is little beside the load, but not so large that a chunk attends to one for longer than a step
-may take. Both rates are measured when an engine starts, which takes some milliseconds. Page sizes never depend on them:
-a page file holds pages of one size, and would start empty.
+are so large that this is little beside the load. A chunk of a prompt computes long with such a block, and attends to
+parts of it, one after the other (`OffloadLimits.block_parts`). The rate is measured when an engine starts, which takes
+some milliseconds. Page sizes never depend on it: a page file holds pages of one size, and would start empty.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from sluice.assembly.memory import kv_sizes_of
-from sluice.assembly.offloading import CHUNK_TOKENS
 from sluice.attention.backend import AttentionBackend
 from sluice.config import EngineConfig, OffloadConfig
 from sluice.footprint import KVSizes
@@ -29,8 +28,6 @@ from sluice.tiers.checksums import Run, best_checksum, find_checksum
 
 LOAD_SECONDS = 2e-4
 """Least time that a block should take to load."""
-WORK_SECONDS = 5e-3
-"""Most time that a chunk should take to attend to a block, if an ordinary step takes less."""
 LEAST_BLOCK, MOST_BLOCK = 1024, 16384
 """Tokens of a block."""
 MEASURED_BYTES, PARTS, TIMES = 4 << 20, 32, 3
@@ -94,16 +91,10 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def block_tokens(rates: MeasuredRates, spec: ModelSpec, kv: KVSizes, page_size: int, step_seconds: float) -> int:
-    """Return the tokens of a block, a multiple of the page size.
-
-    Args:
-        step_seconds: what an ordinary chunk of a step takes.
-    """
+def block_tokens(rates: MeasuredRates, kv: KVSizes, page_size: int) -> int:
+    """Return the tokens of a block, a multiple of the page size."""
     wanted = rates.loading * LOAD_SECONDS / kv.layer_token_bytes
-    of_token = CHUNK_TOKENS["cpu"] * 4 * spec.num_heads * spec.head_dim / rates.flops
-    bounded = max(LEAST_BLOCK, min(wanted, max(WORK_SECONDS, step_seconds) / of_token, MOST_BLOCK))
-    rounded = 1 << round(math.log2(bounded))
+    rounded = 1 << round(math.log2(max(LEAST_BLOCK, min(wanted, MOST_BLOCK))))
     return -(-rounded // page_size) * page_size
 
 
@@ -113,7 +104,6 @@ def with_ring(
     spec: ModelSpec,
     backend: AttentionBackend,
     device: torch.device,
-    weights_bytes: int,
     reasons: dict[str, str],
 ) -> EngineConfig:
     """Return a resolved config with a ring for this machine and model, where it was not given.
@@ -128,10 +118,7 @@ def with_ring(
     assert page_size is not None and threads is not None, f"not resolved: {config}"
     kv = kv_sizes_of(config, spec, backend)
     rates = measured_rates(threads)
-    limits = config.scheduler.limits()
-    step_tokens = limits.chunked_prefill_size or limits.max_batch_tokens
-    step_seconds = step_tokens * 2 * weights_bytes / spec.weight_bytes / rates.flops
-    tokens = block_tokens(rates, spec, kv, page_size, step_seconds)
+    tokens = block_tokens(rates, kv, page_size)
     reasons["ring_block_tokens"] = (
         f"blocks load in {1e3 * tokens * kv.layer_token_bytes / rates.loading:.2g} ms, measured at the start:"
         f" {rates.loading / 1e9:.2g} GB/s read and checked beside {rates.flops / 1e9:.3g} GFLOP/s"

@@ -7,9 +7,41 @@ softmax", Milakov and Gimelshein, 2018; used for split KV by FlashAttention and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
+
+MERGED_ROWS = 64
+"""Rows of partial results that `Partials` merges at once."""
+
+
+class Partials:
+    """Partial attention results over disjoint keys, merged a few at a time: to merge many with one row takes as many
+    calls of torch as to merge two."""
+
+    def __init__(self) -> None:
+        self._outs: list[torch.Tensor] = []
+        self._lses: list[torch.Tensor] = []
+
+    def __len__(self) -> int:
+        return len(self._outs)
+
+    def add(self, out: torch.Tensor, lse: torch.Tensor) -> None:
+        """Add a result, as for `merge_states`; all of them have one shape and one dtype."""
+        self._outs.append(out)
+        self._lses.append(lse)
+        if len(self._outs) > 1 and len(self._outs) * out.shape[0] > MERGED_ROWS:
+            out, lse = self.merged()
+            self._outs, self._lses = [out], [lse]
+
+    def merged(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the result over all keys; one must have been added."""
+        if len(self._outs) == 1:
+            return self._outs[0], self._lses[0]
+        if len(self._outs) == 2:
+            return merge_states(self._outs[0], self._lses[0], self._outs[1], self._lses[1])
+        return _merge_all(self._outs, self._lses)
 
 
 def merge_states(
@@ -40,6 +72,16 @@ def merge_states(
     share_a = _share(out_a.to(compute), weight_a, total)
     share_b = _share(out_b.to(compute), weight_b, total)
     return (share_a + share_b).to(out_a.dtype), top + torch.log(total)
+
+
+def _merge_all(outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merge as `merge_states`, but any number of results."""
+    compute = torch.float64 if outs[0].dtype == torch.float64 else torch.float32
+    lse = torch.stack([each.to(compute) for each in lses])
+    total = torch.logsumexp(lse, dim=0)
+    weight = torch.exp(lse - total.masked_fill(total == -torch.inf, 0.0)).unsqueeze(-1)
+    out = torch.where(weight > 0, torch.stack([each.to(compute) for each in outs]) * weight, 0.0)
+    return out.sum(dim=0).to(outs[0].dtype), total
 
 
 def _one_kernel_merges(out: torch.Tensor, lse: torch.Tensor) -> bool:

@@ -324,8 +324,8 @@ class OffloadConfig:
         "tokens in a block of the ring buffer",
         unset="1024; on a CPU by measured speed",
         more="A multiple of --page-size. A block holds the KV of these tokens in one layer. On a CPU, how fast blocks"
-        " load and how fast the model computes is measured at the start: a block should take 0.2 ms to load, and a"
-        " chunk should attend to it in 5 ms, or in the time of an ordinary step.",
+        " load is measured at the start: a block should take 0.2 ms to load. A chunk that computes longer with a block"
+        " than a step may take attends to parts of it.",
         positive=True,
     )
     sparse_policy: str | None = option(

@@ -146,7 +146,9 @@ def drafts_of(state: SchedulerState, limits: OffloadLimits, request: Request) ->
     )
     items, layers = limits.items(lease.stored, is_decode=True), limits.num_layers
     groups = (items.total - layers) / layers
-    costs = [groups * limits.cost_of_group(n, size) + limits.cost_of_rest(n) for n in range(1, at_most + 2)]
+    costs = [
+        groups * limits.cost_of_group(n, size, is_decode=True) + limits.cost_of_rest(n) for n in range(1, at_most + 2)
+    ]
     costs = [cost for cost in costs if cost <= 2 * costs[0]]
     return tuple(drafter.propose_alone(request, costs)) if len(costs) > 1 else ()
 
@@ -234,14 +236,14 @@ def cost_of(state: SchedulerState, limits: OffloadLimits, open_chunk: OpenChunk,
     length = open_chunk.chunk.length
     if open_chunk.items.is_rest(item):
         return limits.cost_of_rest(length)
-    return limits.cost_of_group(length, state.kv.page_size)
+    return limits.cost_of_group(length, state.kv.page_size, is_decode=not is_prefill(open_chunk.request))
 
 
 def load_of(limits: OffloadLimits, piece: ChunkSlice, page_size: int) -> Load:
     """Return what a slice adds to its step, in tokens of the whole model."""
     items, length = limits.items(piece.base // page_size, is_decode=piece.is_decode), piece.chunk.length
     rests = items.rests(piece.stop) - items.rests(piece.first)
-    keys = limits.group_blocks * limits.block_pages * page_size * (piece.stop - piece.first - rests)
+    keys = limits.keys_of_group(page_size, is_decode=piece.is_decode) * (piece.stop - piece.first - rests)
     return Load(
         tokens=length * rests / limits.num_layers,
         rows=rests / limits.num_layers,

@@ -67,7 +67,7 @@ class SimulatedCopies:
         limits = self._setup.offload
         assert limits is not None, "slices without limits of offloading"
         groups = piece.total // limits.num_layers - 1
-        tokens = groups * limits.group_blocks * limits.block_pages * self._setup.page_size
+        tokens = groups * limits.keys_of_group(self._setup.page_size, is_decode=piece.is_decode)
         for part in range(1, READ_REPORTS + 1):
             ready = -(-piece.total * part // READ_REPORTS)
             self._post(self._done_at(now, tokens / READ_REPORTS), BlocksLoaded(step, ready))

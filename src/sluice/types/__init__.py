@@ -5,7 +5,7 @@ is one `BatchResult`. Everything here is plain data: no tensor, no clock, no tex
 """
 
 from sluice.types.drafts import NGRAM, DraftLimits, NgramLimits
-from sluice.types.limits import CHUNKS_BY_TIME, ITL_AUTO, Bound, OffloadLimits, SchedulerLimits, WorkItems
+from sluice.types.limits import CHUNKS_BY_TIME, ITL_AUTO, Bound, Group, OffloadLimits, SchedulerLimits, WorkItems
 from sluice.types.plan import BatchPlan, Chunk, ChunkSlice, NewSlot, Pace, PlanError, Regime
 from sluice.types.priority import CLASS_NAMES, DEFAULT_CLASS, ClassName, Priority, PriorityClass
 from sluice.types.result import (

@@ -141,6 +141,18 @@ class WorkItems(NamedTuple):
         return self.rests(item + 1) > self.rests(item)
 
 
+class Group(NamedTuple):
+    """What a work item attends to: several blocks of the ring, or a part of one."""
+
+    blocks: int = 1
+    parts: int = 1
+    """Parts of a block; more than one only where `blocks` is 1."""
+
+    def items(self, blocks: int) -> int:
+        """Return the work items of so many blocks."""
+        return -(-blocks // self.blocks) * self.parts
+
+
 @dataclass(frozen=True, slots=True)
 class OffloadLimits:
     """Limits and costs of *offloaded* requests, whose context is longer than the device.
@@ -165,6 +177,10 @@ class OffloadLimits:
     """Pages of a block of the ring."""
     group_blocks: int
     """Blocks that one work item attends to."""
+    block_parts: int = 1
+    """Work items that a block makes, each of a part of it; more than one only where `group_blocks` is 1."""
+    decode_group_blocks: int = 0
+    """Blocks that one work item of a decoded token attends to, which computes less with each; 0: as others do."""
     decode_blocks: int = 0
     """Most blocks that a decoded token attends to in the layers from `decode_from` on; 0: all."""
     decode_from: int = 0
@@ -187,19 +203,30 @@ class OffloadLimits:
 
     def items(self, base_pages: int, *, is_decode: bool) -> WorkItems:
         """Return the work items of a chunk after `base_pages` pages on the tier."""
-        blocks = -(-base_pages // self.block_pages)
+        blocks, group = -(-base_pages // self.block_pages), self.group_of(is_decode=is_decode)
         most = self.decode_blocks if is_decode else self.prefill_blocks
         wide_layers = min(self.decode_from, self.num_layers) if is_decode and most else 0
         return WorkItems(
             wide_layers,
-            -(-blocks // self.group_blocks),
+            group.items(blocks),
             self.num_layers - wide_layers,
-            -(-(min(blocks, most) if most else blocks) // self.group_blocks),
+            group.items(min(blocks, most) if most else blocks),
         )
 
-    def cost_of_group(self, length: int, page_size: int) -> float:
+    def group_of(self, *, is_decode: bool) -> Group:
+        """Return what one work item of a chunk attends to."""
+        if is_decode and self.decode_group_blocks:
+            return Group(self.decode_group_blocks)
+        return Group(self.group_blocks, self.block_parts)
+
+    def keys_of_group(self, page_size: int, *, is_decode: bool) -> float:
+        """Return the tokens that one work item attends to."""
+        group = self.group_of(is_decode=is_decode)
+        return group.blocks * self.block_pages * page_size / group.parts
+
+    def cost_of_group(self, length: int, page_size: int, *, is_decode: bool) -> float:
         """Return what attending to one group costs a chunk of `length` tokens. Loads run beside the computation."""
-        keys = self.group_blocks * self.block_pages * page_size
+        keys = self.keys_of_group(page_size, is_decode=is_decode)
         return keys * max(length * self.pair_cost, self.load_cost)
 
     def cost_of_rest(self, length: int) -> float:

@@ -13,17 +13,18 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 
 from sluice.attention.band import attend_band
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
-from sluice.attention.merge import merge_states
+from sluice.attention.merge import Partials
 from sluice.attention.spec import AttentionSpec
 from sluice.runner.offload.loaders import BlockLoad
 from sluice.runner.offload.reader import LoadedBlock, RingReader
 from sluice.runner.offload.sparse import SparsePolicy
-from sluice.types import WorkItems
+from sluice.types import Group, WorkItems
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class OffloadedContext:
     """Numbers on the tier of the context's first pages, which are full."""
     block_pages: int
     """Pages of a block; the last one may have fewer."""
+    group: Group
+    """What one work item attends to."""
     first_position: int
     """Position of the chunk's first token."""
     is_decode: bool
@@ -46,7 +49,7 @@ class OffloadedContext:
     unseen: int = 0
     """Pages at the beginning whose keys the policy has not been given, although it wants them."""
 
-    def loads(self, layer: int, places: Sequence[int], group_blocks: int) -> Iterator[BlockLoad]:
+    def loads(self, layer: int, places: Sequence[int]) -> Iterator[BlockLoad]:
         """Return the loads of the pages that are attended to in a layer, with the work items that each makes ready.
 
         Behind the layer's last block come its remaining work items, which load nothing.
@@ -58,12 +61,19 @@ class OffloadedContext:
             ready = 0
             if count == len(firsts):
                 ready = self.items.before(layer + 1)
-            elif count % group_blocks == 0:
-                ready = begin + count // group_blocks
+            elif count % self.group.blocks == 0:
+                ready = begin + self.group.items(count)
             some = places[first : first + self.block_pages]
             is_run = some[-1] - some[0] == len(some) - 1
             pages = self.pages[some[0] : some[-1] + 1] if is_run else [self.pages[place] for place in some]
             yield BlockLoad(layer, pages, some, self.step, ready)
+
+
+class InRing(NamedTuple):
+    """A page of the ring, and the place in the context of what it holds."""
+
+    page: int
+    place: int
 
 
 class OffloadedAttention(Attention):
@@ -76,7 +86,6 @@ class OffloadedAttention(Attention):
         reader: brings blocks there.
         policy: chooses the pages.
         context: what lies on the tier.
-        group_blocks: blocks attended to in one call.
         begin_item: called before each work item; returns when it may be done.
     """
 
@@ -88,7 +97,6 @@ class OffloadedAttention(Attention):
         reader: RingReader,
         policy: SparsePolicy,
         context: OffloadedContext,
-        group_blocks: int,
         begin_item: Callable[[], None],
     ) -> None:
         self._inner = inner
@@ -97,8 +105,9 @@ class OffloadedAttention(Attention):
         self._reader = reader
         self._policy = policy
         self._context = context
-        self._group_blocks = group_blocks
         self._begin_item = begin_item
+        self._batches: dict[tuple[int, ...], ForwardBatch] = {}
+        """Pages of the ring -> the batch that attends to them: groups fill the same buffers over and over."""
         if policy.foresees and context.pages:
             reader.expect(
                 load for layer in range(len(layers)) for load in self._loads(layer, self._select(layer, None))
@@ -114,32 +123,37 @@ class OffloadedAttention(Attention):
             selected = self._select(layer, None if self._policy.foresees else q)
         if not self._policy.foresees and context.pages:
             self._reader.expect(self._loads(layer, selected))
-        state: tuple[torch.Tensor, torch.Tensor] | None = None
+        partials = Partials()
         earlier = replace(spec, causal=False)  # every query sees all keys of the ring
         left = -(-len(selected) // context.block_pages)
-        for _ in range(context.items.groups_of(layer)):
+        for _ in range(0, context.items.groups_of(layer), context.group.parts):
             self._begin_item()
-            count = min(left, self._group_blocks)
-            if not count:
-                continue
+            count = min(left, context.group.blocks)
             left -= count
             group = [self._reader.next() for _ in range(count)]
             self._give_unseen(layer, group)
-            if spec.window is None:
-                out, lse = self._inner.attend(q, self._ring, self._batch_of(group, q), earlier, need_lse=True)
-                assert lse is not None
-                state = merged(state, out.to(compute), lse)
-            else:
-                for block in group:
-                    state = self._attend_band(q, block, spec, state)
-            self._reader.release(group)
+            for part in range(context.group.parts):
+                if part:
+                    self._begin_item()
+                pages = self._places(group, part)
+                if not pages:
+                    continue  # the last block has fewer, or there is none
+                if spec.window is None:
+                    out, lse = self._inner.attend(q, self._ring, self._batch_of(pages, q), earlier, need_lse=True)
+                    assert lse is not None
+                    partials.add(out.to(compute), lse)
+                else:
+                    self._attend_band(q, pages, spec, partials)
+            if group:
+                self._reader.release(group)
         assert not left, f"{len(selected)} pages selected, {context.items} planned"
         self._begin_item()
-        out, own_lse = self._inner.attend(q, kv, batch, spec, need_lse=need_lse or state is not None)
-        if state is None:
+        out, own_lse = self._inner.attend(q, kv, batch, spec, need_lse=need_lse or len(partials) > 0)
+        if not partials:
             return out, own_lse
         assert own_lse is not None
-        whole, lse = merge_states(*state, out.to(compute), own_lse)
+        partials.add(out.to(compute), own_lse)
+        whole, lse = partials.merged()
         return whole.to(out.dtype), lse if need_lse else None
 
     def _select(self, layer: int, q: torch.Tensor | None) -> Sequence[int]:
@@ -154,25 +168,34 @@ class OffloadedAttention(Attention):
         for block in group:
             count = bisect_left(block.load.places, self._context.unseen)
             if count:
-                places = torch.tensor(self._places([block])[:count], device=self._ring.k.device)
+                first = block.buffer * self._context.block_pages
+                pages = torch.arange(first, first + count, device=self._ring.k.device)
                 self._policy.pages_left(
-                    self._context.slot, layer, block.load.places[:count], self._ring.gather(places)[0]
+                    self._context.slot, layer, block.load.places[:count], self._ring.gather(pages)[0]
                 )
 
     def _loads(self, layer: int, selected: Sequence[int]) -> Iterator[BlockLoad]:
-        return self._context.loads(layer, selected, self._group_blocks)
+        return self._context.loads(layer, selected)
 
-    def _places(self, group: Sequence[LoadedBlock]) -> list[int]:
-        """Return the ring's pages that hold a group."""
-        size = self._context.block_pages
-        return [block.buffer * size + at for block in group for at in range(len(block.load.pages))]
+    def _places(self, group: Sequence[LoadedBlock], part: int) -> list[InRing]:
+        """Return the pages of a part of a group."""
+        size, parts = self._context.block_pages, self._context.group.parts
+        first, end = part * size // parts, (part + 1) * size // parts
+        return [
+            InRing(block.buffer * size + at, place)
+            for block in group
+            for at, place in enumerate(block.load.places[first:end], start=first)
+        ]
 
-    def _batch_of(self, group: Sequence[LoadedBlock], q: torch.Tensor) -> ForwardBatch:
-        """Return the chunk's queries against the keys of a group as a batch of one row."""
-        pages, tokens, device = self._places(group), q.shape[0], q.device
+    def _batch_of(self, places: Sequence[InRing], q: torch.Tensor) -> ForwardBatch:
+        """Return the chunk's queries against the keys of some pages as a batch of one row."""
+        pages, tokens, device = tuple([each.page for each in places]), q.shape[0], q.device
+        known = self._batches.get(pages)
+        if known is not None:
+            return known
         keys = len(pages) * self._ring.page_size
         nothing = torch.empty(0, dtype=torch.int64, device=device)
-        return ForwardBatch(
+        batch = self._batches[pages] = ForwardBatch(
             input_ids=nothing,
             positions=nothing,
             kv_slots=nothing,
@@ -184,24 +207,13 @@ class OffloadedAttention(Attention):
             kv_lens_host=(keys,),
             num_decodes=int(tokens == 1),
         )
+        return batch
 
-    def _attend_band(
-        self, q: torch.Tensor, block: LoadedBlock, spec: AttentionSpec, state: State | None
-    ) -> State | None:
-        """Attend to a block of whose keys some queries see only the later ones, run by run of consecutive pages."""
-        context, load, size = self._context, block.load, self._ring.page_size
-        buffer = self._places([block])
-        for run, pages in groupby(zip(load.places, buffer, strict=True), key=lambda pair: pair[0] - pair[1]):
-            in_ring = [page for _, page in pages]
+    def _attend_band(self, q: torch.Tensor, places: Sequence[InRing], spec: AttentionSpec, partials: Partials) -> None:
+        """Attend to pages of whose keys some queries see only the later ones, run by run of consecutive pages."""
+        context, size = self._context, self._ring.page_size
+        for run, pages in groupby(places, key=lambda each: each.place - each.page):
+            in_ring = [each.page for each in pages]
             k, v = self._ring.gather(torch.tensor(in_ring, device=q.device))
             distance = context.first_position - (in_ring[0] + run) * size
-            state = merged(state, *attend_band(q, k.flatten(0, 1), v.flatten(0, 1), spec, distance=distance))
-        return state
-
-
-State = tuple[torch.Tensor, torch.Tensor]
-
-
-def merged(state: State | None, out: torch.Tensor, lse: torch.Tensor) -> State:
-    """Return the output and log-sum-exp over what was attended to so far and one more part."""
-    return (out, lse) if state is None else merge_states(*state, out, lse)
+            partials.add(*attend_band(q, k.flatten(0, 1), v.flatten(0, 1), spec, distance=distance))

@@ -29,7 +29,7 @@ from sluice.runner.offload.coroutine import UNWINDING, Coroutine, may_not_pause
 from sluice.runner.offload.loaders import Loader, LoadTotals
 from sluice.runner.offload.reader import RingReader
 from sluice.runner.offload.sparse import Full, SparsePolicy
-from sluice.types import Chunk, ChunkSlice, WorkItems
+from sluice.types import Chunk, ChunkSlice, Group, WorkItems
 
 NewLoader = Callable[[PagedKV, int], Loader[Any, Any]]
 """Makes a loader from the ring's pages and the number of them in a block."""
@@ -45,12 +45,23 @@ class RingShape:
     """Pages of a block."""
     most_blocks: int | None = None
     """Most blocks attended to in one call; None: as many as there is room for beside those that load."""
+    most_decode_blocks: int | None = None
+    """The same for a decoded token."""
+    block_parts: int = 1
+    """Parts of a block that are attended to in a call each, where a call has one block; not for decoded tokens."""
 
     @property
     def group_blocks(self) -> int:
         """Blocks attended to in one call: half of the ring at most, while the rest loads. A ring of one waits."""
+        return self._group(self.most_blocks)
+
+    def group_of(self, *, is_decode: bool) -> Group:
+        """Return what a chunk attends to in one call."""
+        return Group(self._group(self.most_decode_blocks)) if is_decode else Group(self.group_blocks, self.block_parts)
+
+    def _group(self, most: int | None) -> int:
         half = max(1, self.num_blocks // 2)
-        return half if self.most_blocks is None else min(half, self.most_blocks)
+        return half if most is None else min(half, most)
 
     @property
     def num_pages(self) -> int:
@@ -219,6 +230,7 @@ class Offloader:
             slot=part.chunk.slot,
             pages=stored,
             block_pages=self._shape.block_pages,
+            group=self._shape.group_of(is_decode=part.is_decode),
             first_position=part.chunk.start,
             is_decode=part.is_decode,
             items=self._items(part, len(stored)),
@@ -241,7 +253,6 @@ class Offloader:
             self._reader,
             self._policy,
             context,
-            self._shape.group_blocks,
             half_done.begin_item,
         )
         return half_done
@@ -272,7 +283,7 @@ class Offloader:
         if part.is_decode and self._policy.most_pages is not None:
             wide = min(self._policy.wide_layers, layers)
         blocks = -(-num_pages // self._shape.block_pages)
-        wide_groups = -(-blocks // self._shape.group_blocks)
+        wide_groups = self._shape.group_of(is_decode=part.is_decode).items(blocks)
         rest = part.total - wide * (wide_groups + 1)
         return WorkItems(wide, wide_groups, layers - wide, rest // (layers - wide) - 1 if layers > wide else 0)
 

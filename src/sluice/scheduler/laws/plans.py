@@ -215,7 +215,9 @@ def cost_of_slice(state: SchedulerState, each: ChunkSlice) -> float:
     items = offload.items(each.base // state.kv.page_size, is_decode=each.is_decode)
     rests = sum(items.is_rest(item) for item in range(each.first, each.stop))
     groups = each.stop - each.first - rests
-    return rests * offload.cost_of_rest(length) + groups * offload.cost_of_group(length, state.kv.page_size)
+    return rests * offload.cost_of_rest(length) + groups * offload.cost_of_group(
+        length, state.kv.page_size, is_decode=each.is_decode
+    )
 
 
 def steps_to_prefill(limits: SchedulerLimits, page_size: int, uncached: Sequence[int]) -> int:
