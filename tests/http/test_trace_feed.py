@@ -149,8 +149,8 @@ def test_one_who_comes_later_sees_what_is_open() -> None:
     async def test() -> None:
         async with serving(page=True) as server:
             server.hold()
-            running = asyncio.create_task(server.post("/v1/completions", prompt="abc", max_tokens=3))
-            await server.arrived(1)
+            running = asyncio.create_task(server.post("/v1/completions", prompt="abc", max_tokens=100))
+            await server.arrived(1)  # each message may be a step: three tokens were over before the trace was asked for
             subscriber = Subscriber(server)
             hello = await subscriber.next()
             assert isinstance(hello, HelloEvent)

@@ -206,8 +206,10 @@ class Terminal:
 
     def interrupt(self) -> None:
         """Send SIGINT until something comes of it: one that comes just before readline waits for a key is noticed with
-        the next alone."""
+        the next alone. What had come before is dropped."""
         for _ in range(INTERRUPTS):
+            while select.select([self._end], [], [], 0)[0]:
+                os.read(self._end, 65536)
             self.process.send_signal(signal.SIGINT)
             if select.select([self._end], [], [], PATIENCE / INTERRUPTS)[0]:
                 return

@@ -59,6 +59,8 @@ export class Live {
     // An event that was long on its way would set the clock back.
     this.offset = Math.max(this.offset, offset);
     this.run.take(event);
+    // At once, as the next engine may be there before the next frame.
+    if (event.kind === "engine") this.setState(this.state);
   }
 
   setState(state) {
