@@ -6,6 +6,7 @@ from array import array
 
 from sluice.kv.manager import KVManager
 from sluice.kv.nodes import Node
+from sluice.scheduler.prefix_match import find_anywhere
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
 
@@ -21,11 +22,9 @@ def queued_prefill_tokens(state: SchedulerState) -> int:
 
 
 def _cached_len(kv: KVManager, request: Request) -> int:
-    """Return how many of a waiting request's tokens are cached, on the device or behind it. Brings its `found` up to
-    date, so that only what has changed since the last time is searched: engines are asked once a second."""
-    if len(request.found) < len(request.path):
-        request.found = list(request.path)
-    kv.tree.match_any(request.found, request.tokens, request.cacheable, request.extra_key)
+    """Return how many of a waiting request's tokens are cached, on the device or behind it, as far as was searched.
+    Only what has changed since the last time is searched: engines are asked once a second."""
+    find_anywhere(kv, request)
     return len(request.found) * kv.page_size
 
 

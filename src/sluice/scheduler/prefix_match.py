@@ -5,6 +5,9 @@ from __future__ import annotations
 from sluice.kv.manager import KVManager
 from sluice.scheduler.request import Request
 
+FOUND_AT_ONCE = 4096
+"""Most pages that one question adds to what a request has found: 3 ms, for which streams stand still."""
+
 
 def cached_len(kv: KVManager, request: Request) -> int:
     """Return how many tokens of a waiting request are cached on the device now, as far as it may use them. Brings its
@@ -13,14 +16,22 @@ def cached_len(kv: KVManager, request: Request) -> int:
     return len(request.path) * kv.page_size
 
 
-def reusable_len(kv: KVManager, request: Request) -> int:
+def find_anywhere(kv: KVManager, request: Request, most: int = FOUND_AT_ONCE) -> None:
+    """Bring the `found` of a waiting request up to date. Of a very long prompt each call finds `most` pages more."""
+    if len(request.found) < len(request.path):
+        request.found = list(request.path)
+    limit = min(request.cacheable, (len(request.found) + most) * kv.page_size)
+    kv.tree.match_any(request.found, request.tokens, limit, request.extra_key)
+
+
+def reusable_len(kv: KVManager, request: Request, most: int = FOUND_AT_ONCE) -> int:
     """Return how many tokens of a waiting request it will not have to compute, if nothing is evicted before it starts:
     those cached on the device, and those that it would load from a tier, or read there. Pages on their way to a tier
-    count as well. Brings its `path` and `found` up to date."""
+    count as well. Brings its `path` and `found` up to date, `found` as `find_anywhere` does."""
     cached = cached_len(kv, request)
     if not kv.tiers.order:
         return cached
-    kv.tree.match_any(request.found, request.tokens, request.cacheable, request.extra_key)
+    find_anywhere(kv, request, most)
     if is_offloaded(kv, request):
         return kv.offload.num_readable(request.found) * kv.page_size
     return cached + kv.num_loadable(len(request.found) - len(request.path)) * kv.page_size

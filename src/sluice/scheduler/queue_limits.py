@@ -76,7 +76,8 @@ class QueueLimits:
         return request.extend_len - coming * self._state.kv.page_size
 
     def _uncached(self, request: Request) -> int:
-        return len(request.tokens) - reusable_len(self._state.kv, request)
+        # All pages are found at once: a prompt is not refused because of pages that a later call would find.
+        return len(request.tokens) - reusable_len(self._state.kv, request, most=len(request.tokens))
 
     def _recount(self) -> None:
         self._recounted_at = self._state.step
