@@ -24,7 +24,9 @@ from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import PagesOffered, PagesTaken
 from sluice.fleet.calls import Sent
+from sluice.fleet.replica_metrics import replica_metrics
 from sluice.fleet.transfer_file import TransferFile, decode_engine, prefill_engine
+from sluice.http.metrics_page import Page
 from sluice.process.client import UNNUMBERED
 from sluice.process.handover import encode_offer
 from sluice.process.observer import Observer
@@ -92,6 +94,12 @@ def test_long_prompts_begin_at_a_prefill_replica_and_go_on_at_one_that_decodes()
         assert world.client.recovery.replayed_requests == 0
         apart = world.link._apart
         assert apart is not None
+        assert apart.failed_handovers == 2 * STREAMS // 3, "these engines have no disk"
+        page = Page("shadow")
+        replica_metrics(world.chooser, world.link.totals, apart)(page)
+        assert f'sluice:failed_handovers_total{{engine="0",model_name="shadow"}} {apart.failed_handovers}.0' in str(
+            page.render(), "utf-8"
+        )
         for chooser in (apart.chooser, world.chooser):
             assert [load.order for load in chooser._dispatcher.loads.values()] == [(0, 0)] * 2
 

@@ -11,13 +11,15 @@ from sluice.routing.split import PrefillSplit, SplitLimits
 from sluice.types import FinishReason, Output, Submit
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Apart:
     """Prefill replicas, and which prompts go there."""
 
     replicas: Replicas
     chooser: Chooser
     limits: SplitLimits
+    failed_handovers: int = 0
+    """Prompts that were computed there, and whose pages could not be handed over."""
 
     def takes(self, call: Call, now: float) -> bool:
         """Return whether a call to the replicas that decode goes to a prefill replica first.

@@ -103,7 +103,7 @@ class Front:
                 metrics=metrics,
                 listeners=listeners,
                 responses=ResponseStore(server.max_stored_responses, server.max_stored_response_bytes),
-                more_metrics=replica_metrics(chooser, link.totals, None if apart is None else apart.chooser),
+                more_metrics=replica_metrics(chooser, link.totals, apart),
             )
             watching = asyncio.create_task(link.watch(LOOK_SECONDS), context=Context())
             return cls(app, link, watching, undo.pop_all())

@@ -103,6 +103,7 @@ class FleetLink:
         self._asking: set[asyncio.Task[None]] = set()
         self._lost = LogLimiter(LOG_SECONDS)
         self._unseen = LogLimiter(LOG_SECONDS)
+        self._unmoved = LogLimiter(LOG_SECONDS)
         self.totals = FleetTotals()
 
     def send(self, message: Message) -> None:
@@ -256,8 +257,8 @@ class FleetLink:
                             self._losses.pop(call.request.request_id, None)
                         has_ended = has_ended or any(output.finish_reason is not None for output in outputs)
                         self._client.deliver(frame, EPOCH)
-                    case PagesOffered(_, offer):
-                        self._offers[call.request.request_id] = b"" if offer is None else encode_offer(offer)
+                    case PagesOffered() as offered:
+                        self._offers[call.request.request_id] = self._offer_of(offered)
                         has_ended = True
                     case Failed(message):
                         raise ReplicaLost(message)
@@ -265,6 +266,15 @@ class FleetLink:
                         raise WireError(f"unexpected message {other!r}")
         if not has_ended:
             raise ReplicaLost("its stream ended before the request did")
+
+    def _offer_of(self, offered: PagesOffered) -> bytes:
+        """Return where the pages of a prompt lie that was computed apart; empty if they cannot be handed over."""
+        assert self._apart is not None, f"{offered} from a replica that decodes"
+        if offered.offer is not None:
+            return encode_offer(offered.offer)
+        self._apart.failed_handovers += 1
+        self._unmoved.warn(LOGGER, f"the pages of a prompt could not be handed over: {offered.error}")
+        return b""
 
     async def _again(self, call: Call, sent_at: float, how: str) -> None:
         """Send a request to another replica, after a pause, or give it up.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sluice.engine.messages import Stats
+from sluice.fleet.apart import Apart
 from sluice.fleet.choosing import Chooser
 from sluice.fleet.totals import FleetTotals
 from sluice.http.metrics_page import Page
@@ -12,20 +13,24 @@ from sluice.http.metrics_page import Page
 LABEL = "replica"
 
 
-def replica_metrics(chooser: Chooser, totals: FleetTotals, prefill: Chooser | None = None) -> Callable[[Page], None]:
+def replica_metrics(chooser: Chooser, totals: FleetTotals, apart: Apart | None = None) -> Callable[[Page], None]:
     """Return what adds the metrics of the replicas to a page.
 
     Args:
-        prefill: of the replicas that compute prompts alone; None: there are none.
+        apart: the replicas that compute prompts alone; None: there are none.
     """
 
     def add(page: Page) -> None:
         stats, counts = totals.latest, chooser.counts()
         page.gauge("sluice:replicas", "Replicas that may serve.", len(chooser.replicas))
         kept_out, sent = counts.kept_out, dict(counts.sent)
-        if prefill is not None:
-            page.gauge("sluice:prefill_replicas", "Replicas that compute prompts alone.", len(prefill.replicas))
-            kept_out, sent = kept_out + prefill.counts().kept_out, {**sent, **prefill.counts().sent}
+        if apart is not None:
+            prefill = apart.chooser.counts()
+            page.gauge("sluice:prefill_replicas", "Replicas that compute prompts alone.", len(apart.chooser.replicas))
+            page.counter(
+                "sluice:failed_handovers", "Prompts whose pages went nowhere.", apart.failed_handovers
+            )
+            kept_out, sent = kept_out + prefill.kept_out, {**sent, **prefill.sent}
         page.gauge("sluice:replicas_kept_out", "Replicas of another model or version.", kept_out)
         page.counter("sluice:replica_requests", "Requests sent to a replica.", sent, LABEL)
         page.gauge("sluice:replica_running", "Requests on its device.", _of(stats, _running), LABEL)
