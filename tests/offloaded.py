@@ -115,6 +115,7 @@ class Driver:
         is_decode: bool = False,
         num_drafts: int = 0,
         right: int = 0,
+        most_blocks: int | None = None,
     ) -> torch.Tensor:
         """Run a chunk in slices of at most what `split` says, and store the pages that it fills with tokens that are
         right. Return its hidden states.
@@ -122,6 +123,7 @@ class Driver:
         Args:
             num_drafts: of the tokens.
             right: how many of the drafts are.
+            most_blocks: blocks that are planned at most; None: all.
 
         Raises:
             ReadFailed: a block that it attends to cannot be read.
@@ -131,6 +133,7 @@ class Driver:
             free = set(range(self.state.shape.num_pages)) - set(self.window)
             self.window.append(max(free))
         blocks = -(-self.base // (size * self.ring.block_pages))
+        blocks = blocks if most_blocks is None else min(blocks, most_blocks)
         total = len(self.state.kv) * (self.ring.group_of(is_decode=is_decode).items(blocks) + 1)
         self.steps += 1
         part = ChunkSlice(

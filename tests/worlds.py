@@ -494,6 +494,7 @@ def random_offload(draw: random.Random, world: World) -> World:
         decode_blocks=draw.choice([0, 0, 1, 3]),
         decode_from=draw.choice([0, 0, 1, 2]),
         prefill_blocks=draw.choice([0, 0, 0, 2]),
+        prefill_from=draw.choice([0, 0, 2]),
         pair_cost=draw.choice([0.0, 0.001, 0.1]),
         load_cost=draw.choice([0.0, 0.01, 1.0, 100.0]),
         reports_loads=tier is Tier.DISK,

@@ -17,22 +17,30 @@ POLICY = f"import:{__name__}:RecentPrefill"
 SINKS, RECENT = 64, 4096
 """Tokens at the beginning and at the end that a chunk attends to, besides those on the device."""
 LEAST_PAGES = 2
-"""Chunks of fewer pages attend to everything: decoded tokens, and a question behind a cached prompt."""
+"""Chunks of fewer pages attend to everything: a question behind a cached prompt."""
 
 
 class RecentPrefill(SparsePolicy):
-    """Selects the first pages and the latest ones for long chunks, and all pages for others.
+    """Selects the first pages and the latest ones for long chunks of prompts, and all pages for decoded tokens.
 
     Args:
         page_size: tokens of a page.
     """
 
     supports_prefill: ClassVar[bool] = True
-    foresees: ClassVar[bool] = False  # the queries say how long the chunk is
+    foresees: ClassVar[bool] = False  # the queries tell a chunk from a decoded token
 
     def __init__(self, page_size: int) -> None:
         self._least = LEAST_PAGES * page_size
         self._sinks, self._recent = -(-SINKS // page_size), -(-RECENT // page_size)
+
+    @property
+    def least_prefill_tokens(self) -> int:
+        return self._least
+
+    @property
+    def most_prefill_pages(self) -> int:
+        return self._sinks + self._recent
 
     def select(self, slot: int, layer: int, num_pages: int, q: torch.Tensor | None) -> Sequence[int]:
         assert q is not None, "it tells chunks by their queries"

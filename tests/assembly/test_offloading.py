@@ -40,6 +40,17 @@ def test_chunks_fit_what_a_device_was_sized_for() -> None:
     assert offload_limits(CONFIG, replace(SIZES, num_pages=1), FREE) is None
 
 
+def test_a_sparse_prefill_is_paid_for_as_such() -> None:
+    """It took as many steps as a full one."""
+    sparse = replace(CONFIG, sparse_policy="import:benchmarks.long_context.sparse_prefill:RecentPrefill")
+    limits = offload_limits(sparse, SIZES, FREE)
+    assert limits is not None
+    totals = [
+        limits.items(pages, length, is_decode=False).groups for pages, length in ((64, 512), (6400, 512), (6400, 64))
+    ]
+    assert totals == [1, 2, 100], "four blocks a group: 64 and 4,096 tokens, or all"
+
+
 def test_a_ring_that_memory_has_no_room_for_is_refused() -> None:
     """An allocator's error at the start, or a machine that runs out of memory as the ring fills."""
     kv = KVSizes(28, 8, 128, 2)

@@ -376,6 +376,31 @@ def test_a_policy_that_needs_queries_selects_layer_by_layer(models: dict[str, An
     assert driver.offloader.ring.num_free == 2
 
 
+class FirstPages(SparsePolicy):
+    """The first two pages, for chunks of prompts of four tokens or more."""
+
+    supports_prefill = True
+    most_prefill_pages = 2
+    least_prefill_tokens = 4
+
+    def select(self, slot: int, layer: int, num_pages: int, q: torch.Tensor | None) -> Sequence[int]:
+        return range(min(num_pages, 2))
+
+
+def test_work_that_a_policy_saves_need_not_be_planned(models: dict[str, Any]) -> None:
+    """Chunks of a prompt were paid for as if they attended to everything: a sparse prefill took as many steps as a full
+    one."""
+    model, spec = models["llama"]
+    driver = Driver.of(model, shape_of(spec, 4, 6), ReferenceAttention(), plain, RingShape(2, 1), FirstPages())
+    for start in range(0, 40, 8):
+        driver.chunk(PROMPT[start : start + 8], start, most_blocks=2)
+    reads = len(driver.stored.reads)
+    driver.chunk(PROMPT[40:43], 40)
+    layers = range(spec.num_layers)
+    assert driver.stored.reads[:reads] == [(page, layer) for _ in range(4) for layer in layers for page in range(2)]
+    assert driver.stored.reads[reads:] == [(page, layer) for layer in layers for page in range(10)], "a short chunk"
+
+
 def test_a_call_that_is_cancelled_unwinds() -> None:
     """What a chunk holds must be let go of, though it will never be resumed."""
     seen = []

@@ -107,6 +107,8 @@ def offload_limits(config: OffloadConfig, sizes: Sizes, costs: Costs) -> Offload
         decode_group_blocks=_group_of(ring, sizes.page_size, sizes.step_tokens, block * of_token).blocks,
         decode_blocks=-(-(policy.most_pages or 0) // ring.block_pages),
         decode_from=policy.wide_layers,
+        prefill_blocks=-(-(policy.most_prefill_pages or 0) // ring.block_pages) if policy.supports_prefill else 0,
+        prefill_from=policy.least_prefill_tokens,
         pair_cost=costs.pair,
         load_cost=costs.load,
         reports_loads=sizes.tier is Tier.DISK,

@@ -27,9 +27,7 @@ def replica_metrics(chooser: Chooser, totals: FleetTotals, apart: Apart | None =
         if apart is not None:
             prefill = apart.chooser.counts()
             page.gauge("sluice:prefill_replicas", "Replicas that compute prompts alone.", len(apart.chooser.replicas))
-            page.counter(
-                "sluice:failed_handovers", "Prompts whose pages went nowhere.", apart.failed_handovers
-            )
+            page.counter("sluice:failed_handovers", "Prompts whose pages went nowhere.", apart.failed_handovers)
             kept_out, sent = kept_out + prefill.kept_out, {**sent, **prefill.sent}
         page.gauge("sluice:replicas_kept_out", "Replicas of another model or version.", kept_out)
         page.counter("sluice:replica_requests", "Requests sent to a replica.", sent, LABEL)

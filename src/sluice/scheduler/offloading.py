@@ -144,7 +144,7 @@ def drafts_of(state: SchedulerState, limits: OffloadLimits, request: Request) ->
         request.max_tokens - request.num_outputs - 1,
         lease.end_of_window * size - request.scheduled - 1,
     )
-    items, layers = limits.items(lease.stored, is_decode=True), limits.num_layers
+    items, layers = limits.items(lease.stored, 1, is_decode=True), limits.num_layers
     groups = (items.total - layers) / layers
     costs = [
         groups * limits.cost_of_group(n, size, is_decode=True) + limits.cost_of_rest(n) for n in range(1, at_most + 2)
@@ -174,7 +174,7 @@ def opened(state: SchedulerState, limits: OffloadLimits, request: Request, batch
     if not lease.has_slot:
         lease.has_slot = True
         batch.open_slot(request)
-    items = limits.items(lease.stored, is_decode=not is_prefill(request))
+    items = limits.items(lease.stored, chunk.length, is_decode=not is_prefill(request))
     return OpenChunk(
         request,
         chunk,
@@ -241,7 +241,8 @@ def cost_of(state: SchedulerState, limits: OffloadLimits, open_chunk: OpenChunk,
 
 def load_of(limits: OffloadLimits, piece: ChunkSlice, page_size: int) -> Load:
     """Return what a slice adds to its step, in tokens of the whole model."""
-    items, length = limits.items(piece.base // page_size, is_decode=piece.is_decode), piece.chunk.length
+    length = piece.chunk.length
+    items = limits.items(piece.base // page_size, length, is_decode=piece.is_decode)
     rests = items.rests(piece.stop) - items.rests(piece.first)
     keys = limits.keys_of_group(page_size, is_decode=piece.is_decode) * (piece.stop - piece.first - rests)
     return Load(

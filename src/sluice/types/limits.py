@@ -186,7 +186,9 @@ class OffloadLimits:
     decode_from: int = 0
     """First of the layers in which a decoded token attends to `decode_blocks`. Those before attend to all."""
     prefill_blocks: int = 0
-    """Most blocks that a chunk of a prompt attends to; 0: all."""
+    """Most blocks that a chunk of a prompt attends to, if it has `prefill_from` tokens at least; 0: all."""
+    prefill_from: int = 0
+    """Fewest tokens of a chunk that attends to `prefill_blocks`. Shorter ones attend to all."""
     pair_cost: float = 0.0
     """Cost of a query and a key in one layer."""
     load_cost: float = 0.0
@@ -201,10 +203,11 @@ class OffloadLimits:
     """Most pages that are looked up and reserved in a step for requests that begin, and most that are given back for
     one that has ended: a context of a million tokens has very many, and streams wait meanwhile."""
 
-    def items(self, base_pages: int, *, is_decode: bool) -> WorkItems:
-        """Return the work items of a chunk after `base_pages` pages on the tier."""
+    def items(self, base_pages: int, length: int, *, is_decode: bool) -> WorkItems:
+        """Return the work items of a chunk of `length` tokens after `base_pages` pages on the tier."""
         blocks, group = -(-base_pages // self.block_pages), self.group_of(is_decode=is_decode)
-        most = self.decode_blocks if is_decode else self.prefill_blocks
+        of_prefill = self.prefill_blocks if length >= self.prefill_from else 0
+        most = self.decode_blocks if is_decode else of_prefill
         wide_layers = min(self.decode_from, self.num_layers) if is_decode and most else 0
         return WorkItems(
             wide_layers,

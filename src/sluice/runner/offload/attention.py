@@ -40,6 +40,8 @@ class OffloadedContext:
     """What one work item attends to."""
     first_position: int
     """Position of the chunk's first token."""
+    num_tokens: int
+    """Tokens of the chunk."""
     is_decode: bool
     """The chunk is a generated token: the policy chooses what it attends to."""
     items: WorkItems
@@ -159,7 +161,8 @@ class OffloadedAttention(Attention):
     def _select(self, layer: int, q: torch.Tensor | None) -> Sequence[int]:
         """Return the pages that the chunk attends to in a layer."""
         context, policy = self._context, self._policy
-        if layer < policy.wide_layers or (not context.is_decode and not policy.supports_prefill):
+        is_sparse = policy.supports_prefill and context.num_tokens >= policy.least_prefill_tokens
+        if layer < policy.wide_layers or not (context.is_decode or is_sparse):
             return range(len(context.pages))
         return policy.select(context.slot, layer, len(context.pages), q)
 

@@ -232,6 +232,7 @@ class Offloader:
             block_pages=self._shape.block_pages,
             group=self._shape.group_of(is_decode=part.is_decode),
             first_position=part.chunk.start,
+            num_tokens=part.chunk.length,
             is_decode=part.is_decode,
             items=self._items(part, len(stored)),
             step=step,

@@ -37,6 +37,18 @@ class SparsePolicy(ABC):
         return None
 
     @property
+    def most_prefill_pages(self) -> int | None:
+        """Most pages that it selects for a chunk of a prompt, in all layers, if it `supports_prefill`; None: all. As
+        many are paid for."""
+        return None
+
+    @property
+    def least_prefill_tokens(self) -> int:
+        """Fewest tokens of a chunk of a prompt for which it selects. Shorter ones attend to all pages: a question
+        behind a cached document, say."""
+        return 0
+
+    @property
     def kept_bytes(self) -> int:
         """Bytes on the device of what it keeps of pages now."""
         return 0

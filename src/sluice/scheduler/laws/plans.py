@@ -193,7 +193,7 @@ def offloaded_work_is_paid_for(state: SchedulerState, limits: SchedulerLimits, p
         raise LawBroken(f"law 7: plan {plan.step} begins {begun}")
     for each in plan.slices:
         offload = state.kv.offload.limits
-        if each.total != offload.items(each.base // size, is_decode=each.is_decode).total:
+        if each.total != offload.items(each.base // size, each.chunk.length, is_decode=each.is_decode).total:
             raise LawBroken(f"law 8: {each} has another number of work items than its context")
         cost = cost_of_slice(state, each)
         most = min(limits.chunked_prefill_size or limits.max_batch_tokens, limits.max_batch_tokens)
@@ -212,7 +212,7 @@ def offloaded_work_is_paid_for(state: SchedulerState, limits: SchedulerLimits, p
 def cost_of_slice(state: SchedulerState, each: ChunkSlice) -> float:
     """Return what a slice costs, in tokens of the step's budget."""
     offload, length = state.kv.offload.limits, each.chunk.length
-    items = offload.items(each.base // state.kv.page_size, is_decode=each.is_decode)
+    items = offload.items(each.base // state.kv.page_size, length, is_decode=each.is_decode)
     rests = sum(items.is_rest(item) for item in range(each.first, each.stop))
     groups = each.stop - each.first - rests
     return rests * offload.cost_of_rest(length) + groups * offload.cost_of_group(
