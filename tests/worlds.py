@@ -494,7 +494,6 @@ def random_offload(draw: random.Random, world: World) -> World:
         decode_blocks=draw.choice([0, 0, 1, 3]),
         decode_from=draw.choice([0, 0, 1, 2]),
         prefill_blocks=draw.choice([0, 0, 0, 2]),
-        prefill_from=draw.choice([0, 0, 2]),
         pair_cost=draw.choice([0.0, 0.001, 0.1]),
         load_cost=draw.choice([0.0, 0.01, 1.0, 100.0]),
         reports_loads=tier is Tier.DISK,
@@ -504,7 +503,10 @@ def random_offload(draw: random.Random, world: World) -> World:
     fails = draw.choice([0.0, 0.0, 0.0, 0.05])
     more = random.Random(chunk + offload.window_pages)
     offload = replace(
-        offload, pages_per_step=more.choice([1, 2, 5, 1024]), decode_group_blocks=more.choice([0, 0, 2, 4])
+        offload,
+        pages_per_step=more.choice([1, 2, 5, 1024]),
+        decode_group_blocks=more.choice([0, 0, 2, 4]),
+        prefill_from=more.choice([0, 0, 2]),
     )
     return replace(world, offload=offload, reads_fail=fails, reads_late=late, flips=flips)
 
