@@ -89,11 +89,14 @@ def test_a_unit_costs_no_more_than_a_step_may() -> None:
     assert limits.decode_group_blocks == 4, "a decoded token computes little with each block"
     few = offload_limits(CONFIG, SIZES, Costs(pair=0.002, load=0.0))
     assert few is not None
-    assert (few.group_blocks, few.block_parts, few.decode_group_blocks) == (1, 1, 4), "parts of 1,024 tokens at least"
+    assert (few.group_blocks, few.block_parts, few.decode_group_blocks) == (1, 1, 4), "parts of 2,048 tokens at least"
     long = offload_limits(replace(CONFIG, ring_block_tokens=4096), SIZES, Costs(pair=0.0005, load=0.0))
     assert long is not None
-    assert (long.group_blocks, long.block_parts) == (1, 3)
-    assert long.cost_of_group(long.chunk_tokens, 64, is_decode=False) <= 512
+    assert (long.group_blocks, long.block_parts) == (1, 2)
+    longer = offload_limits(replace(CONFIG, ring_block_tokens=8192), SIZES, Costs(pair=0.0003, load=0.0))
+    assert longer is not None
+    assert longer.block_parts == 3
+    assert longer.cost_of_group(longer.chunk_tokens, 64, is_decode=False) <= 512
     slow = offload_limits(CONFIG, SIZES, Costs(pair=0.0005, load=0.2))
     assert slow is not None
     assert slow.decode_group_blocks == 2

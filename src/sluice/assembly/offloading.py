@@ -32,7 +32,7 @@ FLOPS_PER_BYTE = {"cpu": 150.0, "cuda": 8000.0}
 that one thread reads and checks, and 200 TFLOP/s beside 25 GB/s."""
 MIN_WINDOW_PAGES = 2
 """Least pages of a window: one of the chunk, and one on its way to the tier."""
-LEAST_PART_TOKENS = 1024
+LEAST_PART_TOKENS = 2048
 """Least tokens of the part of a block that a work item attends to: fewer take longer to plan than to attend to."""
 ATTENTION_COST = {"cpu": 2.0, "cuda": 1.5}
 """Time of a FLOP of attention, in FLOPs of matrix products."""

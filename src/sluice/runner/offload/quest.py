@@ -22,6 +22,9 @@ LEAST_CAPACITY = 64
 MORE = 8
 """Room for so many pages makes room for one more: bounds are copied at each growth, and take an eighth too much."""
 
+SCORED_AT_ONCE = 1 << 18
+"""Elements of bounds that a CPU scores at once: they have to stay in a core's cache."""
+
 
 class Quest(SparsePolicy):
     """Selects the first pages, the latest ones, and of the others those whose bounds are highest.
@@ -98,9 +101,15 @@ def page_scores(q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
     tokens, heads, head_dim = q.shape
     kv_heads = bounds.shape[2]
     grouped = q.float().view(tokens, kv_heads, heads // kv_heads, head_dim).permute(1, 0, 2, 3).flatten(1, 2)
-    least, greatest = bounds.float().permute(1, 2, 3, 0)
-    upper = grouped.clamp(min=0) @ greatest + grouped.clamp(max=0) @ least
+    both = torch.cat((grouped.clamp(max=0), grouped.clamp(min=0)), dim=-1)  # for least and greatest components
+    at_once = len(bounds) if q.device.type != "cpu" else max(1, SCORED_AT_ONCE // (2 * kv_heads * head_dim))
+    upper = torch.cat([both @ _rows(some).transpose(1, 2) for some in bounds.split(at_once)], dim=-1)
     return torch.log_softmax(upper * head_dim**-0.5, dim=-1).flatten(0, 1).amax(0)
+
+
+def _rows(bounds: torch.Tensor) -> torch.Tensor:
+    """Return bounds as float32, [kv_heads, pages, 2 * head_dim]."""
+    return bounds.float().permute(2, 0, 1, 3).flatten(2)
 
 
 def _with_room(bounds: torch.Tensor | None, pages: int, k: torch.Tensor) -> torch.Tensor:
