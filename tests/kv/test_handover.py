@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from sluice.kv.handover import stored_pages, take_pages
+from sluice.kv.handover import Taking, stored_pages
 from sluice.kv.manager import KVManager
 from sluice.kv.nodes import key_behind
 from sluice.types import StoredPage, TierLimits
@@ -41,9 +41,11 @@ def changed(offer: list[StoredPage], index: int, **change: object) -> list[Store
 @pytest.mark.parametrize("extra_key", ["", "tenant"])
 def test_a_whole_prompt_is_taken_and_offered_again(extra_key: str) -> None:
     kv = manager()
-    taken = take_pages(kv, offer_of(PROMPT, extra_key))
-    assert taken.num_tokens == 6
-    assert [placed.stored.page for placed in taken.placed] == [7, 9, 11]
+    taking = Taking(kv, offer_of(PROMPT, extra_key))
+    assert [placed.stored.page for placed in taking.go_on(2)] == [7, 9]
+    assert (taking.num_tokens, taking.is_over) == (4, False)
+    assert [placed.stored.page for placed in taking.go_on(2)] == [11]
+    assert (taking.num_tokens, taking.is_over) == (6, True)
     assert [stored.key for stored in stored_pages(kv, PROMPT, extra_key)] == [
         stored.key for stored in offer_of(PROMPT, extra_key)
     ]
@@ -70,7 +72,7 @@ def test_pages_that_do_not_follow_one_another_are_refused(
     """The KV of some tokens would answer for others, or for another tenant's."""
     kv = manager()
     with pytest.raises(ValueError, match=r"page \d+ of the offer is not the one that follows"):
-        take_pages(kv, spoil(offer_of(PROMPT)))
+        Taking(kv, spoil(offer_of(PROMPT)))
     assert list(kv.tree.nodes()) == []
     assert kv.tiers.uses()[0].used == 0
 
@@ -78,6 +80,6 @@ def test_pages_that_do_not_follow_one_another_are_refused(
 def test_token_ids_that_are_none_are_refused() -> None:
     """An error of another kind ends the engine."""
     with pytest.raises(ValueError, match="more than 32 bits"):
-        take_pages(manager(), changed(offer_of(PROMPT), 1, token_ids=(3, 1 << 31)))
+        Taking(manager(), changed(offer_of(PROMPT), 1, token_ids=(3, 1 << 31)))
     with pytest.raises(ValueError, match="more than 32 bits"):
         stored_pages(manager(), (1, 1 << 31), "")

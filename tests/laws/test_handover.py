@@ -9,7 +9,7 @@ from dataclasses import replace
 from page_mirror import PageMirror
 from scenarios import random_reload_scenario
 from sluice.engine.messages import Abort, FlushCache, Submit
-from sluice.kv.handover import Taken, stored_pages, take_pages
+from sluice.kv.handover import Taking, stored_pages
 from sluice.testing import resolved
 from sluice.types import Tier, TierLimits
 from worlds import Bench, SlowDisk, World, check_ends
@@ -28,12 +28,21 @@ def worlds_of(seed: int) -> tuple[World, World]:
     return replace(world, tiers=stores, num_pages=64), replace(world, tiers=takes, disk_fails=draw.choice([0.0, 0.3]))
 
 
-def hand_over(first: SlowDisk, source: Bench, second: SlowDisk, target: Bench, prompt: tuple[int, ...]) -> Taken:
-    """Take the pages of a prompt, and put what they hold where the second engine reads it."""
-    taken = take_pages(target.scheduler.state.kv, stored_pages(source.scheduler.state.kv, prompt, ""))
-    for page, stored in taken.placed:
-        second.tiers._pages[Tier.DISK, page] = first.tiers._pages[Tier.DISK, stored.page]
-    return taken
+def hand_over(
+    first: SlowDisk, source: Bench, second: SlowDisk, target: Bench, prompt: tuple[int, ...], draw: random.Random
+) -> int:
+    """Take the pages of a prompt, some between two steps each, and put what they hold where the second engine reads it.
+    Return how many tokens were taken."""
+    taking = Taking(target.scheduler.state.kv, stored_pages(source.scheduler.state.kv, prompt, ""))
+    at_once = draw.choice([1, 2, 100])
+    while not taking.is_over:
+        for page, stored in taking.go_on(at_once):
+            second.tiers._pages[Tier.DISK, page] = first.tiers._pages[Tier.DISK, stored.page]
+        if not taking.is_over:
+            if draw.random() < 0.05:
+                target.link.put(FlushCache(0))
+            target.step()
+    return taking.num_tokens
 
 
 def test_lives_that_load_pages_of_another_engine() -> None:
@@ -55,10 +64,10 @@ def test_lives_that_load_pages_of_another_engine() -> None:
         sent: dict[int, Submit] = {}
         for number in range(12):
             prompt = draw.choice(prompts)
-            taken = hand_over(first, source, second, target, prompt)
-            assert taken.num_tokens <= len(prompt)
-            met["all of it"] += taken.num_tokens == len(prompt) // takes.page_size * takes.page_size
-            met["no room"] += taken.num_tokens < len(prompt) // takes.page_size * takes.page_size
+            taken = hand_over(first, source, second, target, prompt, draw)
+            assert taken <= len(prompt)
+            met["all of it"] += taken == len(prompt) // takes.page_size * takes.page_size
+            met["no room"] += taken < len(prompt) // takes.page_size * takes.page_size
             sent[number] = Submit(number, prompt, resolved(draw.randint(1, 5)), is_resumed=True)
             target.link.put(sent[number])
             if draw.random() < 0.1:

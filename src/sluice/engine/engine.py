@@ -120,6 +120,7 @@ class Engine:
         if self.feed is not None:
             self.feed.flush()  # first, as the engine may sleep now, or has not begun
         self._receive()
+        self.handover.go_on()
         self._expire()
         plan = self.scheduler.schedule()
         if plan is not None:
@@ -146,7 +147,7 @@ class Engine:
     @property
     def awaits_message(self) -> bool:
         """Whether the next turn can do nothing before a message comes."""
-        return self.is_idle or self._awaits_report
+        return (self.is_idle or self._awaits_report) and not self.handover.is_busy
 
     def _receive(self) -> None:
         waits = self.awaits_message

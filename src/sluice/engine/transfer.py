@@ -7,11 +7,21 @@ as it would load its own. Neither waits for a page to move.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from sluice.engine.messages import OfferPages, PagesOffered, PagesTaken, TakePages
 from sluice.types import PageOffer
+
+
+class Intake(Protocol):
+    """Pages of another engine that are being made loadable, some between two steps each."""
+
+    def go_on(self) -> int | None:
+        """Make some more of them loadable. Returns how many tokens all of them hold once there are no more, None
+        before."""
+        ...
 
 
 class Transfer(Protocol):
@@ -25,8 +35,8 @@ class Transfer(Protocol):
         """
         ...
 
-    def take(self, offer: PageOffer) -> int:
-        """Make pages of another engine loadable, and return how many tokens they hold.
+    def take(self, offer: PageOffer) -> Intake:
+        """Begin to make pages of another engine loadable.
 
         Raises:
             ValueError: this engine takes none, or not these.
@@ -40,7 +50,7 @@ class NoTransfer:
     def offer(self, tokens: Sequence[int], extra_key: str) -> PageOffer:
         raise ValueError("this engine offers no pages: it has no page file (--kv-disk)")
 
-    def take(self, offer: PageOffer) -> int:
+    def take(self, offer: PageOffer) -> Intake:
         raise ValueError("this engine takes no pages of others")
 
 
@@ -55,6 +65,13 @@ class Handover:
     def __init__(self, answer: Callable[[PagesOffered | PagesTaken], None], transfer: Transfer | None = None) -> None:
         self._answer = answer
         self._transfer: Transfer = transfer or NoTransfer()
+        self._intakes: deque[tuple[int, Intake]] = deque()
+        """By the query that asked for each."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `go_on` has something to do."""
+        return bool(self._intakes)
 
     def handle(self, message: OfferPages | TakePages) -> None:
         """Answer a message. What cannot be done is said in the answer."""
@@ -67,6 +84,16 @@ class Handover:
                     self._answer(PagesOffered(query_id, None, str(error)))
             case TakePages(_, offer):
                 try:
-                    self._answer(PagesTaken(query_id, self._transfer.take(offer)))
+                    self._intakes.append((query_id, self._transfer.take(offer)))
                 except ValueError as error:
                     self._answer(PagesTaken(query_id, error=str(error)))
+
+    def go_on(self) -> None:
+        """Take some more pages, and answer if they are the last ones. Called once in each turn of the engine."""
+        if not self._intakes:
+            return
+        query_id, intake = self._intakes[0]
+        tokens = intake.go_on()
+        if tokens is not None:
+            self._intakes.popleft()
+            self._answer(PagesTaken(query_id, tokens))

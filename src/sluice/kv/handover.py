@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from sluice.kv.manager import KVManager
@@ -25,15 +26,6 @@ class Placed(NamedTuple):
     """Its page on this engine's tier."""
     stored: StoredPage
     """As the other engine has stored it."""
-
-
-class Taken(NamedTuple):
-    """What was taken over of a context."""
-
-    num_tokens: int
-    """Tokens, from the beginning on, whose pages lie on the tier now."""
-    placed: tuple[Placed, ...]
-    """Those that were not there before."""
 
 
 def stored_pages(kv: KVManager, tokens: Sequence[int], extra_key: str) -> tuple[StoredPage, ...]:
@@ -59,30 +51,51 @@ def stored_pages(kv: KVManager, tokens: Sequence[int], extra_key: str) -> tuple[
     return tuple(found)
 
 
-def take_pages(kv: KVManager, pages: Sequence[StoredPage]) -> Taken:
-    """Make the pages of another engine nodes on the disk tier, those used least recently giving way.
+class Taking:
+    """Makes the pages of another engine nodes on the disk tier, some at each call, those used least recently giving
+    way. Pages that have to give way themselves between two calls end it.
 
     Args:
         pages: of one context, from its beginning on. What does not fit on the tier is left out.
 
     Raises:
         ValueError: there is no such tier, or the pages are not those of one context, in order, as their digests say.
-            None of them is taken then.
     """
-    tiers, size = kv.tiers, kv.page_size
-    if not isinstance(tiers, Tiers) or Tier.DISK not in tiers.order or not kv.tree.enabled:
-        raise ValueError("this engine takes no pages of others")
-    keys = _keys_of(pages, size)
-    path: list[Node] = []
-    placed: list[Placed] = []
-    for key, stored in zip(keys, pages, strict=True):
-        page = _placed(tiers, path, key, stored)
-        if page is None:
-            break
-        if page != NOWHERE:
-            placed.append(Placed(page, stored))
-    tiers.unread(path)  # until here they are read, so that none gives way to the next one
-    return Taken(len(path) * size, tuple(placed))
+
+    def __init__(self, kv: KVManager, pages: Sequence[StoredPage]) -> None:
+        if not isinstance(kv.tiers, Tiers) or Tier.DISK not in kv.tiers.order or not kv.tree.enabled:
+            raise ValueError("this engine takes no pages of others")
+        self._tiers = kv.tiers
+        self._page_size = kv.page_size
+        self._left = zip(_keys_of(pages, kv.page_size), pages, strict=True)
+        self._path: list[Node] = []
+        self.is_over = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the context, from the beginning on, whose pages lie on the tier now."""
+        return len(self._path) * self._page_size
+
+    def go_on(self, most: int) -> list[Placed]:
+        """Take at most so many pages more, and return those of them that were not on the tier."""
+        placed: list[Placed] = []
+        path, count = self._path, len(self._path)
+        while path and path[-1].has_left:
+            path.pop()
+        if len(path) < count:
+            self.is_over = True
+            return placed
+        held = max(0, count - 1)  # with the last page, those before it stay
+        self._tiers.read(path[held:], Tier.DISK)
+        for key, stored in islice(self._left, most):
+            page = _placed(self._tiers, path, key, stored)
+            if page is None:
+                break
+            if page != NOWHERE:
+                placed.append(Placed(page, stored))
+        self._tiers.unread(path[held:])  # until here they are read, so that none gives way to the next one
+        self.is_over = len(path) < count + most
+        return placed
 
 
 def _keys_of(pages: Sequence[StoredPage], size: int) -> list[bytes]:
