@@ -16,7 +16,7 @@ from training.rows import Row, TurnWriter
 from training.slots import documents, train
 from training.slots.facts import FactSource
 from training.slots.rows import SlotRows
-from training.slots.tokenizer import train_tokenizer
+from training.slots.tokenizer import SPACE, train_tokenizer
 from training.words import Namer
 
 
@@ -93,11 +93,14 @@ def test_answers_are_counted_where_every_token_is_the_likeliest(tokenizer: Token
     assert (known.all, absent.all, said.all) == (3, 1, 0)
 
 
-def test_a_word_has_the_same_tokens_wherever_it_stands(tokenizer: Tokenizer) -> None:
-    """So that it can be copied from anywhere: after a space, a quote, or at the beginning of an answer."""
+def test_a_value_begins_with_one_letter_and_goes_on_the_same_wherever_it_stands(tokenizer: Tokenizer) -> None:
+    """So that a model sees where it begins, and can copy it from anywhere: after a space, a quote, or as an answer."""
     for word in ("Drilford", "swordfish42", "xQ7-kk"):
-        alone = tokenizer.encode(word).tokens
-        for text in (f"It is {word}.", f'say "{word}"', f"a\n{word}", f"key={word};"):
+        first, *rest = tokenizer.encode(word).tokens
+        assert first == word[0]
+        for before, after in (("It is ", "."), ('say "', '"'), ("a\n", ""), ("key=", ";")):
+            text = before + word + after
             tokens = tokenizer.encode(text).tokens
-            assert any(tokens[index : index + len(alone)] == alone for index in range(len(tokens))), (text, tokens)
+            own = [SPACE + first if before[-1] == " " else first, *rest]
+            assert any(tokens[index : index + len(own)] == own for index in range(len(tokens))), (text, tokens)
             assert tokenizer.decode(tokenizer.encode(text).ids) == text

@@ -106,13 +106,20 @@ def _filler(source: FactSource) -> str:
     return " ".join(("The", joined, *drawn[3:])) if rng.random() < 0.7 else f"{values.code(source.names)} {joined}"
 
 
-def conversation(source: FactSource, tokens: int) -> list[Turn]:
-    """About `tokens` tokens: a passage, and questions whose answers are in it or not."""
+def conversation(source: FactSource, tokens: int, *, dense: bool = False) -> list[Turn]:
+    """About `tokens` tokens: a passage, and questions whose answers are in it or not.
+
+    Args:
+        dense: a short passage of nothing but facts, and many questions: of the same tokens, more have to be found.
+    """
     rng = source.rng
-    share = rng.uniform(0.3, 0.65) if tokens < 1500 else rng.uniform(0.6, 0.9)
-    read = passage(source, int(share * tokens), 1.0 if rng.random() > source.variety else rng.choice(FACT_SHARES))
+    share = rng.uniform(0.2, 0.4) if dense else rng.uniform(0.3, 0.65) if tokens < 1500 else rng.uniform(0.6, 0.9)
+    plain = dense or rng.random() > source.variety
+    read = passage(source, int(share * tokens), 1.0 if plain else rng.choice(FACT_SHARES))
     rounds = max(1, int((1 - share) * tokens / ROUND_TOKENS))
     asked = rng.sample(read.facts, min(rounds, len(read.facts)))
+    if dense and read.facts:
+        asked += rng.choices(read.facts, k=int((rounds - len(asked)) * (1 - ABSENT_SHARE)))
     missing = int(len(asked) * ABSENT_SHARE / (1 - ABSENT_SHARE) + rng.random())
     pairs = [
         *((fact, fact.value) for fact in asked),

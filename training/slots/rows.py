@@ -43,31 +43,40 @@ class SlotRows:
         *,
         echo_share: float = 0.0,
         recital_share: float = 0.0,
+        dense_share: float = 0.0,
         variety: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """Token ids and weights, both [rows, length + 1]. Of the texts that are read, a sample alone has weight."""
         rngs = [random.Random(f"{self.seed} {step} {row}") for row in range(rows)]
-        drawn = [self.row(rng, length + 1, echo_share, recital_share, variety) for rng in rngs]
+        drawn = [self.row(rng, length + 1, echo_share, recital_share, dense_share, variety) for rng in rngs]
         tokens, weights = tensors(drawn)
         chances = torch.rand(weights.shape, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + step))
         return tokens, torch.where((weights == TEXT_WEIGHT) & (chances > TEXT_SHARE), 0.0, weights)
 
-    def row(self, rng: random.Random, length: int, echo_share: float, recital_share: float, variety: float) -> Row:
+    def row(
+        self,
+        rng: random.Random,
+        length: int,
+        echo_share: float,
+        recital_share: float,
+        dense_share: float,
+        variety: float,
+    ) -> Row:
         """One row of exactly `length` tokens. Its documents share one source, so that none contradicts another."""
         names = Namer(rng, held_out=self.held_out_names)
         source = FactSource(names, held_out_phrasings=self.held_out, variety=variety)
         row = Row([], [])
         if rng.random() < echo_share:
             self.writer.add(row, copying.again(source.names, length // 20))
-        recites = rng.random() < recital_share
+        recites, dense = rng.random() < recital_share, rng.random() < dense_share
         while len(row.tokens) < length:
             left = length - len(row.tokens)
-            document = documents.recital(source, _part(rng, left)) if recites else self._document(source, left)
+            document = documents.recital(source, _part(rng, left)) if recites else self._document(source, left, dense)
             self.writer.add(row, document)
         del row.tokens[length:], row.weights[length:]
         return row
 
-    def _document(self, source: FactSource, left: int) -> list[Turn]:
+    def _document(self, source: FactSource, left: int, dense: bool) -> list[Turn]:
         rng = source.rng
         chance = rng.random()
         if chance < 0.1 or left < SHORTEST:
@@ -75,7 +84,7 @@ class SlotRows:
         if chance < 0.1 + 0.1 * source.variety:
             return documents.chat(source, min(left, rng.randint(60, 400)))
         whole = rng.random() < 0.5
-        return documents.conversation(source, left if whole else _part(rng, left))
+        return documents.conversation(source, left if whole or dense else _part(rng, left), dense=dense)
 
 
 def _part(rng: random.Random, left: int) -> int:

@@ -1,9 +1,10 @@
-"""The tokenizer of the slot model: a name or a code has the same tokens wherever it stands, so that it can be copied.
+"""The tokenizer of the slot model: where a value begins can be seen from its first token, and the rest of it is the same
+tokens wherever it stands.
 
-A space is a token of its own, unless a frequent small-letter word follows it that is never a value: then both are one.
-With a space at the head of most words, as in GPT-2's byte-level BPE, "Oslo" at the beginning of an answer is not what
-the text says; with none, a third of all tokens are spaces. And where some values begin with a space and others do not,
-a model has to know the value one token before it can look for it.
+The first letter of a word is a token of its own, or one with the space before it. So a model that has found a value
+knows which of its tokens is the first, and the answer may begin with it. With tokens of several letters and the space
+apart, a model that had found the place began with the second token as often as not. Frequent words that are never the
+first of a value are whole tokens, with and without a space before them.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import json
 import random
 import re
+import string
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -21,12 +23,11 @@ from training.slots.facts import FactSource
 from training.tokenizer import SPECIALS, VOCAB_SIZE
 from training.words import Namer
 
-WORDS_JOINED = 1024
-"""The most words that are also one token with the space before them."""
+WORDS_WHOLE = 1024
+"""The most words that are one token, and another one with the space before them."""
 OFTEN = 5
 """Occurrences from which on a word is frequent."""
-APART = r"\p{L}+|\p{N}|\s|[^\s\p{L}\p{N}]"
-TOGETHER = rf" ?{APART}"
+IN_WORD = r"[\p{L}\p{N}]"
 SPACE = "Ġ"
 """As byte-level BPE writes it."""
 VALUES_OF_A_KIND = 3000
@@ -34,55 +35,74 @@ DOCUMENTS = 3000
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """256 bytes, the specials, and merges: first within words, then of a space with a whole frequent word."""
+    """256 bytes, the specials, merges within words, and then those of a space with what follows it."""
     told = list(texts)
+    words = frequent_words(told)
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = split_at(APART)
+    tokenizer.pre_tokenizer = split_at(pieces(words))
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - WORDS_JOINED,
+        vocab_size=VOCAB_SIZE - len(words) - len(alphabet),
         special_tokens=list(SPECIALS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        initial_alphabet=alphabet,
         show_progress=False,
     )
     tokenizer.train_from_iterator(told, trainer)
-    return joined(tokenizer, frequent_words(told, tokenizer.get_vocab()))
+    vocab = tokenizer.get_vocab()
+    return joined(tokenizer, [word for word in words if word in vocab], string.ascii_letters + string.digits)
 
 
-def split_at(pieces: str) -> pre_tokenizers.PreTokenizer:
+def split_at(pattern: str) -> pre_tokenizers.PreTokenizer:
     """No merge crosses the boundary of two pieces."""
     return pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(pieces), behavior="isolated"),
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
 
 
-def frequent_words(texts: Iterable[str], vocab: dict[str, int]) -> list[str]:
-    """Words of small letters that are one token, as often as they follow a space."""
-    counts = Counter(word for text in texts for word in re.findall(r"(?<= )[a-z]+(?![^\W_])", text))
+def pieces(words: Iterable[str], before: str = "") -> str:
+    """Return the pattern of pieces: one of these words, the first letter of another one, its rest, or another character.
+
+    Args:
+        before: what belongs to the first three and to other characters, if it is there.
+    """
+    by_letter: dict[str, list[str]] = {}
+    for word in words:
+        by_letter.setdefault(word[0], []).append(word[1:])
+    whole = "|".join(f"{letter}(?:{'|'.join(rests)})" for letter, rests in by_letter.items())
+    begins = (
+        rf"{before}(?<!{IN_WORD})(?:(?:{whole})(?!{IN_WORD})|\p{{L}})" if whole else rf"{before}(?<!{IN_WORD})\p{{L}}"
+    )
+    return rf"{begins}|\p{{L}}+|{before}\p{{N}}|{before}[^\s\p{{L}}\p{{N}}]|\s"
+
+
+def frequent_words(texts: Iterable[str]) -> list[str]:
+    """Words that are never the first of a value."""
+    counts = Counter(word for text in texts for word in re.findall(r"(?<![^\W_])[A-Za-z]?[a-z]+(?![^\W_])", text))
     begins = first_words_of_values()
-    kept = [word for word, count in counts.most_common() if count >= OFTEN and word in vocab and word not in begins]
-    return kept[:WORDS_JOINED]
+    kept = [word for word, count in counts.most_common() if count >= OFTEN and len(word) > 1 and word not in begins]
+    return kept[:WORDS_WHOLE]
 
 
 def first_words_of_values() -> set[str]:
-    """Words that a value, or what stands in its place, begins with more than by chance."""
+    """Words that a value begins with more than by chance."""
     names = Namer(random.Random("values"), held_out=False)
     drawn = (draw(names) for draw in values.KINDS.values() for _ in range(VALUES_OF_A_KIND))
     counts = Counter(re.split(r"\W", value)[0] for value in drawn)
-    return {documents.UNKNOWN.split()[0], *(word for word, count in counts.items() if count >= OFTEN)} - {"the"}
+    return {word for word, count in counts.items() if count >= OFTEN} - {"the"}
 
 
-def joined(tokenizer: Tokenizer, words: Iterable[str]) -> Tokenizer:
-    """The tokenizer with a token more for each of the words, with a space before it."""
+def joined(tokenizer: Tokenizer, words: Sequence[str], letters: str) -> Tokenizer:
+    """The tokenizer with a token more for each of the words and letters, with a space before it."""
     content = json.loads(tokenizer.to_str())
     model = content["model"]
-    for word in words:
-        model["vocab"][SPACE + word] = len(model["vocab"])
-        model["merges"].append([SPACE, word])
-    content["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": TOGETHER}
+    for each in (*words, *letters):
+        model["vocab"][SPACE + each] = len(model["vocab"])
+        model["merges"].append([SPACE, each])
+    content["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": pieces(words, before=" ?")}
     return Tokenizer.from_str(json.dumps(content))
 
 

@@ -41,19 +41,20 @@ class Stage:
     batches: tuple[tuple[int, int], ...]
     echo_share: float = 0.0
     recital_share: float = 0.0
+    dense_share: float = 0.0
     variety: float = 1.0
     """Share of the phrasings that its rows draw."""
 
 
 CURRICULUM = (
-    Stage(200, ((32, 128),), echo_share=0.5, recital_share=0.8, variety=0.02),
-    Stage(400, ((32, 128),), recital_share=0.8, variety=0.1),
-    Stage(400, ((32, 128),), recital_share=0.6, variety=0.4),
-    Stage(500, ((16, 256),), recital_share=0.5, variety=0.4),
-    Stage(600, ((16, 256),), recital_share=0.4, variety=0.6),
-    Stage(1500, ((16, 256), (8, 512)), recital_share=0.2),
-    Stage(1200, ((8, 512), (8, 512), (4, 1024), (2, 2048)), recital_share=0.15),
-    Stage(800, ((8, 512), (4, 1024), (2, 2048), (2, 4096)), recital_share=0.1),
+    Stage(150, ((32, 128),), echo_share=0.5, recital_share=0.8, variety=0.02),
+    Stage(250, ((32, 128),), recital_share=0.8, variety=0.1),
+    Stage(250, ((32, 128),), recital_share=0.6, variety=0.4),
+    Stage(350, ((16, 256),), recital_share=0.5, dense_share=0.8, variety=0.6),
+    Stage(2000, ((16, 256),), recital_share=0.4, dense_share=0.8),
+    Stage(1200, ((16, 256), (8, 512)), recital_share=0.2, dense_share=0.6),
+    Stage(1200, ((8, 512), (4, 1024), (2, 2048)), recital_share=0.1, dense_share=0.4),
+    Stage(300, ((8, 512), (8, 512), (2, 2048), (2, 2048), (2, 4096)), recital_share=0.1, dense_share=0.2),
 )
 
 
@@ -143,6 +144,7 @@ class Batch:
     length: int
     echo_share: float
     recital_share: float
+    dense_share: float
     variety: float
 
 
@@ -150,7 +152,7 @@ def planned(scale: float) -> list[Batch]:
     """The batches of all steps."""
     rng = random.Random("lengths")
     return [
-        Batch(*rng.choice(stage.batches), stage.echo_share, stage.recital_share, stage.variety)
+        Batch(*rng.choice(stage.batches), stage.echo_share, stage.recital_share, stage.dense_share, stage.variety)
         for stage in CURRICULUM
         for _ in range(max(1, round(stage.steps * scale)))
     ]
@@ -184,6 +186,7 @@ class Run:
             batch.length,
             echo_share=batch.echo_share,
             recital_share=batch.recital_share,
+            dense_share=batch.dense_share,
             variety=batch.variety,
         )
         mine = slice(self.part.index, None, self.part.of)
