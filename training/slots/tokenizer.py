@@ -1,5 +1,5 @@
-"""The tokenizer of the slot model: where a value begins can be seen from its first token, and the rest of it is the same
-tokens wherever it stands.
+"""The tokenizer of the slot model: its first token tells where a value begins, and the rest of it is the same tokens
+wherever it stands.
 
 The first letter of a word is a token of its own, or one with the space before it. So a model that has found a value
 knows which of its tokens is the first, and the answer may begin with it. With tokens of several letters and the space
@@ -64,7 +64,7 @@ def split_at(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 def pieces(words: Iterable[str], before: str = "") -> str:
-    """Return the pattern of pieces: one of these words, the first letter of another one, its rest, or another character.
+    """Return the pattern of pieces: one of these words, the first letter of another, its rest, or another character.
 
     Args:
         before: what belongs to the first three and to other characters, if it is there.
