@@ -22,7 +22,7 @@ LEAST_CAPACITY = 64
 MORE = 8
 """Room for so many pages makes room for one more: bounds are copied at each growth, and take an eighth too much."""
 
-SCORED_AT_ONCE = 1 << 18
+SCORED_AT_ONCE = 1 << 19
 """Elements of bounds that a CPU scores at once: they have to stay in a core's cache."""
 
 
@@ -99,17 +99,17 @@ def page_scores(q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
         bounds: [pages, 2, kv_heads, head_dim].
     """
     tokens, heads, head_dim = q.shape
-    kv_heads = bounds.shape[2]
+    pages, _, kv_heads, _ = bounds.shape
     grouped = q.float().view(tokens, kv_heads, heads // kv_heads, head_dim).permute(1, 0, 2, 3).flatten(1, 2)
     both = torch.cat((grouped.clamp(max=0), grouped.clamp(min=0)), dim=-1)  # for least and greatest components
-    at_once = len(bounds) if q.device.type != "cpu" else max(1, SCORED_AT_ONCE // (2 * kv_heads * head_dim))
-    upper = torch.cat([both @ _rows(some).transpose(1, 2) for some in bounds.split(at_once)], dim=-1)
+    at_once = pages if q.device.type != "cpu" else max(1, SCORED_AT_ONCE // (2 * kv_heads * head_dim))
+    # One piece of memory for all rows: to get and to give back as much for each takes longer than the product.
+    rows = torch.empty((kv_heads, min(at_once, pages), 2, head_dim), device=q.device)
+    upper = torch.empty((kv_heads, both.shape[1], pages), device=q.device)
+    for first, some in zip(range(0, pages, at_once), bounds.split(at_once), strict=True):
+        own = rows[:, : len(some)].copy_(some.permute(2, 0, 1, 3)).flatten(2)
+        upper[..., first : first + len(some)] = (own @ both.transpose(1, 2)).transpose(1, 2)
     return torch.log_softmax(upper * head_dim**-0.5, dim=-1).flatten(0, 1).amax(0)
-
-
-def _rows(bounds: torch.Tensor) -> torch.Tensor:
-    """Return bounds as float32, [kv_heads, pages, 2 * head_dim]."""
-    return bounds.float().permute(2, 0, 1, 3).flatten(2)
 
 
 def _with_room(bounds: torch.Tensor | None, pages: int, k: torch.Tensor) -> torch.Tensor:
