@@ -32,7 +32,7 @@ def new_run(tokenizer: Tokenizer) -> train.Run:
     return train.Run(model, tokenizer, seed=1)
 
 
-BATCH = train.Batch(rows=2, length=96, echo_share=0.5, recital_share=0.3, variety=0.5)
+BATCH = train.Batch(rows=2, length=96, echo_share=0.5, recital_share=0.3, dense_share=0.5, variety=0.5)
 
 
 def test_a_sitting_goes_on_where_the_last_one_stopped(tokenizer: Tokenizer, tmp_path: Path) -> None:
