@@ -189,6 +189,12 @@ def test_an_error_sends_no_commands_to_the_terminal(
     assert capsys.readouterr().err == "sluice chat: error: no\ufffd[2J\ufffd1m way (HTTP 400)\n"
 
 
+PROGRAM = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("sluice", run_name="__main__", alter_sys=True)
+"""
+"""`python -m sluice`, which heeds SIGINT although its parents may not: a shell lets its background ignore it."""
 INTERRUPTS = 8
 """Most that are sent for one to be noticed."""
 
@@ -235,7 +241,7 @@ class Terminal:
 @contextmanager
 def terminal(*arguments: str) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "sluice", "chat", *arguments]
+    command = [sys.executable, "-c", PROGRAM, "chat", *arguments]
     environment = {**os.environ, "TERM": "dumb"}
     process = subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
