@@ -46,7 +46,7 @@ $(READY): pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/sluice/native/*.
 serve: $(READY) ## Start the server (PORT=8000 MODEL=folder-or-hub-id ARGS="more flags")
 	@$(BIN)/sluice serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
 
-test: check ## Run make check, then the whole suite on all cores (WORKERS=n workers)
+test: check ## Run make check, then the whole suite on all cores (WORKERS=n)
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 check: $(READY) ## Format, lint, strict types of the core, import arrows
