@@ -4,7 +4,7 @@ PYTHON ?= python3
 PORT ?=
 MODEL ?=
 ARGS ?=
-# Many tests wait for a process or a pause: one worker more than there are cores takes 15% less time.
+# Many tests wait for a process or a pause: one worker more than there are cores takes a tenth less time.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PIP_ARGS ?=
 
