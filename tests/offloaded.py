@@ -116,6 +116,7 @@ class Driver:
         num_drafts: int = 0,
         right: int = 0,
         most_blocks: int | None = None,
+        wide_layers: int = 0,
     ) -> torch.Tensor:
         """Run a chunk in slices of at most what `split` says, and store the pages that it fills with tokens that are
         right. Return its hidden states.
@@ -123,7 +124,7 @@ class Driver:
         Args:
             num_drafts: of the tokens.
             right: how many of the drafts are.
-            most_blocks: blocks that are planned at most; None: all.
+            most_blocks: blocks that are planned at most, but for the first `wide_layers`; None: all.
 
         Raises:
             ReadFailed: a block that it attends to cannot be read.
@@ -133,8 +134,9 @@ class Driver:
             free = set(range(self.state.shape.num_pages)) - set(self.window)
             self.window.append(max(free))
         blocks = -(-self.base // (size * self.ring.block_pages))
-        blocks = blocks if most_blocks is None else min(blocks, most_blocks)
-        total = len(self.state.kv) * (self.ring.group_of(is_decode=is_decode).items(blocks) + 1)
+        most = blocks if most_blocks is None else min(blocks, most_blocks)
+        group, others = self.ring.group_of(is_decode=is_decode), len(self.state.kv) - wide_layers
+        total = wide_layers * (group.items(blocks) + 1) + others * (group.items(most) + 1)
         self.steps += 1
         part = ChunkSlice(
             Chunk(0, 0, start, len(tokens), tuple(tokens), (), samples, num_drafts=num_drafts),

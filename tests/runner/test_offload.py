@@ -377,9 +377,10 @@ def test_a_policy_that_needs_queries_selects_layer_by_layer(models: dict[str, An
 
 
 class FirstPages(SparsePolicy):
-    """The first two pages, for chunks of prompts of four tokens or more."""
+    """The first two pages, from the second layer on, for chunks of prompts of four tokens or more."""
 
     supports_prefill = True
+    wide_layers = 1
     most_prefill_pages = 2
     least_prefill_tokens = 4
 
@@ -393,11 +394,13 @@ def test_work_that_a_policy_saves_need_not_be_planned(models: dict[str, Any]) ->
     model, spec = models["llama"]
     driver = Driver.of(model, shape_of(spec, 4, 6), ReferenceAttention(), plain, RingShape(2, 1), FirstPages())
     for start in range(0, 40, 8):
-        driver.chunk(PROMPT[start : start + 8], start, most_blocks=2)
+        driver.chunk(PROMPT[start : start + 8], start, most_blocks=2, wide_layers=1)
     reads = len(driver.stored.reads)
     driver.chunk(PROMPT[40:43], 40)
     layers = range(spec.num_layers)
-    assert driver.stored.reads[:reads] == [(page, layer) for _ in range(4) for layer in layers for page in range(2)]
+    assert driver.stored.reads[:reads] == [
+        (page, layer) for chunk in range(1, 5) for layer in layers for page in range(2 if layer else 2 * chunk)
+    ]
     assert driver.stored.reads[reads:] == [(page, layer) for layer in layers for page in range(10)], "a short chunk"
 
 

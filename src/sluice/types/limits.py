@@ -184,7 +184,8 @@ class OffloadLimits:
     decode_blocks: int = 0
     """Most blocks that a decoded token attends to in the layers from `decode_from` on; 0: all."""
     decode_from: int = 0
-    """First of the layers in which a decoded token attends to `decode_blocks`. Those before attend to all."""
+    """First of the layers in which a decoded token attends to `decode_blocks`, and a chunk of a prompt to
+    `prefill_blocks`. Those before attend to all."""
     prefill_blocks: int = 0
     """Most blocks that a chunk of a prompt attends to, if it has `prefill_from` tokens at least; 0: all."""
     prefill_from: int = 0
@@ -208,7 +209,7 @@ class OffloadLimits:
         blocks, group = -(-base_pages // self.block_pages), self.group_of(is_decode=is_decode)
         of_prefill = self.prefill_blocks if length >= self.prefill_from else 0
         most = self.decode_blocks if is_decode else of_prefill
-        wide_layers = min(self.decode_from, self.num_layers) if is_decode and most else 0
+        wide_layers = min(self.decode_from, self.num_layers) if most else 0
         return WorkItems(
             wide_layers,
             group.items(blocks),

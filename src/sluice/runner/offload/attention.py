@@ -161,8 +161,8 @@ class OffloadedAttention(Attention):
     def _select(self, layer: int, q: torch.Tensor | None) -> Sequence[int]:
         """Return the pages that the chunk attends to in a layer."""
         context, policy = self._context, self._policy
-        is_sparse = policy.supports_prefill and context.num_tokens >= policy.least_prefill_tokens
-        if layer < policy.wide_layers or not (context.is_decode or is_sparse):
+        selects = policy.selects_for(context.num_tokens, is_decode=context.is_decode)
+        if layer < policy.wide_layers or not selects:
             return range(len(context.pages))
         return policy.select(context.slot, layer, len(context.pages), q)
 

@@ -280,9 +280,10 @@ class Offloader:
 
     def _items(self, part: ChunkSlice, num_pages: int) -> WorkItems:
         """Return the work items of a chunk that attends to so many pages on the tier."""
-        layers, wide = len(self._layers), 0
-        if part.is_decode and self._policy.most_pages is not None:
-            wide = min(self._policy.wide_layers, layers)
+        policy, layers, wide = self._policy, len(self._layers), 0
+        most = policy.most_pages if part.is_decode else policy.most_prefill_pages
+        if most is not None and policy.selects_for(part.chunk.length, is_decode=part.is_decode):
+            wide = min(policy.wide_layers, layers)
         blocks = -(-num_pages // self._shape.block_pages)
         wide_groups = self._shape.group_of(is_decode=part.is_decode).items(blocks)
         rest = part.total - wide * (wide_groups + 1)

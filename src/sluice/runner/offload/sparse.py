@@ -38,8 +38,8 @@ class SparsePolicy(ABC):
 
     @property
     def most_prefill_pages(self) -> int | None:
-        """Most pages that it selects for a chunk of a prompt, in all layers, if it `supports_prefill`; None: all. As
-        many are paid for."""
+        """Most pages that it selects for a chunk of a prompt in the other layers, if it `supports_prefill`; None: all.
+        As many are paid for."""
         return None
 
     @property
@@ -47,6 +47,10 @@ class SparsePolicy(ABC):
         """Fewest tokens of a chunk of a prompt for which it selects. Shorter ones attend to all pages: a question
         behind a cached document, say."""
         return 0
+
+    def selects_for(self, num_tokens: int, *, is_decode: bool) -> bool:
+        """Return whether it selects for a chunk of so many tokens. Others attend to all pages in all layers."""
+        return is_decode or (self.supports_prefill and num_tokens >= self.least_prefill_tokens)
 
     @property
     def kept_bytes(self) -> int:
