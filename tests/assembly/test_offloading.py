@@ -82,7 +82,7 @@ def test_a_unit_costs_no_more_than_a_step_may() -> None:
     assert limits is not None
     assert limits.group_blocks == 1
     kv = KVSizes(28, 8, 128, 2)
-    sizes = OffloadSetup.of(CONFIG, limits, 64, 1).sizes(64, kv)
+    sizes = OffloadSetup.of(CONFIG, limits, 64, 1, None).sizes(64, kv)
     report = device_footprint(kv, 64000, sizes)
     assert report.pipeline_buffer_bytes == 7 * report.ring_bytes // 8  # the report says what loads, not half
     assert limits.cost_of_group(limits.chunk_tokens, 64, is_decode=False) <= 512

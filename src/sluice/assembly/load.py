@@ -113,7 +113,7 @@ def load(
     memory = plan_memory(resolved, model, spec, backend, logit_ops, device, member.place, reasons, draft)
     tiers = tier_setup(resolved, spec, memory.shape, checkpoint.folder, layout=backend.layout, disabled=disabled)
     memory, tiers = _with_pages_of_all(memory, tiers, agree, reasons)
-    offload = _offload(resolved, spec, memory, weights_bytes, reasons)
+    offload = _offload(resolved, spec, memory, weights_bytes, kernels, reasons)
     check_effect(config.offload, None if offload is None else offload.limits, memory.shape.page_size)
     defaults = _sampling_defaults(resolved.model, checkpoint.folder, spec, reasons)
     held = weights_bytes if draft is None else module_bytes(model, draft.module)
@@ -323,7 +323,12 @@ def _sampling_defaults(config: ModelConfig, folder: Path, spec: ModelSpec, reaso
 
 
 def _offload(
-    config: EngineConfig, spec: ModelSpec, memory: Memory, weights_bytes: int, reasons: dict[str, str]
+    config: EngineConfig,
+    spec: ModelSpec,
+    memory: Memory,
+    weights_bytes: int,
+    kernels: Kernels | None,
+    reasons: dict[str, str],
 ) -> OffloadSetup | None:
     """Return how contexts longer than the device are served, if there is a tier for them."""
     shape, kv_sizes = memory.shape, memory.kv_sizes
@@ -345,7 +350,7 @@ def _offload(
         return None
     if config.offload.offload_above != limits.above:
         reasons["offload_above"] = "what the KV pool holds"
-    return OffloadSetup.of(config.offload, limits, shape.page_size, spec.hidden_size)
+    return OffloadSetup.of(config.offload, limits, shape.page_size, spec.hidden_size, kernels)
 
 
 def _info(

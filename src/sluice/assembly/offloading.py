@@ -16,11 +16,13 @@ from sluice.device.queues import CudaQueue, InlineQueue
 from sluice.device.transport import Transport
 from sluice.footprint import KVSizes, OffloadSizes
 from sluice.models.spec import ModelSpec
+from sluice.native.library import Kernels
 from sluice.runner.device_state import DeviceState, KVMaker
 from sluice.runner.forwards import Model
 from sluice.runner.offload.loaders import DiskLoader, Loader, QueueLoader, Report
+from sluice.runner.offload.native_upper_bounds import NativeUpperBounds
 from sluice.runner.offload.offloader import Offloader, RingShape
-from sluice.runner.offload.quest import Quest
+from sluice.runner.offload.quest import Quest, torch_upper_bounds
 from sluice.runner.offload.sparse import Full, SparsePolicy, Window
 from sluice.types import Group, OffloadLimits, Tier
 
@@ -165,8 +167,8 @@ def check_effect(asked: OffloadConfig, limits: OffloadLimits | None, page_size: 
             )
 
 
-def policy_of(config: OffloadConfig, page_size: int) -> SparsePolicy:
-    """Return the policy of a resolved config.
+def policy_of(config: OffloadConfig, page_size: int, kernels: Kernels | None = None) -> SparsePolicy:
+    """Return the policy of a resolved config, which uses compiled kernels if there are any.
 
     Raises:
         ConfigError: it cannot be imported.
@@ -178,7 +180,8 @@ def policy_of(config: OffloadConfig, page_size: int) -> SparsePolicy:
         case WindowSizes(sinks, recent):
             return Window(sinks, recent)
         case QuestSizes(num_pages, sinks, recent, from_layer):
-            return Quest(num_pages, sinks, recent, from_layer)
+            upper_bounds = torch_upper_bounds if kernels is None else NativeUpperBounds(kernels)
+            return Quest(num_pages, sinks, recent, from_layer, upper_bounds)
         case Imported(module, name):
             return _imported(module, name, page_size)
 
@@ -205,7 +208,9 @@ class OffloadSetup:
     hidden_size: int
 
     @classmethod
-    def of(cls, config: OffloadConfig, limits: OffloadLimits, page_size: int, hidden_size: int) -> OffloadSetup:
+    def of(
+        cls, config: OffloadConfig, limits: OffloadLimits, page_size: int, hidden_size: int, kernels: Kernels | None
+    ) -> OffloadSetup:
         """Return the setup of a resolved config."""
         assert config.ring_blocks is not None, f"not resolved: {config}"
         ring = RingShape(
@@ -215,7 +220,7 @@ class OffloadSetup:
             limits.group_of(is_decode=True).blocks,
             limits.block_parts,
         )
-        return cls(limits, ring, policy_of(config, page_size), hidden_size)
+        return cls(limits, ring, policy_of(config, page_size, kernels), hidden_size)
 
     def sizes(self, page_size: int, kv: KVSizes) -> OffloadSizes:
         """Return the sizes of the memory that they take on the device."""

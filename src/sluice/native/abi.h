@@ -15,7 +15,7 @@
 
 // Increase it, here and in `abi.py`, with every change to the structures below or to their meaning: a library compiled
 // from older sources would read the wrong fields.
-constexpr int ABI_VERSION = 9;
+constexpr int ABI_VERSION = 10;
 
 extern "C" {
 
@@ -94,6 +94,14 @@ struct MaskCall {
     const uint32_t* bits;    // [count, words]: bit t % 32 of word t / 32 is set if token t is allowed
     int64_t stride, minus_inf;    // the bits of minus infinity
     int32_t count, vocab, words, size;
+};
+
+// The largest products that queries can have with the keys of each page.
+struct PageBoundsCall {
+    const void* bounds;    // [pages, 2, kv_heads, head_dim]: least and greatest components, head_dim a multiple of 16
+    const float* q;        // [kv_heads, queries, 2, head_dim]: negative components of a query, then positive ones
+    float* upper;          // [kv_heads, queries, pages]
+    int32_t pages, kv_heads, queries, head_dim, is_bf16;
 };
 
 // Parts of stored pages: the keys of one layer of a page, and behind them its values.

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from enum import IntEnum
 
-VERSION = 9
+VERSION = 10
 """Version of the structures and their meaning, as in `abi.h`."""
 
 
@@ -61,6 +61,13 @@ class MaskCall(ctypes.Structure):
         *((name, c_void_p) for name in ("logits", "rows", "bits")),
         *((name, c_int64) for name in ("stride", "minus_inf")),
         *((name, c_int32) for name in ("count", "vocab", "words", "size")),
+    )
+
+
+class PageBoundsCall(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("bounds", "q", "upper")),
+        *((name, c_int32) for name in ("pages", "kv_heads", "queries", "head_dim", "is_bf16")),
     )
 
 

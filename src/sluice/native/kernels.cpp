@@ -54,6 +54,8 @@ struct Kernels {
     bool widens;    // `packed_linear` takes x in float32
     void (*quantize_rows)(const QuantizedCall&, int from, int until);
     void (*quantized_linear)(const QuantizedCall&, int block, int from, int until, float* buffer);
+    void (*bound_pages_bf16)(const PageBoundsCall&, int, int);
+    void (*bound_pages_float)(const PageBoundsCall&, int, int);
 };
 
 namespace scalar {
@@ -228,6 +230,12 @@ EXPORT void sluice_silu_mul(sluice_engine* engine, const SiluMulCall* call) {
 EXPORT void sluice_mask_rows(sluice_engine* engine, const MaskCall* call) {
     const auto work = call->size == 2 ? mask_rows<uint16_t> : call->size == 4 ? mask_rows<uint32_t> : mask_rows<uint64_t>;
     engine->rows(*call, call->count, call->vocab, work);
+}
+
+EXPORT void sluice_bound_pages(sluice_engine* engine, const PageBoundsCall* call) {
+    const Kernels& k = engine->kernels;
+    const int64_t elements = 2 * static_cast<int64_t>(call->kv_heads) * call->head_dim;
+    engine->rows(*call, call->pages, elements, call->is_bf16 ? k.bound_pages_bf16 : k.bound_pages_float);
 }
 
 EXPORT void sluice_pack_linear(const uint16_t* weight, int64_t out, int64_t in, uint16_t* packed) {

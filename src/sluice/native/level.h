@@ -3,6 +3,7 @@
 #include "products.h"
 #include "attention.h"
 #include "pointwise.h"
+#include "page_bounds.h"
 #include "packed_linear.h"
 #include "int8_linear.h"
 #include "int4_linear.h"
@@ -25,6 +26,7 @@ constexpr Kernels kernels() {
         silu_mul_rows<uint16_t>, silu_mul_rows<float>,
         packed_linear_block<HalfAttention, Tiles>, std::is_same_v<typename HalfAttention::A, float>,
         quantize_rows, quantized_linear_block<Tiles>,
+        bound_pages<uint16_t>, bound_pages<float>,
     };
 }
 

@@ -24,6 +24,7 @@ from sluice.native.abi import (
     NormCall,
     Operation,
     PackedLinearCall,
+    PageBoundsCall,
     RotateStoreCall,
     SiluMulCall,
 )
@@ -228,6 +229,10 @@ class Kernels:
     def mask_rows(self, call: MaskCall) -> None:
         """Exclude tokens from rows of logits."""
         self._functions.sluice_mask_rows(self._engine, ctypes.byref(call))
+
+    def bound_pages(self, call: PageBoundsCall) -> None:
+        """Compute the largest products that queries can have with the keys of pages."""
+        self._functions.sluice_bound_pages(self._engine, ctypes.byref(call))
 
     def pack_linear(self, weight: int, out_features: int, in_features: int, packed: int) -> None:
         """Pack a bfloat16 weight [out_features, in_features] for `packed_linear`.
