@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,24 @@ def test_a_child_that_computes_is_counted() -> None:
 
 def test_what_is_written_is_counted() -> None:
     grows(WRITES, lambda now, first: now.io > first.io + 100)
+
+
+def test_a_wait_for_a_processor_is_counted() -> None:
+    """Two processes on one processor take turns."""
+    one = min(os.sched_getaffinity(0))
+    pin = f"import os; os.sched_setaffinity(0, {{{one}}}); print(flush=True)\n{COMPUTES}"
+    with ExitStack() as stack:
+        both = [
+            stack.enter_context(subprocess.Popen([sys.executable, "-c", pin], stdout=subprocess.PIPE)) for _ in "ab"
+        ]
+        stack.callback(lambda: [each.kill() for each in both])
+        for each in both:
+            assert each.stdout is not None
+            assert each.stdout.readline()
+        first = activity_of(both[0].pid)
+        assert first is not None
+        while (now := activity_of(both[0].pid)) is None or not now.queues_since(first, seconds=0.5):
+            pass
 
 
 def test_a_process_that_has_ended_has_none() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import pytest
+
 from sluice.engine.heartbeat import LoadingPart, Phase
 from sluice.process.activity import Activity
 from sluice.process.heartbeat import Counts, Reading
@@ -18,17 +20,23 @@ def reading(ticks: int, phase: Phase = Phase.BUSY, *, steps_done: int = 0, recei
 
 
 def judged(
-    readings: Iterable[Reading], *, every: float = LOOK, counts: Counts = EVEN, cpu_share: float = 0.0
+    readings: Iterable[Reading],
+    *,
+    every: float = LOOK,
+    counts: Counts = EVEN,
+    cpu_share: float = 0.0,
+    queued_share: float = 0.0,
 ) -> tuple[float, str] | None:
     """Return when and why a watch first judged the engine dead; it looks once for each reading.
 
     Args:
         cpu_share: part of the time that the engine's process computes.
+        queued_share: part of the time that its main thread waits for a processor.
     """
     watch, now = LivenessWatch(5.0, 60.0, 0.0), 0.0
     for each in readings:
         now += every
-        verdict = watch.look(each, counts, now, lambda now=now: Activity(cpu_share * now, 7))
+        verdict = watch.look(each, counts, now, lambda now=now: Activity(cpu_share * now, 7, queued_share * now))
         if verdict is not None:
             return round(now, 1), verdict
     return None
@@ -58,6 +66,17 @@ def test_a_long_call_of_compiled_code_is_no_hang() -> None:
 
 def test_an_idle_engine_that_does_not_tick_is_dead_whatever_other_threads_compute() -> None:
     assert judged([reading(4, Phase.IDLE)] * 100, cpu_share=1.0) is not None
+
+
+@pytest.mark.parametrize("phase", [Phase.IDLE, Phase.BUSY])
+def test_an_engine_that_gets_no_processor_is_alive(phase: Phase) -> None:
+    """On a machine with too much to do an idle engine was killed, and its model loaded anew."""
+    silent = [reading(4, phase)] * 1000
+    assert judged(silent[:290], queued_share=0.5) is None
+    assert judged(silent, queued_share=0.05) == judged(silent)
+    found = judged(silent, queued_share=0.5)
+    assert found is not None, "a thread that never gets anywhere hangs"
+    assert found[0] == 60.2
 
 
 def test_one_wait_for_the_device_has_a_limit_and_many_waits_have_none() -> None:

@@ -20,10 +20,16 @@ class Activity(NamedTuple):
     """Time on processors."""
     io: int
     """A number that grows whenever files are read or written, memory-mapped ones included."""
+    queued_seconds: float = 0.0
+    """Time for which the process's main thread could run and waited for a processor; 0 if the kernel counts none."""
 
     def computes_since(self, earlier: Activity, seconds: float) -> bool:
         """Return whether it computed in the `seconds` since an earlier count."""
         return self.cpu_seconds - earlier.cpu_seconds >= BUSY_SHARE * seconds
+
+    def queues_since(self, earlier: Activity, seconds: float) -> bool:
+        """Return whether its main thread waited for a processor in the `seconds` since an earlier count."""
+        return self.queued_seconds - earlier.queued_seconds >= BUSY_SHARE * seconds
 
 
 def activity_of(pid: int) -> Activity | None:
@@ -38,7 +44,14 @@ def activity_of(pid: int) -> Activity | None:
             io += major_faults + sum(int(count) for count in (folder / "io").read_text().split()[1::2])
     except OSError:
         return None
-    return Activity(cpu_ticks / TICKS_PER_SECOND, io)
+    return Activity(cpu_ticks / TICKS_PER_SECOND, io, _queued_seconds(pid))
+
+
+def _queued_seconds(pid: int) -> float:
+    try:
+        return int(Path("/proc", str(pid), "schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _descendants(pid: int) -> Iterator[int]:

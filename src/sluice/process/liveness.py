@@ -6,13 +6,15 @@ While it loads (`LoadingWatch`):
 
 When it is ready (`LivenessWatch`):
 
-    no tick for `heartbeat_timeout`, and no computing          the thread hangs or was stopped
+    no tick for `heartbeat_timeout`, and no computing          the thread hangs or was stopped; if it is idle, whatever
+                                                               other threads compute
     no tick for `step_timeout`                                 the computation hangs
     one wait for the device for `step_timeout`                 the device hangs
     idle, and message counts differ for `heartbeat_timeout`    a message was lost
 
 A step may take any time while it ticks. A call of compiled code may take longer than `heartbeat_timeout`, one layer of
-a long prompt for example. It does not tick, but the operating system shows that its process computes (`activity`).
+a long prompt for example. It does not tick, but the operating system shows that its process computes (`activity`). It
+also shows that the thread could run and waits for a processor, as where a machine has too much to do.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class LivenessWatch:
         self.silent = 0.0
         """Seconds since a tick was seen."""
         self._still = 0.0
-        """Seconds since a tick or a computation was seen."""
+        """Seconds since a tick, a computation or a wait for a processor was seen."""
         self._waited = 0.0
         """Seconds of the present wait for the device."""
         self._missing = 0.0
@@ -68,14 +70,16 @@ class LivenessWatch:
         """
         passed = min(now - self._looked_at, MAX_LOOK_SECONDS)
         is_silent = reading.ticks == self._ticks
-        found = activity() if is_silent and reading.phase is not Phase.IDLE else None
-        computes = _computes(self._activity, found, now - self._looked_at)
+        found = activity() if is_silent else None
+        runs = _queues(self._activity, found, now - self._looked_at) or (
+            reading.phase is not Phase.IDLE and _computes(self._activity, found, now - self._looked_at)
+        )
         self._looked_at, self._activity = now, found
         waits_after = reading.steps_done if reading.phase is Phase.DEVICE else None
         is_same_wait = waits_after is not None and waits_after == self._waits_after
         is_missing = reading.phase is Phase.IDLE and counts != (reading.received, reading.sent)
         self.silent = self.silent + passed if is_silent else 0.0
-        self._still = self._still + passed if is_silent and not computes else 0.0
+        self._still = self._still + passed if is_silent and not runs else 0.0
         self._waited = self._waited + passed if is_same_wait else 0.0
         self._missing = self._missing + passed if is_missing else 0.0
         self._ticks, self._waits_after = reading.ticks, waits_after
@@ -126,7 +130,8 @@ class LoadingWatch:
         found = activity() if reading == self._reading else None
         # Where the system does not say what the process does, a part without reports may take any time.
         is_known = found is not None and before is not None
-        is_still = is_known and not _computes(before, found, passed) and not _reads_or_writes(before, found)
+        runs = _computes(before, found, passed) or _queues(before, found, passed)
+        is_still = is_known and not runs and not _reads_or_writes(before, found)
         self._looked_at, self._reading, self._activity = now, reading, found
         self._still = self._still + min(passed, MAX_LOOK_SECONDS) if is_still else 0.0
         if self._still < self._timeout:
@@ -136,6 +141,10 @@ class LoadingWatch:
 
 def _computes(earlier: Activity | None, activity: Activity | None, seconds: float) -> bool:
     return earlier is not None and activity is not None and activity.computes_since(earlier, seconds)
+
+
+def _queues(earlier: Activity | None, activity: Activity | None, seconds: float) -> bool:
+    return earlier is not None and activity is not None and activity.queues_since(earlier, seconds)
 
 
 def _reads_or_writes(earlier: Activity | None, activity: Activity | None) -> bool:
