@@ -169,7 +169,8 @@ def test_no_connection(tmp_path: Path) -> None:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
     with pytest.raises(
-        CheckpointError, match="'owner/tiny' is not a local folder and could not be downloaded"
+        CheckpointError, match=r"'tiny' is not .* the hub: it cannot be reached \(Connection refused\): check the net"
     ) as caught:
-        resolve_checkpoint("owner/tiny", endpoint=f"http://127.0.0.1:{port}", cache=tmp_path)
+        resolve_checkpoint("tiny", endpoint=f"http://127.0.0.1:{port}", cache=tmp_path)
     assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith("; ids on the hub are like Qwen/Qwen3-0.6B")

@@ -312,7 +312,8 @@ def listen(host: str, port: int) -> socket.socket:
         listener = socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=is_dual)
     except (OSError, OverflowError) as error:
         reason = str(error).partition(" (while attempting to bind")[0]  # `create_server` repeats the address
-        raise CannotListen(f"cannot listen on {host}:{port}: {reason}; choose another with --host or --port") from error
+        other = "choose another with --host or --port (make serve PORT=8001)"
+        raise CannotListen(f"cannot listen on {host}:{port}: {reason}; {other}") from error
     # Connections inherit it. asyncio sets it for sockets that name their protocol, and this one does not.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from functools import partial
 from pathlib import Path
 
@@ -16,8 +17,7 @@ from sluice.models.formats.gguf_hub import chosen_file, models_among
 LOGGER = logging.getLogger("sluice.models")
 BUNDLED = Path(__file__).parent / "sluice-nano"
 """A Hugging Face checkpoint: configuration, tokenizer, chat template, weights. The folder's name is the model's."""
-
-
+EXAMPLE = "Qwen/Qwen3-0.6B"
 WANTED = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model", "spm.model", "tiktoken.model"]
 UNWANTED = ["[!0-9]*/*", "consolidated*"]
 """Folders and files with the same weights in other formats. Folders with a number hold settings (`pooling.py`)."""
@@ -70,11 +70,20 @@ def resolve_checkpoint(
             f"{model!r} is neither an existing folder nor a model on the hub that you have access to"
         ) from None
     except Exception as error:
-        # The exception for "no connection" depends on the transport of the installed huggingface_hub.
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        hint = "" if "/" in model else f"; ids on the hub are like {EXAMPLE}"
         raise CheckpointError(
-            f"{model!r} is not a local folder and could not be downloaded from the hub: {reason}"
+            f"{model!r} is not a local folder and could not be downloaded from the hub: {_reason(error)}{hint}"
         ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a download failed. What is raised without a connection depends on the transport of huggingface_hub."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConnectionError | socket.gaierror):
+            return f"it cannot be reached ({cause.strerror}): check the network, or name a proxy in HTTPS_PROXY"
+        cause = cause.__cause__ or cause.__context__
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _downloaded(
