@@ -89,3 +89,13 @@ def test_messages_are_limited_and_counts_are_not(caplog: pytest.LogCaptureFixtur
     )
     assert second.endswith("the call ended before it was seen; 3 pauses were not logged since the last message")
     assert (log.count, log.seconds) == (5, 2.25)
+
+
+def test_a_busy_machine_is_told_as_such(caplog: pytest.LogCaptureFixture) -> None:
+    """What ran when the loop got no processor is not what blocked it."""
+    with caplog.at_level(logging.WARNING, "sluice.server"):
+        PauseLog(lambda: 100.0).add(Pause(0.5, 0.01, 0.25, "a.b:3"))
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "this machine is busy: the event loop stood still for 0.500 s, and waited 0.250 s for a processor"
+    )

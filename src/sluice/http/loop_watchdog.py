@@ -199,6 +199,14 @@ class PauseLog:
         if not count:
             return
         others = f"; {count - 1} pauses were not logged since the last message" if count > 1 else ""
+        if pause.queued_seconds >= pause.seconds / 2:
+            LOGGER.warning(
+                "this machine is busy: the event loop stood still for %.3f s, and waited %.3f s for a processor%s",
+                pause.seconds,
+                pause.queued_seconds,
+                others,
+            )
+            return
         LOGGER.warning(
             "the event loop was blocked for %.3f s (%.3f s of processor time, %.3f s waiting for a processor): %s%s",
             pause.seconds,
