@@ -395,6 +395,8 @@ def test_what_is_not_there_says_what_to_do() -> None:
         assert "/api/delete is not supported" in deleted.json()["error"]
         unknown = await server.http.get("/api/owl")
         assert (unknown.status_code, unknown.json()) == (404, {"error": "GET /api/owl: there is no such path"})
+        slip = await server.http.post("/v1/chat/completion", json={})
+        assert slip.json()["error"]["message"].endswith("no such path; did you mean /v1/chat/completions?")
 
     served(test)
 

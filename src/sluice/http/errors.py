@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 RETRY_SECONDS = 5
 """When to try again with a server that has no engine at the moment."""
@@ -35,6 +37,8 @@ ANTHROPIC_TYPES: Mapping[int, str] = MappingProxyType(
     }
 )
 """Anthropic's names for statuses. Others below 500 are `invalid_request_error`, and the rest `api_error`."""
+CLOSE = 0.9
+"""How alike a path that is there has to be to one that is not, from 0 to 1, to be meant."""
 CLIENT_LEFT = 499
 """The status in logs, metrics and traces of a call whose client left before the answer."""
 
@@ -155,11 +159,22 @@ async def _client_left(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    known = {404: "there is no such path", 405: "the path exists, but not for this method"}
-    message = f"{request.method} {request.url.path}: {known.get(error.status_code, error.detail)}"
-    response = ApiError(error.status_code, message).response(request.url.path)
-    response.headers.update(error.headers or {})
+    headers = error.headers or {}
+    response = ApiError(error.status_code, _told(request, error, headers)).response(request.url.path)
+    response.headers.update(headers)
     return response
+
+
+def _told(request: Request, error: HTTPException, headers: Mapping[str, str]) -> str:
+    """Return the message of an error that routing raised."""
+    told = error.detail
+    if error.status_code == 404:
+        paths = [route.path for route in request.app.routes if isinstance(route, Route)]
+        close = get_close_matches(request.url.path[:LONGEST_PARAM], paths, n=1, cutoff=CLOSE)
+        told = "there is no such path" + (f"; did you mean {close[0]}?" if close else "")
+    elif error.status_code == 405:
+        told = f"the path exists, but not for this method; it takes {headers.get('Allow', 'another')}"
+    return f"{request.method} {request.url.path}: {told}"
 
 
 ERROR_HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = MappingProxyType(
