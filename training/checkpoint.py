@@ -36,8 +36,8 @@ def write_checkpoint(folder: Path, model: Llama, tokenizer: Tokenizer) -> None:
     shape = model.shape
     files: dict[str, dict[str, object]] = {
         "config.json": {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+            "architectures": ["Qwen2ForCausalLM" if shape.attention_bias else "LlamaForCausalLM"],
+            "model_type": "qwen2" if shape.attention_bias else "llama",
             "vocab_size": shape.vocab_size,
             "hidden_size": shape.hidden_size,
             "intermediate_size": shape.intermediate_size,

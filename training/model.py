@@ -26,6 +26,8 @@ class Shape:
     max_position_embeddings: int = 8192
     rope_theta: float = 500_000.0
     rms_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    """Queries, keys and values have biases, as in Qwen2."""
 
 
 class Attention(nn.Module):
@@ -35,9 +37,9 @@ class Attention(nn.Module):
         super().__init__()
         self.shape = shape
         width, kv_width = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
-        self.q_proj = nn.Linear(shape.hidden_size, width, bias=False)
-        self.k_proj = nn.Linear(shape.hidden_size, kv_width, bias=False)
-        self.v_proj = nn.Linear(shape.hidden_size, kv_width, bias=False)
+        self.q_proj = nn.Linear(shape.hidden_size, width, bias=shape.attention_bias)
+        self.k_proj = nn.Linear(shape.hidden_size, kv_width, bias=shape.attention_bias)
+        self.v_proj = nn.Linear(shape.hidden_size, kv_width, bias=shape.attention_bias)
         self.o_proj = nn.Linear(width, shape.hidden_size, bias=False)
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -114,7 +116,7 @@ class Llama(nn.Module):
 
 
 def initialise(model: Llama, seed: int) -> None:
-    """Normal weights; those that write into the residual are smaller the deeper the network."""
+    """Normal weights; those that write into the residual are smaller the deeper the network. Biases are zero."""
     generator = torch.Generator().manual_seed(seed)
     depth = (2 * model.shape.num_hidden_layers) ** -0.5
     with torch.no_grad():
@@ -123,6 +125,8 @@ def initialise(model: Llama, seed: int) -> None:
                 scale = depth if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
                 std = INIT_STD if name.startswith("embed") else weight.shape[1] ** -0.5
                 weight.copy_(torch.randn(weight.shape, generator=generator) * std * scale)
+            elif name.endswith("bias"):
+                weight.zero_()
 
 
 def rotary(shape: Shape, length: int) -> tuple[Tensor, Tensor]:

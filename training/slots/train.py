@@ -23,6 +23,7 @@ from training.checkpoint import write_checkpoint
 from training.dialogue import ANSWER_WEIGHT, RESTATED_WEIGHT
 from training.model import Llama, Shape, initialise
 from training.slots import documents
+from training.slots.offsets import initialise_offsets
 from training.slots.rows import SlotRows
 from training.slots.tokenizer import texts, train_tokenizer
 from training.train import WHOLE, Part, add_up_gradients, mixed_precision, optimizers_of, schedule, step_loss
@@ -47,14 +48,14 @@ class Stage:
 
 
 CURRICULUM = (
-    Stage(150, ((32, 128),), echo_share=0.5, recital_share=0.8, variety=0.02),
-    Stage(250, ((32, 128),), recital_share=0.8, variety=0.1),
-    Stage(250, ((32, 128),), recital_share=0.6, variety=0.4),
-    Stage(350, ((16, 256),), recital_share=0.5, dense_share=0.8, variety=0.6),
-    Stage(2000, ((16, 256),), recital_share=0.4, dense_share=0.8),
-    Stage(1200, ((16, 256), (8, 512)), recital_share=0.2, dense_share=0.6),
-    Stage(1200, ((8, 512), (4, 1024), (2, 2048)), recital_share=0.1, dense_share=0.4),
-    Stage(300, ((8, 512), (8, 512), (2, 2048), (2, 2048), (2, 4096)), recital_share=0.1, dense_share=0.2),
+    Stage(500, ((32, 128),), recital_share=0.9, variety=0.02),
+    Stage(300, ((32, 128),), recital_share=0.8, variety=0.15),
+    Stage(400, ((16, 256),), recital_share=0.6, dense_share=0.8, variety=0.4),
+    Stage(500, ((16, 256),), recital_share=0.5, dense_share=0.8, variety=0.7),
+    Stage(1300, ((16, 256),), recital_share=0.4, dense_share=0.8),
+    Stage(600, ((16, 256), (8, 512)), recital_share=0.3, dense_share=0.6),
+    Stage(400, ((8, 512), (4, 1024), (2, 2048)), recital_share=0.2, dense_share=0.4),
+    Stage(200, ((8, 512), (4, 1024), (2, 2048), (2, 4096)), recital_share=0.1, dense_share=0.2),
 )
 
 
@@ -64,9 +65,10 @@ def shape_of(vocab_size: int) -> Shape:
         hidden_size=256,
         intermediate_size=512,
         num_hidden_layers=5,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=64,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=32,
+        attention_bias=True,
     )
 
 
@@ -116,6 +118,7 @@ def opened(options: argparse.Namespace, part: Part) -> Run:
         tokenizer = train_tokenizer(texts(options.seed))
     model = Llama(shape_of(tokenizer.get_vocab_size()))
     initialise(model, options.seed)
+    initialise_offsets(model)
     run = Run(model, tokenizer, options.seed, compiled=options.compile, part=part)
     if state.exists():
         run.restore(state)
