@@ -172,9 +172,9 @@ def optimizers_of(model: Llama, part: Part = WHOLE) -> list[torch.optim.Optimize
     ]
 
 
-def schedule(step: int, total: int) -> float:
-    """Warm up, stay, fall."""
-    return min((step + 1) / WARMUP, 1.0, max((total - step) / (COOLDOWN * total), 0.0))
+def schedule(step: int, total: int, cooldown: float = COOLDOWN) -> float:
+    """Warm up, stay, fall over a share of the steps."""
+    return min((step + 1) / WARMUP, 1.0, max((total - step) / (cooldown * total), 0.0))
 
 
 def mixed_precision() -> torch.autocast:

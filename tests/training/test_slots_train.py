@@ -11,10 +11,11 @@ from tokenizers import Tokenizer
 
 from sluice import LLM, SamplingParams
 from training.dialogue import Turn
-from training.model import Llama, Shape, initialise
+from training.model import Llama, Shape, initialise, rotary, rotate
 from training.rows import Row, TurnWriter
 from training.slots import documents, train
 from training.slots.facts import FactSource
+from training.slots.offsets import initialise_offsets, offset_biases
 from training.slots.rows import SlotRows
 from training.slots.tokenizer import SPACE, train_tokenizer
 from training.words import Namer
@@ -104,3 +105,21 @@ def test_a_value_begins_with_one_letter_and_goes_on_the_same_wherever_it_stands(
             own = [SPACE + first if before[-1] == " " else first, *rest]
             assert any(tokens[index : index + len(own)] == own for index in range(len(tokens))), (text, tokens)
             assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+@pytest.mark.parametrize("offset", [1, 3, 8])
+def test_a_head_looks_back_by_its_offset_when_the_training_begins(offset: int) -> None:
+    """Whatever the tokens are: its biases alone decide."""
+    shape = Shape(10, hidden_size=64, num_attention_heads=2, head_dim=32, attention_bias=True)
+    query, key = offset_biases(shape, offset)
+    cos, sin = rotary(shape, 60)
+    scores = rotate(query.expand(60, -1), cos, sin) @ rotate(key.expand(60, -1), cos, sin).T
+    assert all(int(scores[at, : at + 1].argmax()) == at - offset for at in range(offset, 40))
+
+
+def test_the_heads_of_the_first_layers_look_back(tokenizer: Tokenizer) -> None:
+    model = Llama(train.shape_of(tokenizer.get_vocab_size()))
+    initialise(model, 1)
+    initialise_offsets(model)
+    biased = [bool(layer.self_attn.q_proj.bias.any()) for layer in model.layers]
+    assert biased == [True, True, False, False, False]

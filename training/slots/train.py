@@ -1,7 +1,7 @@
 """Train the slot model, in as many sittings as it takes: `python -m training.slots.train --out FOLDER`.
 
 The same command continues where the last one stopped. FOLDER/model is the checkpoint so far, FOLDER/state-* what is
-needed to go on, by as many workers. The rate falls over the last third of the steps: before that the model is not what
+needed to go on, by as many workers. The rate falls over the second half of the steps: before that the model is not what
 it will be.
 """
 
@@ -52,11 +52,13 @@ CURRICULUM = (
     Stage(300, ((32, 128),), recital_share=0.8, variety=0.15),
     Stage(400, ((16, 256),), recital_share=0.6, dense_share=0.8, variety=0.4),
     Stage(500, ((16, 256),), recital_share=0.5, dense_share=0.8, variety=0.7),
-    Stage(1300, ((16, 256),), recital_share=0.4, dense_share=0.8),
-    Stage(600, ((16, 256), (8, 512)), recital_share=0.3, dense_share=0.6),
+    Stage(900, ((16, 256),), recital_share=0.4, dense_share=0.8),
+    Stage(500, ((16, 256), (8, 512)), recital_share=0.3, dense_share=0.6),
     Stage(400, ((8, 512), (4, 1024), (2, 2048)), recital_share=0.2, dense_share=0.4),
     Stage(200, ((8, 512), (4, 1024), (2, 2048), (2, 4096)), recital_share=0.1, dense_share=0.2),
 )
+COOLDOWN = 0.5
+"""Share of the steps over which the learning rate falls to nothing."""
 
 
 def shape_of(vocab_size: int) -> Shape:
@@ -97,7 +99,7 @@ def work(index: int, options: argparse.Namespace, rendezvous: Path | None) -> No
     deadline = time.monotonic() + 60 * options.minutes
     plan = planned(options.scale)
     while run.step < len(plan):
-        run.one_step(plan[run.step], schedule(run.step, len(plan)))
+        run.one_step(plan[run.step], schedule(run.step, len(plan), COOLDOWN))
         late = agreed(time.monotonic() > deadline, run.part)
         if late or run.step == len(plan) or run.step % SAVE_EVERY == 0:
             run.save(options.out)
