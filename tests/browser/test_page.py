@@ -372,15 +372,78 @@ def test_a_long_prompt_is_sent_and_no_stream_stops(browser: Browser, url: str) -
     with opened(browser, url) as here:
         page = here.page
         expect(page.locator("#trace-state")).to_have_text("live", timeout=MS)
-        expect(page.locator("#recorded-result")).to_contain_text("Recorded without chunks: 4,000 tokens in one piece")
-        assert drawn_pixels(page, "#recorded", "prefill") > 100
         here.button("Send a 4,000-token prompt now").click()
         said = page.locator("#long-result")
-        expect(said).to_contain_text("No stream stood still for more than", timeout=MS)
+        expect(said).to_contain_text("4,000 tokens were read in", timeout=MS)
+        expect(said).to_have_text(re.compile(r"before the prompt up to [0-9.]+ m?s, while it was read up to [0-9.]+ m?s"))
         (chunks,) = re.findall(r"in ([0-9]+) chunks", said.inner_text())
         assert 4000 // CHUNK <= int(chunks) <= 4000 // CHUNK + 2
         expect(page.locator("#bounds")).to_contain_text("chunked_prefill_size")
         assert here.complaints == []
+
+
+VERDICT = """async ([gaps, arrived, firstToken]) => {
+  const {verdictOf} = await import('/page/experiment.js');
+  const request = {arrived, firstToken}, other = {};
+  const watched = gaps.map(([from, to]) => ({request: other, from, to, micros: to - from}));
+  return verdictOf([...watched, {request, from: 0, to: 9000000, micros: 9000000}], request);
+}"""
+BUSY = "The machine is busy, or slow for this model: the streams were slow before the prompt, too."
+VERDICTS = [
+    ([(0, 40_000), (90_000, 190_000)], "before the prompt up to 40 ms, while it was read up to 100 ms."),
+    ([(0, 90_000), (350_000, 900_000)], "before the prompt up to 90 ms."),
+    ([(50_000, 150_000)], "while it was read up to 100 ms."),
+]
+
+
+@pytest.mark.parametrize(("gaps", "said"), VERDICTS)
+def test_the_streams_before_the_prompt_are_told_apart(markdown_page: Page, gaps: Any, said: str) -> None:
+    """On a busy machine they were as slow before. The prompt comes at 100 ms, its first token at 300 ms."""
+    found = markdown_page.evaluate(VERDICT, [gaps, 100_000, 300_000])
+    assert found == f"The longest that a stream stood still: {said}"
+
+
+def test_a_busy_machine_is_named(markdown_page: Page) -> None:
+    gaps = [(0, 300_000), (300_000, 600_000)]
+    assert markdown_page.evaluate(VERDICT, [gaps, 400_000, 500_000]).endswith(f"up to 300 ms. {BUSY}")
+    assert BUSY not in markdown_page.evaluate(VERDICT, [[(0, 200_000)], 400_000, 500_000])
+    assert markdown_page.evaluate(VERDICT, [[], 0, 1]) == "No stream ran beside it."
+
+
+AXIS = """() => {
+  window.labels = [];
+  const said = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+    const ratio = this.getTransform().a;
+    if (this.canvas.id === 'recorded' && text.endsWith(' s'))
+      window.labels.push([text, x + this.measureText(text).width <= this.canvas.width / ratio]);
+    said.call(this, text, x, y);
+  };
+}"""
+"""Keep the labels of the recorded run's axis, and whether they end inside of it."""
+
+
+def test_a_recorded_run_is_beside_it(browser: Browser, url: str) -> None:
+    """Its axis began at -9 s, its last label was cut off, and its seconds looked as if they were of this machine."""
+    with opened(browser, url) as here:
+        page = here.page
+        told = page.locator("#recorded-result")
+        expect(told).to_contain_text("4,000 tokens were read in one piece", timeout=MS)
+        expect(told).to_contain_text("recorded on another machine")
+        picture = page.get_by_role("img", name="Recorded: the same without chunks")
+        heading = page.get_by_role("heading", name="Recorded: the same without chunks")
+        tops = [each.bounding_box() for each in (heading, picture)]
+        assert tops[0] is not None
+        assert tops[1] is not None
+        assert tops[0]["y"] + tops[0]["height"] <= tops[1]["y"]
+        until_drawn(page, "#recorded", "prefill")
+        page.evaluate(AXIS)
+        here.button("Play the recorded run").click()
+        for _ in range(600):
+            if len(labels := page.evaluate("window.labels")) >= 20:
+                break
+            page.evaluate("new Promise(requestAnimationFrame)")
+        assert {*map(tuple, labels)} == {(f"{second} s", True) for second in range(10)}, "from the first frame on"
 
 
 GAPS = """async () => {

@@ -1,5 +1,5 @@
-// The experiment: a long prompt is sent while streams run, and the longest time that one of them stood still is shown,
-// beside a recorded run of this server without chunks.
+// The experiment: a long prompt is sent while streams run. The longest time that one of them stood still is shown, before
+// the prompt and while it was read, beside a recorded run of this server without chunks.
 
 import { call, stream } from "./api.js";
 import { announce, byId } from "./dom.js";
@@ -14,7 +14,14 @@ const COMPANION_TOKENS = 2000;
 /** Tokens of each companion before the prompt is sent. */
 const WARM = 8;
 const STREAMING = 2e6;
-/** Time for the last report of the trace to come. */
+/** The streams are watched for so long before the prompt is sent; for longer until one of them got a token. */
+const BEFORE_MS = 2000;
+const LONGEST_BEFORE_MS = 10_000;
+/** Streams whose tokens came further apart before the prompt were slow already, in microseconds. */
+const SLOW = 200_000;
+const LOOK_MS = 50;
+/** Time for the report of the prompt's first token to come, and for the streams' next tokens behind it. */
+const REPORT_MS = 5000;
 const SETTLE_MS = 700;
 const WORDS = "The miller opened the sluice at dawn, and the water ran past the wheel, the mill and the garden. ";
 
@@ -57,15 +64,20 @@ export class Experiment {
       this.say(`Starting ${COMPANIONS} streams beside it`);
       await Promise.all(Array.from({ length: COMPANIONS }, () => this.companion(name, longest, signal)));
     }
-    this.say(`Sending a prompt of ${count(tokens, "token")}`);
-    this.onStart();
     const watched = run.watchGaps();
     try {
+      this.say("Watching the streams before the prompt is sent");
+      await pause(BEFORE_MS);
+      await until(() => watched.length > 0, LONGEST_BEFORE_MS - BEFORE_MS);
+      this.say(`Sending a prompt of ${count(tokens, "token")}`);
+      this.onStart();
       const [took, id] = await this.sendLong(name, prompt, signal);
-      await new Promise((resolve) => setTimeout(resolve, SETTLE_MS));
+      await until(() => run.requests.get(id)?.firstToken != null, REPORT_MS);
+      await pause(SETTLE_MS);
       const isWhole = this.live.state === "live" && run.isWatching(watched);
       if (!isWhole) throw new Error("the trace was interrupted meanwhile; it is not read while this page is hidden");
-      this.report(tokens, took, run.requests.get(id), watched);
+      const request = run.requests.get(id);
+      this.say(`${readingOf(tokens, took, request)} ${verdictOf(watched, request)}`);
     } finally {
       run.unwatchGaps(watched);
     }
@@ -81,16 +93,6 @@ export class Experiment {
     const asked = { model: name, prompt, max_tokens: 4, ignore_eos: true };
     for await (const _ of stream("v1/completions", asked, { signal, onResponse })) break;
     return [performance.now() - began, id];
-  }
-
-  report(tokens, took, request, watched) {
-    const chunks = request?.chunks ?? 0;
-    const inChunks = chunks > 0 ? `, in ${count(chunks, "chunk")}` : "";
-    const read = `${count(tokens, "token")} were read in ${ms(took)}${inChunks}.`;
-    const others = watched.filter((each) => each.request !== request);
-    const longest = others.reduce((most, { micros }) => Math.max(most, micros), 0);
-    const stood = others.length === 0 ? "No stream ran beside it." : `No stream stood still for more than ${ms(longest / 1000)}.`;
-    this.say(`${read} ${stood}`);
   }
 
   /** Start a stream that is not shown, and wait until it runs. */
@@ -121,6 +123,48 @@ export class Experiment {
     this.said.textContent = text;
     announce(text);
   }
+}
+
+/** Return in how much time and how many chunks a prompt was read, in words. */
+function readingOf(tokens, took, request) {
+  const chunks = request?.chunks ?? 0;
+  const inChunks = chunks > 0 ? `, in ${count(chunks, "chunk")}` : "";
+  return `${count(tokens, "token")} were read in ${ms(took)}${inChunks}.`;
+}
+
+/**
+ * Return how long streams stood still at most, before a prompt came and while it was read, in words.
+ *
+ * `watched` has the times between their tokens, `request` is the prompt's; undefined: the trace did not tell of it.
+ */
+export function verdictOf(watched, request) {
+  const arrived = request?.arrived ?? 0;
+  const read = request?.firstToken ?? Infinity;
+  const others = watched.filter((each) => each.request !== request && each.from < read);
+  if (others.length === 0) return "No stream ran beside it.";
+  const before = longestOf(others.filter(({ to }) => to <= arrived));
+  const meanwhile = longestOf(others.filter(({ to }) => to > arrived));
+  const parts = [
+    before === 0 ? "" : `before the prompt up to ${ms(before / 1000)}`,
+    meanwhile === 0 ? "" : `while it was read up to ${ms(meanwhile / 1000)}`,
+  ];
+  const slow = "The machine is busy, or slow for this model: the streams were slow before the prompt, too.";
+  const stood = `The longest that a stream stood still: ${parts.filter((each) => each).join(", ")}.`;
+  return before > SLOW ? `${stood} ${slow}` : stood;
+}
+
+function longestOf(gaps) {
+  return gaps.reduce((most, { micros }) => Math.max(most, micros), 0);
+}
+
+function pause(milliseconds) {
+  return new Promise((resolve) => setTimeout(resolve, milliseconds));
+}
+
+/** Wait until something holds, but not longer than some milliseconds. */
+async function until(holds, milliseconds) {
+  const end = performance.now() + milliseconds;
+  while (!holds() && performance.now() < end) await pause(LOOK_MS);
 }
 
 /** Say on the button how long the prompt will be. */

@@ -20,15 +20,15 @@ export class Recorded {
     this.from = events[0].now;
     this.to = events.at(-1).now;
     const seconds = (this.to - this.from) / 1e6;
-    this.timeline = new Timeline(byId("recorded"), byId("recorded-tip"), () => this.at + DELAY, { seconds });
+    this.timeline = new Timeline(byId("recorded"), byId("recorded-tip"), () => this.at + DELAY, { seconds, from: this.from });
     this.run = new Run((mark) => this.timeline.mark(mark));
     this.timeline.run = this.run;
-    this.timeline.origin = this.from;
     this.show(Infinity);
     const longest = Math.max(...this.run.gaps.map(({ micros }) => micros));
     byId("recorded-result").textContent =
-      `Recorded without chunks: ${count(this.record.tokens, "token")} in one piece, and the streams stood still for` +
-      ` ${ms(longest / 1000)}. (${this.record.model} on ${this.record.machine})`;
+      `${count(this.record.tokens, "token")} were read in one piece, and the streams stood still for ${ms(longest / 1000)}.` +
+      ` This was recorded on another machine (${this.record.model} on ${this.record.machine}): compare its shape with yours,` +
+      " not its seconds.";
     const step = (now) => {
       requestAnimationFrame(step);
       this.timeline.tick(now);

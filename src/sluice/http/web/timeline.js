@@ -31,8 +31,11 @@ const COLOURS = ["text", "quiet", "line", "panel", "accent", "prefill", "decode"
 
 /** Draws a run. Give `mark` to the run, and call `tick` in every frame. */
 export class Timeline {
-  /** `clock` returns the run's time now, in microseconds. */
-  constructor(canvas, tip, clock, { seconds = 20 } = {}) {
+  /**
+   * `clock` returns the run's time now, in microseconds. The picture is of the last `seconds`; with `from` it stands still
+   * and is of the seconds behind that moment, from which times are counted.
+   */
+  constructor(canvas, tip, clock, { seconds = 20, from = null } = {}) {
     this.canvas = canvas;
     this.tip = tip;
     this.clock = clock;
@@ -41,8 +44,7 @@ export class Timeline {
     this.marks = [];
     this.tiles = new Map();
     this.lanes = new Lanes(MOST_LANES);
-    /** What times are counted from; null: the right edge. */
-    this.origin = null;
+    this.from = from;
     this.pausedAt = null;
     this.drawnAt = 0;
     this.hasNews = true;
@@ -76,6 +78,11 @@ export class Timeline {
 
   /** The time at the right edge. */
   edge() {
+    return this.from === null ? this.seenUntil() : this.from + this.span;
+  }
+
+  /** The time up to which the run is drawn. */
+  seenUntil() {
     return this.pausedAt ?? this.clock() - DELAY;
   }
 
@@ -172,25 +179,27 @@ export class Timeline {
   drawGrid(paint, left) {
     paint.font = "10px system-ui, sans-serif";
     const every = this.span > 30e6 ? 10e6 : this.span > 12e6 ? 5e6 : 1e6;
-    const zero = this.origin ?? left + this.span;
+    const zero = this.from ?? left + this.span;
     for (let at = zero + Math.ceil((left - zero) / every) * every; at < left + this.span; at += every) {
       const x = (at - left) * this.scale;
       paint.fillStyle = this.colours.line;
       paint.fillRect(x, 0, 1, this.height - GRID);
       paint.fillStyle = this.colours.quiet;
-      paint.fillText(`${Math.round((at - zero) / 1e6)} s`, x + 3, this.height - 3);
+      const label = `${Math.round((at - zero) / 1e6)} s`;
+      const length = paint.measureText(label).width;
+      paint.fillText(label, x + 3 + length <= this.width ? x + 3 : x - 3 - length, this.height - 3);
     }
   }
 
   /** Draw what goes on: requests that wait, and how long a stream has been without a token. */
   drawOpen(paint, left) {
-    const edge = left + this.span;
+    const now = this.seenUntil();
     for (const request of this.run.open) {
       const y = this.top(request);
       if (y === null) continue;
       const from = Math.max(0, (Math.max(request.lastSeen, request.arrived) - left) * this.scale);
-      const length = this.width - from;
-      if (length <= 0 || request.lastSeen > edge) continue;
+      const length = (now - left) * this.scale - from;
+      if (length <= 0 || request.lastSeen > now) continue;
       paint.fillStyle = request.isWaiting ? this.colours.quiet : this.colours.line;
       paint.fillRect(from, y + this.lane / 2 - 1, length, request.isWaiting ? 2 : 1);
     }
