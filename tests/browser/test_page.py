@@ -614,8 +614,29 @@ PACE = """async (times) => {
 
 def test_the_rate_leaves_the_first_burst_out(markdown_page: Page) -> None:
     """Its tokens took the time to the first token, which the rate does not count."""
-    assert "6 tokens · 20.0 tokens/s" in markdown_page.evaluate(PACE, [100, 100.2, 100.4, 150, 200, 250.0])
+    assert "6 tokens · 5.0 tokens/s" in markdown_page.evaluate(PACE, [100, 100.2, 100.4, 300, 500, 700.0])
     assert "tokens/s" not in markdown_page.evaluate(PACE, [100, 100.2, 100.4])
+
+
+def test_tokens_that_arrive_together_are_one_arrival(markdown_page: Page) -> None:
+    """A browser reads several at once: most times between them were 0.0 ms, and the rate was that of an instant."""
+    bursts = [at + 0.1 * token for at in range(100, 1100, 40) for token in range(5)]
+    told = "first token after 100 ms · 125 tokens · 125.0 tokens/s · between tokens 40 ms in the median, 40 ms at most"
+    assert markdown_page.evaluate(PACE, bursts) == told
+
+
+def test_a_short_answer_has_no_rate_and_no_median(markdown_page: Page) -> None:
+    few = [at + 0.1 * token for at in (100, 115) for token in range(5)]
+    told = "first token after 100 ms · 10 tokens · between tokens 15 ms at most"
+    assert markdown_page.evaluate(PACE, few) == told
+    assert markdown_page.evaluate(PACE, [100]) == "first token after 100 ms · 1 token"
+
+
+def test_a_fast_stream_is_not_one_arrival(markdown_page: Page) -> None:
+    """Each of its tokens comes together with the one before."""
+    fast = [100 + 0.5 * token for token in range(2000)]
+    told = "2000 tokens · 2000.0 tokens/s · between tokens 20 ms in the median, 20 ms at most"
+    assert markdown_page.evaluate(PACE, fast).endswith(told)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
