@@ -134,6 +134,43 @@ def test_an_answer_is_stopped_and_what_was_written_stays(browser: Browser, url: 
         expect(here.button("Send")).to_be_visible()
 
 
+LEFT = """async () => {
+  await new Promise(requestAnimationFrame);
+  await new Promise(requestAnimationFrame);
+  const log = document.querySelector('#messages');
+  return log.scrollHeight - log.clientHeight - log.scrollTop;
+}"""
+"""The pixels of the chat below what is seen of it."""
+
+
+@pytest.mark.parametrize("width", [1300, 390])
+def test_the_end_of_an_answer_is_seen(browser: Browser, url: str, width: int) -> None:
+    """What is added when an answer is over was cut off: its figures, the buttons below the chat, an error."""
+    with opened(browser, url, viewport={"width": width, "height": 500}) as here:
+        log = here.page.get_by_role("log", name="Messages")
+        here.ask_for(max_tokens=150, ignore_eos=True)
+        complete(here.say("a line\n" * 30))
+        expect(here.button("Regenerate")).to_be_visible()
+        assert log.evaluate("log => log.scrollHeight > 1.5 * log.clientHeight")
+        assert here.page.evaluate(LEFT) < 1
+        here.page.unroute("**/v1/chat/completions")
+        failure = {"error": {"message": "no room " * 30}}
+        here.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=503, json=failure))
+        expect(here.say("more")).to_contain_text("no room", timeout=MS)
+        assert here.page.evaluate(LEFT) < 1
+
+
+def test_one_who_reads_above_stays_there(browser: Browser, url: str) -> None:
+    with opened(browser, url, viewport={"width": 1300, "height": 500}) as here:
+        log = here.page.get_by_role("log", name="Messages")
+        expect(here.say_on("a line\n" * 30)).to_contain_text("tokens/s", timeout=MS)
+        log.evaluate("log => { log.scrollTop = 0; }")
+        here.page.evaluate(LEFT)
+        here.button("Stop").click()
+        expect(here.page.get_by_role("article", name="Answer")).to_contain_text("stopped", timeout=MS)
+        assert log.evaluate("log => log.scrollTop") == 0
+
+
 def test_a_message_without_an_answer_is_not_sent_again(browser: Browser, url: str) -> None:
     """Many chat templates refuse two messages of the user in a row."""
     with opened(browser, url) as here:

@@ -2,12 +2,11 @@
 
 import { stream } from "./api.js";
 import { announce, button, byId, el } from "./dom.js";
+import { Follower } from "./follow.js";
 import { GrowingMarkdown, markdown } from "./markdown.js";
 import { Pace } from "./pace.js";
 import { sampling } from "./settings.js";
 import { asCurl, asPython, offer } from "./snippets.js";
-
-const NEAR_END = 40;
 
 /** Draws one conversation and continues it. */
 export class Chat {
@@ -18,6 +17,7 @@ export class Chat {
     this.onRequest = onRequest;
     this.running = null;
     this.log = byId("messages");
+    this.follower = new Follower(this.log);
     this.prompt = byId("prompt");
     this.setUpComposer();
     this.setUpSystem();
@@ -59,7 +59,7 @@ export class Chat {
     this.stop();
     this.system.value = conversation.system;
     this.log.replaceChildren(...conversation.messages.map((message) => drawn(message)));
-    this.log.scrollTop = this.log.scrollHeight;
+    this.follower.toEnd();
     this.drawButtons();
     this.prompt.focus({ preventScroll: true });
   }
@@ -111,6 +111,7 @@ export class Chat {
     announce("The model answers");
     const request = this.request(conversation.messages);
     const answer = new Answer(this.log);
+    this.follower.toEnd();
     try {
       const began = performance.now();
       answer.pace.begin(began);
@@ -150,7 +151,6 @@ function isSent({ role, content }, next) {
 /** An answer while it is written. */
 class Answer {
   constructor(log) {
-    this.log = log;
     this.message = { role: "assistant", content: "", reasoning: "" };
     this.pace = new Pace();
     this.body = el("div", { class: "text" });
@@ -161,7 +161,6 @@ class Answer {
     this.text = new GrowingMarkdown(this.body);
     this.isDue = this.isOver = false;
     log.append(this.article);
-    this.follow(true);
   }
 
   add(event) {
@@ -179,16 +178,10 @@ class Answer {
 
   draw() {
     this.isDue = false;
-    const isAtEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR_END;
     this.text.show(this.message.content);
     this.thought.textContent = this.message.reasoning;
     this.reasoning.hidden = this.message.reasoning === "";
     this.facts.textContent = this.pace.shown();
-    this.follow(isAtEnd);
-  }
-
-  follow(isAtEnd) {
-    if (isAtEnd) this.log.scrollTop = this.log.scrollHeight;
   }
 
   /** Note why the answer ended early; null: it was stopped here. */
@@ -203,7 +196,6 @@ class Answer {
     const pace = this.pace.summary();
     if (pace !== null) this.message.pace = pace;
     this.article.replaceWith(drawn(this.message));
-    this.follow(true);
     return this.message;
   }
 }
