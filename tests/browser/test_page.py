@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from benchmarks.shadow_server import children_of, server
 from browser.looking import CONTRAST
+from sluice.types.limits import Bound
 
 KEY = "sesame"
 STEP_MS = 4.0
@@ -371,11 +372,33 @@ def test_one_sees_what_the_server_does_with_a_request(browser: Browser, url: str
         heads = page.get_by_role("table", name="Requests").get_by_role("columnheader").all_inner_texts()
         cells = dict(zip(heads, row.locator("th, td").all_inner_texts(), strict=True))
         assert (cells["Output"], cells["Chunks"]) == ("40", "1")
-        assert cells["TTFT"].endswith("ms")
-        assert cells["ITL"].endswith("ms")
+        assert cells["First token"].endswith("s")
+        assert cells["Between tokens"].endswith("ms")
         expect(page.locator("#pool")).to_contain_text("cached")
         until_drawn(page, "#timeline", "decode")
         assert here.complaints == []
+
+
+def test_the_words_of_the_timeline_are_explained(browser: Browser, url: str) -> None:
+    """By the keyboard, and on a phone, where nothing can be pointed at; every limit that the engine may name."""
+    with opened(browser, url, viewport={"width": 390, "height": 800}) as here:
+        page = here.page
+        here.button("Timeline").click()
+        words = page.get_by_text("What do these words mean?")
+        words.focus()
+        page.keyboard.press("Enter")
+        for word in ("step, steps/s", "offloaded context", "prompt began in the cache", "device, host, disk"):
+            expect(page.get_by_role("term").filter(has_text=word)).to_be_visible()
+        known = page.locator("#limit-words").get_by_role("term").all_inner_texts()
+        assert known == ["no limit", *(bound.value for bound in Bound if bound is not Bound.NOTHING)]
+        expect(page.get_by_text("The step held all that there was to do.")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        here.button("Chat").click()
+        here.ask_for(max_tokens=3)
+        complete(here.say("hello"))
+        here.button("Timeline").click()
+        shown = page.get_by_role("list", name="Limits of the steps").get_by_role("listitem").filter(has_text="no limit")
+        expect(shown).to_have_attribute("title", "The step held all that there was to do.", timeout=MS)
 
 
 def until_drawn(page: Page, canvas: str, colour: str) -> None:
@@ -412,7 +435,9 @@ def test_a_long_prompt_is_sent_and_no_stream_stops(browser: Browser, url: str) -
         here.button("Send a 4,000-token prompt now").click()
         said = page.locator("#long-result")
         expect(said).to_contain_text("4,000 tokens were read in", timeout=MS)
-        expect(said).to_have_text(re.compile(r"before the prompt up to [0-9.]+ m?s, while it was read up to [0-9.]+ m?s"))
+        expect(said).to_have_text(
+            re.compile(r"before the prompt up to [0-9.]+ m?s, while it was read up to [0-9.]+ m?s")
+        )
         (chunks,) = re.findall(r"in ([0-9]+) chunks", said.inner_text())
         assert 4000 // CHUNK <= int(chunks) <= 4000 // CHUNK + 2
         expect(page.locator("#bounds")).to_contain_text("chunked_prefill_size")

@@ -2,10 +2,11 @@
 
 import { byId, el } from "./dom.js";
 import { count } from "./gaps.js";
+import { colourOf, explainLimits, explanationOf, nameOf } from "./limits.js";
 import { ms } from "./pace.js";
 import { RequestTable } from "./requests.js";
 import { Run } from "./run.js";
-import { colourOf, Timeline } from "./timeline.js";
+import { Timeline } from "./timeline.js";
 import { Trace } from "./trace.js";
 
 const WORDS_MS = 500;
@@ -34,6 +35,7 @@ export class Live {
       (state) => this.setState(state),
     );
     this.setState("connecting");
+    explainLimits(byId("limit-words"));
     byId("span").addEventListener("change", () => this.timeline.show(Number(byId("span").value)));
     byId("pause").addEventListener("click", () => this.togglePause());
     this.wordsAt = 0;
@@ -101,6 +103,7 @@ export class Live {
     setText("fact-read", (read / seconds).toFixed(0));
     setText("fact-steps", (steps.length / seconds).toFixed(0));
     this.drawBounds(steps);
+    setText("page-size", count(run.pageSize, "token"));
     if (run.pool !== null) drawPool(run.pool);
     this.drawGaps();
   }
@@ -109,12 +112,12 @@ export class Live {
     const counts = new Map();
     for (const step of steps) counts.set(step.bound_by, (counts.get(step.bound_by) ?? 0) + 1);
     const sorted = [...counts].sort(([, one], [, other]) => other - one);
-    const words = sorted.map(([name, number]) => [name, `${name} ${Math.round((100 * number) / steps.length)}%`]);
+    const words = sorted.map(([name, number]) => [name, `${nameOf(name)} ${Math.round((100 * number) / steps.length)}%`]);
     const text = words.map(([, each]) => each).join();
     const shown = byId("bounds");
     if (shown.dataset.text === text) return;
     shown.dataset.text = text;
-    const items = words.map(([name, each]) => el("li", { class: colourOf(name) }, each));
+    const items = words.map(([name, each]) => el("li", { class: colourOf(name), title: explanationOf(name) }, each));
     shown.replaceChildren(...(items.length > 0 ? items : [el("li", { class: "line" }, "no step in 5 seconds")]));
   }
 

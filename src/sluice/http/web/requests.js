@@ -4,7 +4,7 @@ import { el } from "./dom.js";
 import { ms } from "./pace.js";
 
 const MOST_ROWS = 40;
-const COLUMNS = ["Request", "Prompt", "Cached", "Output", "Chunks", "Waited", "TTFT", "ITL", "Longest gap", "State"];
+const COLUMNS = ["Request", "Prompt", "Cached", "Output", "Chunks", "Waited", "First token", "Between tokens", "Longest gap", "State"];
 
 export class RequestTable {
   /** `details` is opened to see the table; nothing is drawn while it is closed. */

@@ -4,6 +4,7 @@
 import { el } from "./dom.js";
 import { contentOf } from "./gaps.js";
 import { Lanes } from "./lanes.js";
+import { colourOf, explanationOf, nameOf } from "./limits.js";
 import { ms } from "./pace.js";
 import { tokensOf } from "./run.js";
 
@@ -18,15 +19,6 @@ const FRAME_MS = matchMedia("(prefers-reduced-motion: reduce)").matches ? 1000 :
 const TILES = 4;
 /** Width of a token, in pixels; tokens that come faster join. */
 const TICK = 3;
-/** Limits of steps and the colours that they are drawn in; the others bound the reading of prompts. */
-const BOUNDS = {
-  nothing: "line",
-  kv_pages: "gap",
-  tier_pages: "gap",
-  disk_reads: "gap",
-  max_running_requests: "offloaded",
-  itl_target: "decode",
-};
 const COLOURS = ["text", "quiet", "line", "panel", "accent", "prefill", "decode", "cached", "offloaded", "gap", "stall"];
 
 /** Draws a run. Give `mark` to the run, and call `tick` in every frame. */
@@ -277,11 +269,6 @@ export class Timeline {
   }
 }
 
-/** Return the name of the colour in which steps are drawn that a limit bound. */
-export function colourOf(bound) {
-  return BOUNDS[bound] ?? "prefill";
-}
-
 const DRAWERS = {
   unseen(view, paint, mark, x, width) {
     paint.fillStyle = view.colours.line;
@@ -347,7 +334,7 @@ function wordsOf(mark, lane) {
   if (mark.kind === "step") {
     const request = mark.decoding.find((each) => each.lane === lane);
     const what = request === undefined ? "" : `request ${request.id}: `;
-    return `${what}step ${mark.step.step}, ${length}: ${contentOf(mark.step)}. Bound by: ${mark.step.bound_by}`;
+    return `${what}step ${mark.step.step}, ${length}: ${contentOf(mark.step)}. ${limitOf(mark.step)}`;
   }
   const name = `request ${mark.request.id}`;
   if (mark.kind === "gap") return `${name} stood still for ${length}: ${mark.gap.why}`;
@@ -355,6 +342,10 @@ function wordsOf(mark, lane) {
   if (mark.kind === "end") return `${name} ended: ${mark.request.end.reason}`;
   const { start, length: tokens } = mark.chunk;
   return `${name}: ${mark.kind} of ${tokens} tokens from ${start}, step ${mark.step.step}, ${length}`;
+}
+
+function limitOf({ bound_by: bound }) {
+  return bound === "nothing" ? explanationOf(bound) : `Limit: ${nameOf(bound)}. ${explanationOf(bound)}`;
 }
 
 /** Return a colour as canvases read it: they do not know `light-dark()`. */
