@@ -476,9 +476,9 @@ AXIS = """() => {
   window.labels = [];
   const said = CanvasRenderingContext2D.prototype.fillText;
   CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
-    const ratio = this.getTransform().a;
-    if (this.canvas.id === 'recorded' && text.endsWith(' s'))
-      window.labels.push([text, x + this.measureText(text).width <= this.canvas.width / ratio]);
+    const {a: ratio, e: left} = this.getTransform();
+    const end = left + ratio * (x + this.measureText(text).width);
+    if (this.canvas.id === 'recorded' && text.endsWith(' s')) window.labels.push([text, end <= this.canvas.width]);
     said.call(this, text, x, y);
   };
 }"""
@@ -575,6 +575,100 @@ OWN = """async () => {
   run.markOwn(1);
   return [2000, 500].map((now) => { hello(now); return run.requests.get(1).isOwn; });
 }"""
+GUESSED = """async () => {
+  const {Run} = await import('/page/run.js');
+  const run = new Run(), arrive = (...requests) => run.take({kind: 'requests', now: 9000, ended: [],
+    arrived: requests.map(([id, arrived]) => ({id, arrived, prompt_tokens: 8}))});
+  const own = () => [...run.requests.values()].filter(({isOwn}) => isOwn).map(({id}) => id);
+  run.take({kind: 'hello', now: 0, is_serving: true, page_size: 16, requests: []});
+  const first = run.expectOwn(1000), second = run.expectOwn(1000);
+  arrive([1, 900], [2, 1100], [3, 1200], [4, 1300]);
+  const guessed = own();
+  first(2);
+  second(4);
+  first(null);
+  const refused = run.expectOwn(2000);
+  arrive([5, 2100]);
+  const seen = [guessed, own()];
+  refused(null);
+  return [...seen, own()];
+}"""
+
+
+def test_a_request_is_ones_own_before_its_first_token(markdown_page: Page) -> None:
+    """Its number comes with the token, and its lane was another's until then. A wrong guess is taken back."""
+    assert markdown_page.evaluate(GUESSED) == [[2, 3], [2, 4, 5], [2, 4]]
+
+
+LANES = """async () => {
+  const {Lanes} = await import('/page/lanes.js');
+  const lanes = new Lanes(4), made = (id, arrived, end = null) =>
+    ({id, arrived, lastSeen: arrived, lane: null, end: end === null ? null : {at: end}});
+  const place = (...requests) => requests.forEach((request) => lanes.place(request, 0));
+  const seen = [], note = () => seen.push([lanes.requests.map(({id, lane}) => [id, lane]).flat(), lanes.count]);
+  const late = made(1, 10), gone = made(2, 20, 90), third = made(3, 30), full = made(5, 50);
+  place(gone, third, late, made(4, 40, 300), full);
+  note();
+  seen.push([lanes.arrange(0), full.lane, lanes.arrange(0)]);
+  note();
+  seen.push([lanes.arrange(100), gone.lane]);
+  lanes.place(gone, 100);
+  lanes.place(full, 100);
+  note();
+  full.end = third.end = {at: 110};
+  lanes.arrange(200);
+  note();
+  return seen;
+}"""
+
+
+def test_lanes_are_in_order_and_without_holes(markdown_page: Page) -> None:
+    assert markdown_page.evaluate(LANES) == [
+        [[2, 0, 3, 1, 1, 2, 4, 3], 4],
+        [True, None, False],
+        [[1, 0, 2, 1, 3, 2, 4, 3], 4],
+        [True, None],
+        [[1, 0, 3, 1, 4, 2, 5, 3], 4],
+        [[1, 0, 4, 1], 2],
+    ]
+
+
+NAMES = """() => {
+  window.names = [];
+  const said = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+    if (this.canvas.id === 'timeline' && text.includes('request')) {
+      const end = this.getTransform().e + this.getTransform().a * (x + this.measureText(text).width);
+      window.names.push([text, Math.ceil(end)]);
+    }
+    said.call(this, text, x, y);
+  };
+  const drawn = CanvasRenderingContext2D.prototype.drawImage;
+  CanvasRenderingContext2D.prototype.drawImage = function (...given) {
+    if (this.canvas.id === 'timeline') window.left = this.getTransform().e;
+    drawn.apply(this, given);
+  };
+}"""
+"""Keep the names on the timeline with where they end, and where the drawing begins."""
+
+
+@pytest.mark.parametrize(("width", "name"), [(1600, r"you: request \d+, \d+ tokens"), (390, r"you: request \d+")])
+def test_a_lane_has_a_name_beside_what_is_drawn(browser: Browser, url: str, width: int, name: str) -> None:
+    """Names lay upon the first seconds of the drawing, and were numbers that nobody understood."""
+    with opened(browser, url, viewport={"width": width, "height": 900}) as here:
+        page = here.page
+        expect(page.locator("#trace-state")).to_have_text("live", timeout=MS)
+        page.evaluate(NAMES)
+        here.ask_for(max_tokens=20, ignore_eos=True)
+        complete(here.say("hello"))
+        if width < 800:
+            here.button("Timeline").click()
+        until_drawn(page, "#timeline", "decode")
+        names, left = page.evaluate("[window.names, window.left]")
+        own = {text for text, _ in names if text.startswith("you")}
+        assert own
+        assert all(re.fullmatch(name, text) for text in own)
+        assert max(end for _, end in names) <= left
 
 
 def test_requests_of_another_server_are_not_ones_own(markdown_page: Page) -> None:

@@ -48,6 +48,12 @@ async function refusal(response) {
   return new Refused(response.status, message || `status ${response.status}`, response.headers.get("retry-after"));
 }
 
+/** Return a request's number at the engine, which the trace knows it by; null if the answer does not name it. */
+export function engineRequestOf(response) {
+  const id = response.headers.get("x-sluice-engine-request");
+  return id === null ? null : Number(id);
+}
+
 /** Yield the data of each server-sent event of an answer. Comments, which keep a connection alive, are "". */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -1,6 +1,6 @@
 // The chat: messages of the open conversation, and the answer that is being written.
 
-import { stream } from "./api.js";
+import { engineRequestOf, stream } from "./api.js";
 import { announce, button, byId, el } from "./dom.js";
 import { Follower } from "./follow.js";
 import { GrowingMarkdown, markdown } from "./markdown.js";
@@ -10,11 +10,12 @@ import { asCurl, asPython, offer } from "./snippets.js";
 
 /** Draws one conversation and continues it. */
 export class Chat {
-  /** `model` returns the model's name, `conversations` keeps what is said, `onRequest` gets each request's number at the engine. */
-  constructor(model, conversations, onRequest) {
+  /** `model` returns the model's name, `conversations` keeps what is said. `expect` is called when a request is sent,
+   * and returns what takes its number at the engine, or null. */
+  constructor(model, conversations, expect) {
     this.model = model;
     this.conversations = conversations;
-    this.onRequest = onRequest;
+    this.expect = expect;
     this.running = null;
     this.log = byId("messages");
     this.follower = new Follower(this.log);
@@ -111,17 +112,20 @@ export class Chat {
     announce("The model answers");
     const request = this.request(conversation.messages);
     const answer = new Answer(this.log);
+    const named = this.expect();
     this.follower.toEnd();
     try {
       const began = performance.now();
       answer.pace.begin(began);
-      const onResponse = (response) => this.onRequest(response.headers.get("x-sluice-engine-request"));
+      const onResponse = (response) => named(engineRequestOf(response));
       const asked = { ...request, stream_options: { include_usage: true } };
       for await (const event of stream("v1/chat/completions", asked, { signal: running.signal, onResponse })) {
         answer.add(event);
       }
     } catch (error) {
       answer.fail(running.signal.aborted ? null : error);
+    } finally {
+      named(null);
     }
     const message = answer.end();
     conversation.messages.push(message);

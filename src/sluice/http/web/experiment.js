@@ -1,7 +1,7 @@
 // The experiment: a long prompt is sent while streams run. The longest time that one of them stood still is shown, before
 // the prompt and while it was read, beside a recorded run of this server without chunks.
 
-import { call, stream } from "./api.js";
+import { call, engineRequestOf, stream } from "./api.js";
 import { announce, byId } from "./dom.js";
 import { count } from "./gaps.js";
 import { ms } from "./pace.js";
@@ -87,11 +87,11 @@ export class Experiment {
   async sendLong(name, prompt, signal) {
     const began = performance.now();
     let id = null;
-    const onResponse = (answer) => {
-      id = this.own(answer);
-    };
     const asked = { model: name, prompt, max_tokens: 4, ignore_eos: true };
-    for await (const _ of stream("v1/completions", asked, { signal, onResponse })) break;
+    const onNumber = (number) => {
+      id = number;
+    };
+    for await (const _ of this.stream(asked, signal, onNumber)) break;
     return [performance.now() - began, id];
   }
 
@@ -99,7 +99,7 @@ export class Experiment {
   async companion(name, longest, signal) {
     const tokens = Math.min(COMPANION_TOKENS, longest - ROOM);
     const asked = { model: name, prompt: `${Math.random()} ${WORDS}`, max_tokens: tokens, ignore_eos: true };
-    const running = stream("v1/completions", asked, { signal, onResponse: (response) => this.own(response) });
+    const running = this.stream(asked, signal);
     for (let came = 0; came < WARM; came += 1) await running.next();
     this.drain(running);
   }
@@ -112,11 +112,19 @@ export class Experiment {
     }
   }
 
-  /** Mark a request as one's own, and return its number at the engine. */
-  own(response) {
-    const id = Number(response.headers.get("x-sluice-engine-request"));
-    this.live.run.markOwn(id);
-    return id;
+  /** Yield the events of a completion of one's own. */
+  async *stream(asked, signal, onNumber = () => {}) {
+    const named = this.live.expectOwn();
+    const onResponse = (response) => {
+      const id = engineRequestOf(response);
+      named(id);
+      onNumber(id);
+    };
+    try {
+      yield* stream("v1/completions", asked, { signal, onResponse });
+    } finally {
+      named(null);
+    }
   }
 
   say(text) {

@@ -1,43 +1,37 @@
-// Which lane of the timeline a request has: the first that is free, until the request has left the picture.
+// Which lane of the timeline a request has: they are in the order in which the requests came.
 
 export class Lanes {
   constructor(most) {
     this.most = most;
-    this.taken = [];
+    this.requests = [];
+    /** The lanes that there is room for in the picture. It grows at once, and shrinks when half of it is empty. */
     this.count = 0;
-    this.hidden = 0;
   }
 
-  /** Give a request a lane, if it has none and one is free of what ended before `left`. */
+  /** Give a request the next lane, if it has none, is in the picture, which begins at `left`, and one is left. */
   place(request, left) {
-    if (this.taken[request.lane] === request) return;
-    this.release(left);
-    let lane = this.taken.findIndex((each) => each === null);
-    if (lane < 0) lane = this.taken.length;
-    if (lane >= this.most) {
-      request.lane = null;
-      return;
-    }
-    request.lane = lane;
-    this.taken[lane] = request;
-    this.count = Math.max(this.count, lane + 1);
+    if (this.requests[request.lane] === request) return;
+    request.lane = null;
+    if (this.requests.length >= this.most || hasLeft(request, left)) return;
+    request.lane = this.requests.push(request) - 1;
+    this.count = Math.max(this.count, this.requests.length);
   }
 
-  /** Free the lanes of requests that ended before a moment. */
-  release(left) {
-    this.taken.forEach((request, lane) => {
-      if (request !== null && request.end !== null && Math.max(request.end.at, request.lastSeen) < left) {
-        this.taken[lane] = null;
-      }
+  /** Put the lanes in order, without those of requests that have left the picture. Tells whether any other moved. */
+  arrange(left) {
+    const kept = this.requests.filter((request) => !hasLeft(request, left));
+    kept.sort((one, other) => one.arrived - other.arrived || one.id - other.id);
+    const moved = kept.some((request, lane) => request.lane !== lane);
+    for (const request of this.requests) request.lane = null;
+    kept.forEach((request, lane) => {
+      request.lane = lane;
     });
-    if (this.taken.length > 0 && this.taken.every((request) => request === null)) {
-      this.taken = [];
-      this.count = 0;
-    }
+    this.requests = kept;
+    if (2 * kept.length <= this.count) this.count = kept.length;
+    return moved;
   }
+}
 
-  /** Return the requests that have a lane, with it. */
-  shown() {
-    return [...this.taken.entries()].filter(([, request]) => request !== null).map(([lane, request]) => [request, lane]);
-  }
+function hasLeft(request, left) {
+  return request.end !== null && Math.max(request.end.at, request.lastSeen) < left;
 }

@@ -49,6 +49,11 @@ export class Live {
     return performance.now() * 1000 + (this.offset ?? 0);
   }
 
+  /** Say that this page sends a request now, as `Run.expectOwn` does. Without a clock of the server none is guessed. */
+  expectOwn() {
+    return this.run.expectOwn(this.offset === null ? Infinity : this.now());
+  }
+
   take(event) {
     const offset = event.now - performance.now() * 1000;
     if (event.kind === "hello") {

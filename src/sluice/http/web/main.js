@@ -73,7 +73,7 @@ const conversations = new Conversations(
 const chat = new Chat(
   () => model.name,
   conversations,
-  (id) => live.run.markOwn(Number(id)),
+  () => live.expectOwn(),
 );
 new Experiment(
   () => model,

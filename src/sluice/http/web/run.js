@@ -64,6 +64,8 @@ export class Run {
     this.onMark = onMark;
     this.requests = new Map();
     this.own = new Set();
+    /** Requests that this page has sent, and whose numbers it does not know yet. */
+    this.expected = new Set();
     this.watching = new Set();
     /** Which server this is of; null: none has said hello. */
     this.server = null;
@@ -137,6 +139,20 @@ export class Run {
     for (const request of this.open) request.admittedAt = null; // the next engine admits it again
   }
 
+  /**
+   * Say that this page sends a request, at a moment. Its number comes with its first token; until then the first request
+   * that arrives is taken for it. Return a function that takes the number, or null if there will be none.
+   */
+  expectOwn(at) {
+    const expected = { at, guess: null };
+    this.expected.add(expected);
+    return (id) => {
+      if (!this.expected.delete(expected)) return;
+      if (expected.guess !== null) expected.guess.isOwn = this.own.has(expected.guess.id);
+      if (id !== null) this.markOwn(id);
+    };
+  }
+
   /** Say that a request was sent by this page. */
   markOwn(id) {
     this.own.add(id);
@@ -144,10 +160,19 @@ export class Run {
     if (request !== undefined) request.isOwn = true;
   }
 
+  guessOwn(request) {
+    if (request.isOwn) return;
+    const expected = [...this.expected].find(({ at, guess }) => guess === null && at <= request.arrived);
+    if (expected === undefined) return;
+    expected.guess = request;
+    request.isOwn = true;
+  }
+
   arrived({ id, arrived, prompt_tokens: promptTokens, output_tokens: outputTokens = 0 }) {
     const request = this.request(id, arrived);
     request.promptTokens = promptTokens;
     request.arrived = arrived;
+    this.guessOwn(request);
     if (outputTokens > request.outputTokens) request.isMissed = true;
     request.outputTokens = Math.max(request.outputTokens, outputTokens);
   }

@@ -2,7 +2,7 @@
 // engine lie above them. What is drawn once is kept in tiles, so a frame copies a few pictures however much goes on.
 
 import { el } from "./dom.js";
-import { contentOf } from "./gaps.js";
+import { contentOf, count } from "./gaps.js";
 import { Lanes } from "./lanes.js";
 import { colourOf, explanationOf, nameOf } from "./limits.js";
 import { ms } from "./pace.js";
@@ -17,6 +17,15 @@ const MOST_MARKS = 20_000;
 export const DELAY = 450_000;
 const FRAME_MS = matchMedia("(prefers-reduced-motion: reduce)").matches ? 1000 : 30;
 const TILES = 4;
+/** How often lanes are put in order, in milliseconds: all is drawn again then. */
+const ARRANGE_MS = 1000;
+/** The room for names is that of the first of these that takes no more than this part of the picture. */
+const LONGEST_NAMES = ["you: request 9999, 10,000 tokens", "you: request 9999"];
+const NAMES_SHARE = 0.4;
+const NAME_FONT = "11px system-ui, sans-serif";
+/** Seconds between the labels of the axis, and the least pixels between them. */
+const SECONDS = [1, 2, 5, 10, 20, 60];
+const LABEL_WIDTH = 34;
 /** Width of a token, in pixels; tokens that come faster join. */
 const TICK = 3;
 const COLOURS = ["text", "quiet", "line", "panel", "accent", "prefill", "decode", "cached", "offloaded", "gap", "stall"];
@@ -39,6 +48,9 @@ export class Timeline {
     this.from = from;
     this.pausedAt = null;
     this.drawnAt = 0;
+    this.arrangedAt = 0;
+    /** Width of the names, to the left of the drawing. */
+    this.gutter = 0;
     this.hasNews = true;
     new ResizeObserver(() => this.resize()).observe(canvas);
     canvas.addEventListener("pointermove", (event) => this.point(event));
@@ -60,12 +72,32 @@ export class Timeline {
 
   show(seconds) {
     this.span = seconds * 1e6;
-    this.redraw();
+    this.placeAll();
   }
 
   pause(isPaused) {
     this.pausedAt = isPaused ? this.edge() : null;
+    this.placeAll();
+  }
+
+  /** Give lanes to all that is in the picture, and draw it again. */
+  placeAll() {
+    for (const mark of this.marks) this.place(mark);
+    this.arrangedAt = -Infinity;
     this.redraw();
+  }
+
+  place(mark) {
+    for (const request of mark.decoding ?? [mark.request]) this.lanes.place(request, this.edge() - this.span);
+  }
+
+  /** Give lanes to requests that wait, too, and put all in order. */
+  arrange(now, left) {
+    if (this.pausedAt !== null && this.arrangedAt >= 0) return; // the picture is held
+    for (const request of this.run.open) this.lanes.place(request, left);
+    if (now - this.arrangedAt < ARRANGE_MS) return;
+    this.arrangedAt = now;
+    if (this.lanes.arrange(left)) this.redraw();
   }
 
   /** The time at the right edge. */
@@ -80,7 +112,7 @@ export class Timeline {
 
   /** Take something to draw. */
   mark(mark) {
-    for (const request of mark.decoding ?? [mark.request]) this.lanes.place(request, this.edge() - this.span);
+    if (this.pausedAt === null) this.place(mark);
     if (this.marks.push(mark) > MOST_MARKS) this.marks.splice(0, MOST_MARKS / 4);
     this.hasNews = true;
     if (document.hidden || this.pausedAt !== null) this.drawnLanes = -1; // all is drawn again when it can be seen
@@ -119,6 +151,7 @@ export class Timeline {
     if (now - this.drawnAt < FRAME_MS || !this.width || this.run === null || document.hidden) return;
     const left = this.edge() - this.span;
     this.forget(left);
+    this.arrange(now, left);
     const isEmpty = this.marks.length === 0 && this.run.numOpen === 0;
     if (!this.hasNews && (isEmpty || this.pausedAt !== null)) return;
     this.drawnAt = now;
@@ -136,7 +169,17 @@ export class Timeline {
     this.height = HEAD + GRID + Math.max(this.lanes.count, LEAST_LANES) * this.lane;
     this.canvas.height = Math.round(this.height * this.ratio);
     this.canvas.style.height = `${this.height}px`;
+    this.gutter = this.namesWidth();
     for (const mark of this.marks) this.drawOnTiles(mark);
+  }
+
+  namesWidth() {
+    if (this.lane < 10) return 0;
+    const paint = this.canvas.getContext("2d");
+    paint.font = NAME_FONT;
+    const most = NAMES_SHARE * this.width;
+    const widths = LONGEST_NAMES.map((name) => Math.ceil(paint.measureText(name).width) + 10);
+    return widths.find((width) => width <= most) ?? Math.floor(most);
   }
 
   forget(left) {
@@ -144,33 +187,43 @@ export class Timeline {
     while (gone < this.marks.length && this.marks[gone].to < left - this.span) gone += 1;
     if (gone > 0) this.marks.splice(0, gone);
     for (const [index] of this.tiles) if ((index + 1) * this.tileSpan < left) this.tiles.delete(index);
-    this.lanes.release(left);
   }
 
   get tileSpan() {
     return this.span / TILES;
   }
 
+  /** Width of what is drawn to the right of the names. */
+  get plotWidth() {
+    return this.width - this.gutter;
+  }
+
   get scale() {
-    return this.width / this.span;
+    return this.plotWidth / this.span;
   }
 
   draw(left) {
     const paint = this.canvas.getContext("2d");
     paint.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
     paint.clearRect(0, 0, this.width, this.height);
+    this.drawNames(paint);
+    paint.save();
+    paint.translate(this.gutter, 0);
+    paint.beginPath();
+    paint.rect(0, 0, this.plotWidth, this.height);
+    paint.clip();
     this.drawGrid(paint, left);
     for (const [index, tile] of this.tiles) {
       const x = Math.round((index * this.tileSpan - left) * this.scale * this.ratio) / this.ratio;
-      if (x < this.width) paint.drawImage(tile.canvas, x, 0, tile.canvas.width / this.ratio, this.height);
+      if (x < this.plotWidth) paint.drawImage(tile.canvas, x, 0, tile.canvas.width / this.ratio, this.height);
     }
     this.drawOpen(paint, left);
-    this.drawNames(paint);
+    paint.restore();
   }
 
   drawGrid(paint, left) {
     paint.font = "10px system-ui, sans-serif";
-    const every = this.span > 30e6 ? 10e6 : this.span > 12e6 ? 5e6 : 1e6;
+    const every = 1e6 * (SECONDS.find((seconds) => 1e6 * seconds * this.scale >= LABEL_WIDTH) ?? SECONDS.at(-1));
     const zero = this.from ?? left + this.span;
     for (let at = zero + Math.ceil((left - zero) / every) * every; at < left + this.span; at += every) {
       const x = (at - left) * this.scale;
@@ -179,7 +232,7 @@ export class Timeline {
       paint.fillStyle = this.colours.quiet;
       const label = `${Math.round((at - zero) / 1e6)} s`;
       const length = paint.measureText(label).width;
-      paint.fillText(label, x + 3 + length <= this.width ? x + 3 : x - 3 - length, this.height - 3);
+      paint.fillText(label, x + 3 + length <= this.plotWidth ? x + 3 : x - 3 - length, this.height - 3);
     }
   }
 
@@ -198,18 +251,13 @@ export class Timeline {
   }
 
   drawNames(paint) {
-    if (this.lane < 10) return;
-    paint.font = "11px system-ui, sans-serif";
-    for (const [request, lane] of this.lanes.shown()) {
-      const prompt = request.promptTokens === null ? "" : ` · ${request.promptTokens.toLocaleString("en")}`;
-      const name = `${request.isOwn ? "yours " : ""}${request.id}${prompt}`;
-      const y = HEAD + lane * this.lane;
-      paint.globalAlpha = 0.8;
-      paint.fillStyle = this.colours.panel;
-      paint.fillRect(2, y + 1, paint.measureText(name).width + 8, this.lane - 2);
-      paint.globalAlpha = 1;
+    if (this.gutter === 0) return;
+    paint.font = NAME_FONT;
+    for (const request of this.lanes.requests) {
+      const names = namesOf(request);
+      const name = names.find((each) => paint.measureText(each).width <= this.gutter - 8) ?? names.at(-1);
       paint.fillStyle = request.isOwn ? this.colours.accent : this.colours.text;
-      paint.fillText(name, 6, y + this.lane / 2 + 4);
+      paint.fillText(name, 4, this.top(request) + this.lane / 2 + 4);
     }
   }
 
@@ -255,8 +303,9 @@ export class Timeline {
 
   /** Return what is drawn at a place, in words. */
   at(x, y) {
-    const moment = this.edge() - this.span + x / this.scale;
     const lane = Math.floor((y - HEAD) / this.lane);
+    if (x < this.gutter) return this.lanes.requests[lane] ? `${namesOf(this.lanes.requests[lane])[0]}` : null;
+    const moment = this.edge() - this.span + (x - this.gutter) / this.scale;
     const slack = 1.5 / this.scale;
     const isAt = (mark) => moment >= mark.from - slack && moment <= mark.to + slack;
     for (let index = this.marks.length - 1; index >= 0; index -= 1) {
@@ -325,6 +374,14 @@ function block(view, paint, mark, x, width, colour) {
   paint.fillStyle = view.colours.panel;
   paint.font = "10px system-ui, sans-serif";
   paint.fillText(label, x + 3, y + view.lane / 2 + 3.5);
+}
+
+/** Return the names of a request, the longest first. */
+function namesOf(request) {
+  const own = request.isOwn ? "you: " : "";
+  const name = `${own}request ${request.id}`;
+  const prompt = request.promptTokens === null ? [] : [`${name}, ${count(request.promptTokens, "token")}`];
+  return [...prompt, name, `${own}${request.id}`];
 }
 
 /** Return a mark in words. */
