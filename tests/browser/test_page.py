@@ -335,6 +335,13 @@ def test_what_a_model_writes_is_never_run_or_loaded(browser: Browser, url: str, 
         markdown_page.evaluate(forbidden)
 
 
+NOTE_LABELS = """(node) => {
+  window.labels = [];
+  new MutationObserver(() => window.labels.push(node.textContent)).observe(node, {childList: true});
+}"""
+"""Keep what a button says."""
+
+
 def test_a_request_as_code(browser: Browser, url: str) -> None:
     """What is pasted must run, hold what was set, and not hold the key."""
     with opened(browser, url, permissions=["clipboard-read", "clipboard-write"]) as here:
@@ -346,8 +353,11 @@ def test_a_request_as_code(browser: Browser, url: str) -> None:
         page.get_by_role("textbox", name="Message", exact=True).fill('it\'s "so"\n$HOME')
         copied = {}
         for name in ("curl", "Python"):
+            here.button(f"Copy as {name}").evaluate(NOTE_LABELS)
             here.button(f"Copy as {name}").click()
             expect(page.locator("#announcer")).to_have_text(f"Request as {name}: copied")
+            assert page.evaluate("window.labels[0]") == "Copied"
+            expect(here.button(f"Copy as {name}")).to_be_visible(timeout=MS)
             copied[name] = str(page.evaluate("navigator.clipboard.readText()"))
             assert KEY not in copied[name]
         assert f"'{url}/v1/chat/completions'" in copied["curl"]
@@ -356,6 +366,29 @@ def test_a_request_as_code(browser: Browser, url: str) -> None:
         assert (body["temperature"], body["top_k"], body["stream"]) == (0.5, 5, True)
         compile(copied["Python"], "snippet", "exec")
         assert 'extra_body={"top_k": 5}' in copied["Python"]
+
+
+REFUSE = """() => {
+  const refuse = () => Promise.reject(new DOMException('no', 'NotAllowedError'));
+  Object.defineProperty(navigator, 'clipboard', {value: {writeText: refuse}});
+}"""
+
+
+def test_a_clipboard_that_is_refused_is_told(browser: Browser, url: str) -> None:
+    """A button that did nothing that one could see."""
+    with opened(browser, url) as here:
+        page = here.page
+        page.evaluate(REFUSE)
+        here.ask_for(max_tokens=5, ignore_eos=True)
+        complete(here.say("hello"))
+        here.button("Copy as curl").evaluate(NOTE_LABELS)
+        here.button("Copy as curl").click()
+        dialog = page.get_by_role("dialog", name="Request as curl")
+        expect(dialog).to_contain_text("refused the clipboard")
+        expect(dialog.get_by_role("textbox")).to_have_value(re.compile("^curl -N"))
+        assert page.evaluate("window.labels[0]") == "Not copied"
+        dialog.get_by_role("button", name="Close").click()
+        expect(here.button("Copy as curl")).to_be_visible(timeout=MS)
 
 
 def test_one_sees_what_the_server_does_with_a_request(browser: Browser, url: str) -> None:

@@ -41,8 +41,10 @@ export class Chat {
     byId("stop").addEventListener("click", () => this.stop());
     byId("regenerate").addEventListener("click", () => this.regenerate());
     const base = new URL("v1", document.baseURI).href;
-    byId("copy-curl").addEventListener("click", () => offer("Request as curl", asCurl(base, this.draft())));
-    byId("copy-python").addEventListener("click", () => offer("Request as Python", asPython(base, this.draft())));
+    const copies = { "copy-curl": ["Request as curl", asCurl], "copy-python": ["Request as Python", asPython] };
+    for (const [id, [title, made]] of Object.entries(copies)) {
+      byId(id).addEventListener("click", () => offer(title, made(base, this.draft()), byId(id)));
+    }
   }
 
   setUpSystem() {
@@ -210,7 +212,7 @@ function drawn(message) {
     return el("article", { class: "user", "aria-label": "Your message" }, el("p", {}, message.content));
   }
   const facts = [message.stopped ? "stopped" : null, message.ended === "length" ? "cut at its most tokens" : null];
-  const copy = button("Copy", () => offer("Answer", message.content), { "aria-label": "Copy this answer" });
+  const copy = button("Copy", () => offer("Answer", message.content, copy), { "aria-label": "Copy this answer" });
   return el(
     "article",
     { class: "assistant", "aria-label": "Answer" },

@@ -101,7 +101,7 @@ function readFence(lines, at) {
     return found !== null && found[1].startsWith(mark) && found[2] === "";
   });
   const code = lines.slice(at + 1, end).join("\n");
-  const copy = button("Copy", () => offer("Code", code), { "aria-label": "Copy this code" });
+  const copy = button("Copy", () => offer("Code", code, copy), { "aria-label": "Copy this code" });
   const head = el("figcaption", {}, el("span", {}, language || "code"), copy);
   const shown = el("pre", { tabindex: "0" }, el("code", {}, code));
   return [el("figure", { class: "code" }, head, shown), end + 1];

@@ -1,8 +1,9 @@
 // The request of a conversation as code for other programs. The key is a variable there, never the key itself.
 
-import { byId } from "./dom.js";
-import { announce } from "./dom.js";
+import { announce, byId } from "./dom.js";
 
+/** For so long a button says what became of a copy. */
+const SAID_MS = 2000;
 const KEY_VARIABLE = "SLUICE_API_KEY";
 
 /** Return a shell command that sends a request. */
@@ -57,18 +58,30 @@ function python(value) {
   return JSON.stringify(value);
 }
 
-/** Put code on the clipboard, or show it where the browser does not allow that. */
-export async function offer(title, code) {
+/** Put code on the clipboard, or show it where the browser does not allow that. The button that was pressed says which. */
+export async function offer(title, code, pressed) {
   try {
     await navigator.clipboard.writeText(code);
+    sayOn(pressed, "Copied");
     announce(`${title}: copied`);
     return;
   } catch {
     // Without TLS only pages of this machine may use the clipboard.
   }
+  sayOn(pressed, "Not copied");
   const dialog = byId("code-dialog");
   byId("code-title").textContent = title;
   byId("code-text").value = code;
   dialog.showModal();
   byId("code-text").select();
+}
+
+/** Show some words in the place of a button's label for a while. */
+function sayOn(pressed, words) {
+  pressed.dataset.label ??= pressed.textContent;
+  pressed.textContent = words;
+  clearTimeout(Number(pressed.dataset.timer));
+  pressed.dataset.timer = setTimeout(() => {
+    pressed.textContent = pressed.dataset.label;
+  }, SAID_MS);
 }
