@@ -20,7 +20,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 CHROMIUM = "/usr/bin/chromium"
 DOCS = Path(__file__).parents[1] / "docs"
-SIZE = (1180, 740)
+SIZE = (1180, 900)
 QUESTION = "The brass key is behind the mill. The red boat is near the bridge.\n\nWhere is the brass key?"
 QUALITY = 70
 """Of JPEG: the pictures stay readable and small."""
@@ -55,7 +55,8 @@ def take(page: Page, folder: Path) -> None:
     page.wait_for_timeout(1500)  # the timeline lags behind
     page.screenshot(path=folder / "first-answer.jpg", type="jpeg", quality=QUALITY)
     page.get_by_role("button", name="Send a 4,000-token prompt now").click()
-    expect(page.locator("#long-result")).to_contain_text("stood still for", timeout=MS)
+    expect(page.locator("#long-result")).to_contain_text("were read in", timeout=MS)
+    page.wait_for_timeout(4500)  # the recorded run is played up to where its streams go on
     page.screenshot(path=folder / "first-streams.jpg", type="jpeg", quality=QUALITY)
     print(page.get_by_role("article", name="Answer").inner_text())
     print(page.locator("#long-result").inner_text())
