@@ -33,7 +33,7 @@ def announcement(
         lines.append(f"It is computed by {ranks} ranks ({shown_sizes(parallel)}).")
     if ready.is_bundled:
         lines.append(
-            "This is the small model that comes with Sluice: it finds facts in what you write, and knows little else."
+            "This is the small model that comes with Sluice, to try the server with: it knows very little."
             " Larger ones to begin with, and the memory of their weights:"
         )
         lines += [f"  {command} serve {each.id}    # {_needs(each)}" for each in SUGGESTED]
