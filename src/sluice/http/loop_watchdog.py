@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
+from sluice.process.activity import queued_seconds
 from sluice.process.log_limiter import LogLimiter
 
 LOGGER = logging.getLogger("sluice.server")
@@ -86,7 +87,7 @@ class LoopWatchdog:
         self._loop_thread = threading.get_ident()
         self._on_pause = on_pause
         self._clock, self._cpu_clock = clock, cpu_clock
-        self._queue_clock = queue_clock or partial(queued_seconds, threading.get_native_id())
+        self._queue_clock = queue_clock or partial(queued_seconds, Path(f"/proc/self/task/{threading.get_native_id()}"))
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="loop-watchdog", daemon=True)
 
@@ -132,18 +133,6 @@ class LoopWatchdog:
         del samples[""]
         running = samples.most_common(1)[0][0] if samples else ""
         return Pause(seconds, cpu_looked - cpu_began, self._queue_clock() - queued_before, running)
-
-
-def queued_seconds(thread: int) -> float:
-    """Return the seconds for which a thread of this process has waited for a processor; 0 if the kernel counts none.
-
-    Args:
-        thread: its number, as `threading.get_native_id` returns it.
-    """
-    try:
-        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
 
 
 def running_calls(loop_thread: int) -> str:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 BUSY_SHARE = 0.1
-"""Share of a processor's time from which on a process computes. One whose threads all wait uses none."""
+"""Share of a time from which on a process computes in it, or waits for a processor. One whose threads all sleep does
+neither."""
 
 
 class Activity(NamedTuple):
@@ -44,12 +45,17 @@ def activity_of(pid: int) -> Activity | None:
             io += major_faults + sum(int(count) for count in (folder / "io").read_text().split()[1::2])
     except OSError:
         return None
-    return Activity(cpu_ticks / TICKS_PER_SECOND, io, _queued_seconds(pid))
+    return Activity(cpu_ticks / TICKS_PER_SECOND, io, queued_seconds(Path("/proc", str(pid))))
 
 
-def _queued_seconds(pid: int) -> float:
+def queued_seconds(task: Path) -> float:
+    """Return the seconds for which a thread could run and waited for a processor; 0 if the kernel counts none.
+
+    Args:
+        task: its folder in /proc. That of a process is its main thread's.
+    """
     try:
-        return int(Path("/proc", str(pid), "schedstat").read_text().split()[1]) / 1e9
+        return int((task / "schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0
 

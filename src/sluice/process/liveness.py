@@ -71,9 +71,8 @@ class LivenessWatch:
         passed = min(now - self._looked_at, MAX_LOOK_SECONDS)
         is_silent = reading.ticks == self._ticks
         found = activity() if is_silent else None
-        runs = _queues(self._activity, found, now - self._looked_at) or (
-            reading.phase is not Phase.IDLE and _computes(self._activity, found, now - self._looked_at)
-        )
+        may_compute = reading.phase is not Phase.IDLE
+        runs = _runs(self._activity, found, now - self._looked_at, may_compute=may_compute)
         self._looked_at, self._activity = now, found
         waits_after = reading.steps_done if reading.phase is Phase.DEVICE else None
         is_same_wait = waits_after is not None and waits_after == self._waits_after
@@ -130,8 +129,7 @@ class LoadingWatch:
         found = activity() if reading == self._reading else None
         # Where the system does not say what the process does, a part without reports may take any time.
         is_known = found is not None and before is not None
-        runs = _computes(before, found, passed) or _queues(before, found, passed)
-        is_still = is_known and not runs and not _reads_or_writes(before, found)
+        is_still = is_known and not _runs(before, found, passed) and not _reads_or_writes(before, found)
         self._looked_at, self._reading, self._activity = now, reading, found
         self._still = self._still + min(passed, MAX_LOOK_SECONDS) if is_still else 0.0
         if self._still < self._timeout:
@@ -139,12 +137,11 @@ class LoadingWatch:
         return f"made no progress for {self._still:.1f} s while it loaded (--progress-timeout): {reading.progress()}"
 
 
-def _computes(earlier: Activity | None, activity: Activity | None, seconds: float) -> bool:
-    return earlier is not None and activity is not None and activity.computes_since(earlier, seconds)
-
-
-def _queues(earlier: Activity | None, activity: Activity | None, seconds: float) -> bool:
-    return earlier is not None and activity is not None and activity.queues_since(earlier, seconds)
+def _runs(earlier: Activity | None, activity: Activity | None, seconds: float, *, may_compute: bool = True) -> bool:
+    """Return whether a process waits for a processor, or computes, if it may."""
+    if earlier is None or activity is None:
+        return False
+    return activity.queues_since(earlier, seconds) or (may_compute and activity.computes_since(earlier, seconds))
 
 
 def _reads_or_writes(earlier: Activity | None, activity: Activity | None) -> bool:
