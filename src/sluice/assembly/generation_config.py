@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,10 @@ import msgspec
 
 from sluice.config import ConfigError, ModelConfig
 from sluice.models.checkpoint import CheckpointError, Fields
+from sluice.models.spec import ModelSpec
 from sluice.types import SamplingDefaults
 
+LOGGER = logging.getLogger("sluice.engine")
 FILE = "generation_config.json"
 OVERRIDE = "--override-generation-config"
 NAMES: Mapping[str, str] = {
@@ -25,6 +28,26 @@ NAMES: Mapping[str, str] = {
     "do_sample": "do_sample",
 }
 """Fields of the file that are used -> our names of them. Others are for transformers alone."""
+
+
+def resolved_sampling(config: ModelConfig, folder: Path, spec: ModelSpec, reasons: dict[str, str]) -> SamplingDefaults:
+    """Return the model's own settings for what requests leave open, and say them in `reasons`.
+
+    Args:
+        folder: that of the model.
+
+    Raises:
+        CheckpointError, ConfigError: as `sampling_defaults` and `without_penalty`.
+    """
+    found = sampling_defaults(config, folder)
+    defaults = found if spec.diffusion is None else without_penalty(found, config)
+    told = [f"{name} {value}" for name, value in defaults.as_dict().items()]
+    if defaults != found:
+        told.append(f"without repetition_penalty {found.repetition_penalty}, which block diffusion does not support")
+        LOGGER.warning("the model's sampling settings are used %s", told[-1])
+    if told:
+        reasons["generation_config"] = ", ".join(told)
+    return defaults
 
 
 def sampling_defaults(config: ModelConfig, checkpoint: Path) -> SamplingDefaults:

@@ -14,7 +14,7 @@ import torch
 from sluice.assembly.devices import TORCH, resolve_here
 from sluice.assembly.diffusion import check_architecture, with_diffusion, with_pages_of_blocks
 from sluice.assembly.drafting import load_drafter
-from sluice.assembly.generation_config import sampling_defaults, without_penalty
+from sluice.assembly.generation_config import resolved_sampling
 from sluice.assembly.graphs import kernels_compute
 from sluice.assembly.info import EngineInfo
 from sluice.assembly.loaded import LoadedModel
@@ -115,7 +115,7 @@ def load(
     memory, tiers = _with_pages_of_all(memory, tiers, agree, reasons)
     offload = _offload(resolved, spec, memory, weights_bytes, kernels, reasons)
     check_effect(config.offload, None if offload is None else offload.limits, memory.shape.page_size)
-    defaults = _sampling_defaults(resolved.model, checkpoint.folder, spec, reasons)
+    defaults = resolved_sampling(resolved.model, checkpoint.folder, spec, reasons)
     held = weights_bytes if draft is None else module_bytes(model, draft.module)
     info = _info(resolved, checkpoint, spec, memory, tiers, offload, held, model.has_head, defaults, reasons, disabled)
     pacing = pacing_of(resolved, spec, memory.kv_sizes, weights_bytes, memory.graph_rows)
@@ -307,19 +307,6 @@ def _with_pages_of_all(
     pages = agree(RankPages(memory.shape.num_pages, tiers.limits.host_pages))
     limits = replace(tiers.limits, host_pages=pages.host)
     return _agreed(memory, pages.device, reasons), replace(tiers, limits=limits)
-
-
-def _sampling_defaults(config: ModelConfig, folder: Path, spec: ModelSpec, reasons: dict[str, str]) -> SamplingDefaults:
-    """Return the model's own settings for what requests leave open."""
-    found = sampling_defaults(config, folder)
-    defaults = found if spec.diffusion is None else without_penalty(found, config)
-    told = [f"{name} {value}" for name, value in defaults.as_dict().items()]
-    if defaults != found:
-        told.append(f"without repetition_penalty {found.repetition_penalty}, which block diffusion does not support")
-        LOGGER.warning("the model's sampling settings are used %s", told[-1])
-    if told:
-        reasons["generation_config"] = ", ".join(told)
-    return defaults
 
 
 def _offload(
