@@ -81,7 +81,9 @@ def _reason(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ConnectionError | socket.gaierror):
-            return f"it cannot be reached ({cause.strerror}): check the network, or name a proxy in HTTPS_PROXY"
+            return (
+                f"it cannot be reached ({cause.strerror or cause}): check the network, or name a proxy in HTTPS_PROXY"
+            )
         cause = cause.__cause__ or cause.__context__
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
