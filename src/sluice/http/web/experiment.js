@@ -162,7 +162,7 @@ export function verdictOf(watched, request) {
 }
 
 function longestOf(gaps) {
-  return gaps.reduce((most, { micros }) => Math.max(most, micros), 0);
+  return gaps.reduce((most, { from, to }) => Math.max(most, to - from), 0);
 }
 
 function pause(milliseconds) {

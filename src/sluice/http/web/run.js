@@ -250,7 +250,7 @@ export class Run {
 
   between(request, step) {
     const gap = step.known - request.lastToken;
-    for (const watched of this.watching) watched.push({ request, from: request.lastToken, to: step.known, micros: gap });
+    for (const watched of this.watching) watched.push({ request, from: request.lastToken, to: step.known });
     const isUnusual = gap >= Math.max(LEAST_GAP, UNUSUAL * (request.itl ?? 0));
     request.longestGap = Math.max(request.longestGap, gap);
     if (request.recent.push(gap) > RECENT) request.recent.shift();

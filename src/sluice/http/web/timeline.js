@@ -304,7 +304,7 @@ export class Timeline {
   /** Return what is drawn at a place, in words. */
   at(x, y) {
     const lane = Math.floor((y - HEAD) / this.lane);
-    if (x < this.gutter) return this.lanes.requests[lane] ? `${namesOf(this.lanes.requests[lane])[0]}` : null;
+    if (x < this.gutter) return this.lanes.requests[lane] ? namesOf(this.lanes.requests[lane])[0] : null;
     const moment = this.edge() - this.span + (x - this.gutter) / this.scale;
     const slack = 1.5 / this.scale;
     const isAt = (mark) => moment >= mark.from - slack && moment <= mark.to + slack;
