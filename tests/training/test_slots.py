@@ -10,7 +10,7 @@ import pytest
 
 from training import small_talk
 from training.dialogue import Turn
-from training.slots import attributes, copying, documents, evaluate, lexicon, relations, talk, verbs
+from training.slots import attributes, copying, documents, evaluate, glue, lexicon, relations, talk, verbs
 from training.slots.facts import FactSource
 from training.slots.noise import framed
 from training.slots.phrasings import Phrasings, pattern, skeleton
@@ -89,6 +89,23 @@ def test_held_out_and_trained_templates_differ_in_words() -> None:
         assert not both
 
 
+@pytest.mark.parametrize("phrase", [*set(glue.OF_A_SUBJECT), *set(glue.ALONE), *set(glue.MINE)])
+def test_words_drawn_at_random_leave_a_fact_whole(phrase: str) -> None:
+    """A statement has its value once; both it and a question have all that the phrase names."""
+    rng = random.Random(phrase)
+    named = set(re.findall(r"{\w}", phrase.replace("{b}", "{y}")))
+    for _ in range(200):
+        told, asked = glue.statement(rng, phrase), glue.question(rng, phrase)
+        assert told.count("{z}") == 1
+        assert set(re.findall(r"{\w}", told.replace("{b}", "{y}"))) == {*named, "{z}"}
+        assert set(re.findall(r"{\w}", asked.replace("{b}", "{y}"))) == named
+        assert glue.request(rng).count("{s}") == 1
+
+
+def test_words_that_stand_around_a_fact_are_never_its_value() -> None:
+    assert not {*glue.WORDS} & {*lexicon.VALUE_WORDS, *lexicon.HELD_OUT_NOUNS}
+
+
 def test_no_relation_that_is_held_out_is_trained_on(trained: list[list[Turn]]) -> None:
     said = spoken(trained)
     forms = [form for verb in verbs.HELD_OUT_VERBS for form in (verb.present, verb.base, verb.past)]
@@ -152,7 +169,7 @@ def test_a_fifth_of_the_questions_has_no_answer() -> None:
 def test_a_question_has_one_answer_in_a_text() -> None:
     source = FactSource(names(3))
     drawn = [source.draw() for _ in range(300)]
-    asked = [question.lower() for fact in drawn for question in fact.questions]
+    asked = [question for fact in drawn for question in {each.lower() for each in fact.questions}]
     assert len(asked) == len(set(asked))
 
 

@@ -6,7 +6,7 @@ import random
 
 from training import prose
 from training.dialogue import Turn
-from training.slots import lexicon, values
+from training.slots import glue, lexicon, values
 from training.slots.noise import capital
 from training.slots.phrasings import Phrasings, ways
 from training.words import Namer
@@ -28,13 +28,16 @@ REQUESTS = Phrasings(
         """
     ),
 )
+GLUED_SHARE = 0.6
+"""Requests in words drawn at random, of those for one word or string."""
 TEST_LENGTH = 12
 """Characters of the strings that the evaluation asks for."""
 
 
 def request(rng: random.Random, text: str, *, held_out: bool = False) -> str:
     """A wish to have the text said again."""
-    asked = REQUESTS.draw(rng, held_out=held_out)
+    glued = not held_out and " " not in text and rng.random() < GLUED_SHARE
+    asked = glue.request(rng).strip() if glued else REQUESTS.draw(rng, held_out=held_out)
     if asked.endswith(": {s}") and rng.random() < 0.3:
         asked = asked.replace(": {s}", ":\n{s}")
     asked = asked if asked.startswith("{s}") or rng.random() < 0.3 else capital(asked)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from training import words
-from training.slots import attributes, lexicon, relations, values, verbs
+from training.slots import attributes, glue, lexicon, relations, values, verbs
 from training.slots.phrasings import Phrasings
 from training.words import Namer
 
@@ -14,6 +14,10 @@ KNOWN_SUBJECT = 0.35
 """Facts about something that the text names already, so that a subject alone does not give the answer."""
 KNOWN_NOUN = 0.3
 """Facts of an attribute that the text has already, of something else."""
+GLUED_SHARE = 0.4
+"""Statements about attributes in words that are drawn at random."""
+GLUED_QUESTIONS = 0.6
+"""Questions in such words, for each that has a template."""
 OF_A_SUBJECT = "The {x} of {y} is"
 """How an answer about an attribute begins."""
 
@@ -56,6 +60,7 @@ class FactSource:
         self.held_out_phrasings = held_out_phrasings
         self.held_out_relations = held_out_relations
         self.variety = variety
+        self.glues = not (held_out_phrasings or held_out_relations)
         self.answered: set[str] = set()
         """What the facts drawn so far are about, in small letters."""
         self.subjects: dict[str, list[str]] = {}
@@ -90,7 +95,9 @@ class FactSource:
             self.rng.choice(("somebody", "somebody", "place", "thing", "thing", "house"))
         )
         slots = {"x": self._noun(), "y": subject, "z": values.any_value(self.names)}
-        return self._fact(wording, attributes.QUESTIONS, slots, attribute_keys(slots["x"], subject), OF_A_SUBJECT)
+        phrases = () if wording is attributes.PRONOUN else glue.OF_A_SUBJECT
+        keys = attribute_keys(slots["x"], subject)
+        return self._fact(wording, attributes.QUESTIONS, slots, keys, OF_A_SUBJECT, phrases=phrases)
 
     def _relation(self) -> Fact | None:
         held_out = self.held_out_relations
@@ -122,12 +129,14 @@ class FactSource:
     def _alone(self) -> Fact | None:
         noun = self._noun()
         slots = {"x": noun, "y": "", "z": values.any_value(self.names)}
-        return self._fact(attributes.ALONE, attributes.ALONE_QUESTIONS, slots, {f"the {noun}"}, "The {x} is")
+        keys = {f"the {noun}"}
+        return self._fact(attributes.ALONE, attributes.ALONE_QUESTIONS, slots, keys, "The {x} is", phrases=glue.ALONE)
 
     def _mine(self) -> Fact | None:
         noun = self._noun()
         slots = {"x": noun, "y": "", "z": values.any_value(self.names)}
-        return self._fact(attributes.MINE, attributes.MY_QUESTIONS, slots, {f"my {noun}"}, "Your {x} is")
+        keys = {f"my {noun}"}
+        return self._fact(attributes.MINE, attributes.MY_QUESTIONS, slots, keys, "Your {x} is", phrases=glue.MINE)
 
     def _object(self) -> str:
         if self.rng.random() < 0.5:
@@ -169,23 +178,31 @@ class FactSource:
         keys: Set[str],
         asked: str,
         answer: str | None = None,
+        phrases: Sequence[str] = (),
     ) -> Fact | None:
         """The fact, or nothing where the text answers its question already, or the question gives the answer away.
 
         Args:
             keys: what the fact answers.
             asked: how its answer begins, a template.
+            phrases: what names the fact, templates, if it may be told and asked for in words drawn at random.
             answer: the value of the fact, if it is not {z}.
         """
         value = answer or slots["z"]
         words_of = {"b": slots["y"].removeprefix("the "), **slots}
         ways = questions.known(held_out=self.held_out_phrasings, variety=self.variety)
+        if phrases and self.glues:
+            count = round(GLUED_QUESTIONS * self.variety * len(ways))
+            ways = (*ways, *(glue.question(self.rng, self.rng.choice(phrases)) for _ in range(count)))
         questioned = tuple(way.format(**words_of) for way in ways)
         answered = {key.lower() for key in keys}
         if answered & self.answered or any(value.lower() in each.lower() for each in questioned):
             return None
         self.answered |= answered
-        told = statements.draw(self.rng, held_out=self.held_out_phrasings, variety=self.variety)
+        if phrases and self.glues and self.rng.random() < GLUED_SHARE * self.variety:
+            told = glue.statement(self.rng, self.rng.choice(phrases))
+        else:
+            told = statements.draw(self.rng, held_out=self.held_out_phrasings, variety=self.variety)
         begins = told.startswith("{z}" if answer is None else "{y}")
         return Fact(told.format(**words_of), begins, questioned, value, asked.format(**words_of))
 
