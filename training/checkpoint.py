@@ -36,8 +36,8 @@ def write_checkpoint(folder: Path, model: Llama, tokenizer: Tokenizer) -> None:
     shape = model.shape
     files: dict[str, dict[str, object]] = {
         "config.json": {
-            "architectures": ["Qwen2ForCausalLM" if shape.attention_bias else "LlamaForCausalLM"],
-            "model_type": "qwen2" if shape.attention_bias else "llama",
+            "architectures": ["Qwen3ForCausalLM" if shape.qk_norm else "LlamaForCausalLM"],
+            "model_type": "qwen3" if shape.qk_norm else "llama",
             "vocab_size": shape.vocab_size,
             "hidden_size": shape.hidden_size,
             "intermediate_size": shape.intermediate_size,
@@ -45,6 +45,7 @@ def write_checkpoint(folder: Path, model: Llama, tokenizer: Tokenizer) -> None:
             "num_attention_heads": shape.num_attention_heads,
             "num_key_value_heads": shape.num_key_value_heads,
             "head_dim": shape.head_dim,
+            **({"attention_bias": True} if shape.attention_bias else {}),
             "hidden_act": "silu",
             "rms_norm_eps": shape.rms_norm_eps,
             "max_position_embeddings": shape.max_position_embeddings,

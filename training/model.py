@@ -27,7 +27,9 @@ class Shape:
     rope_theta: float = 500_000.0
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
-    """Queries, keys and values have biases, as in Qwen2."""
+    """The products of attention have biases."""
+    qk_norm: bool = False
+    """Queries and keys have one length, as in Qwen3. Without it their scores grow as long as a small model learns."""
 
 
 class Attention(nn.Module):
@@ -40,13 +42,16 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(shape.hidden_size, width, bias=shape.attention_bias)
         self.k_proj = nn.Linear(shape.hidden_size, kv_width, bias=shape.attention_bias)
         self.v_proj = nn.Linear(shape.hidden_size, kv_width, bias=shape.attention_bias)
-        self.o_proj = nn.Linear(width, shape.hidden_size, bias=False)
+        self.o_proj = nn.Linear(width, shape.hidden_size, bias=shape.attention_bias)
+        self.q_norm, self.k_norm = (
+            nn.RMSNorm(shape.head_dim, shape.rms_norm_eps) if shape.qk_norm else nn.Identity() for _ in range(2)
+        )
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         rows, length, _ = hidden.shape
         heads = (rows, length, -1, self.shape.head_dim)
-        query = rotate(self.q_proj(hidden).view(heads).transpose(1, 2), cos, sin)
-        key = rotate(self.k_proj(hidden).view(heads).transpose(1, 2), cos, sin)
+        query = rotate(self.q_norm(self.q_proj(hidden).view(heads)).transpose(1, 2), cos, sin)
+        key = rotate(self.k_norm(self.k_proj(hidden).view(heads)).transpose(1, 2), cos, sin)
         value = self.v_proj(hidden).view(heads).transpose(1, 2)
         groups = self.shape.num_attention_heads // self.shape.num_key_value_heads
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)

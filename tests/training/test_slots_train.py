@@ -15,7 +15,7 @@ from training.model import Llama, Shape, initialise, rotary, rotate
 from training.rows import Row, TurnWriter
 from training.slots import documents, train
 from training.slots.facts import FactSource
-from training.slots.offsets import initialise_offsets, offset_biases
+from training.slots.offsets import SHARPNESS, initialise_offsets, offset_biases
 from training.slots.rows import SlotRows
 from training.slots.tokenizer import SPACE, train_tokenizer
 from training.words import Namer
@@ -107,14 +107,21 @@ def test_a_value_begins_with_one_letter_and_goes_on_the_same_wherever_it_stands(
             assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-@pytest.mark.parametrize("offset", [1, 3, 8])
-def test_a_head_looks_back_by_its_offset_when_the_training_begins(offset: int) -> None:
-    """Whatever the tokens are: its biases alone decide."""
-    shape = Shape(10, hidden_size=64, num_attention_heads=2, head_dim=32, attention_bias=True)
-    query, key = offset_biases(shape, offset)
-    cos, sin = rotary(shape, 60)
-    scores = rotate(query.expand(60, -1), cos, sin) @ rotate(key.expand(60, -1), cos, sin).T
-    assert all(int(scores[at, : at + 1].argmax()) == at - offset for at in range(offset, 40))
+@pytest.mark.parametrize("distances", [range(1, 2), range(4, 5), range(8), range(20)])
+def test_a_head_looks_back_as_far_as_it_is_to_when_the_training_begins(distances: range) -> None:
+    """Whatever the tokens are: its biases alone decide, at the end of a long text, too."""
+    shape = train.shape_of(10)
+    length = 3800
+    query, key = (normed(bias) for bias in offset_biases(shape, distances))
+    cos, sin = rotary(shape, length)
+    scores = rotate(query[None], cos[-1:], sin[-1:]) @ rotate(key.expand(length, -1), cos, sin).T
+    attention = torch.softmax(scores[0] * shape.head_dim**-0.5, dim=0).flip(0)
+    assert attention[distances.start : distances.stop].sum() > 0.5
+    assert attention[distances.start : distances.stop].min() > 0.3 / len(distances)
+
+
+def normed(head: torch.Tensor) -> torch.Tensor:
+    return SHARPNESS * head * head.square().mean().rsqrt()
 
 
 def test_the_heads_of_the_first_layers_look_back(tokenizer: Tokenizer) -> None:

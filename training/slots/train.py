@@ -1,8 +1,8 @@
 """Train the slot model, in as many sittings as it takes: `python -m training.slots.train --out FOLDER`.
 
 The same command continues where the last one stopped. FOLDER/model is the checkpoint so far, FOLDER/state-* what is
-needed to go on, by as many workers. The rate falls over the second half of the steps: before that the model is not what
-it will be.
+needed to go on, by as many workers. The rate falls over the last two thirds of the steps: before that the model is not
+what it will be.
 """
 
 from __future__ import annotations
@@ -48,16 +48,14 @@ class Stage:
 
 
 CURRICULUM = (
-    Stage(500, ((32, 128),), recital_share=0.9, variety=0.02),
-    Stage(300, ((32, 128),), recital_share=0.8, variety=0.15),
-    Stage(400, ((16, 256),), recital_share=0.6, dense_share=0.8, variety=0.4),
-    Stage(500, ((16, 256),), recital_share=0.5, dense_share=0.8, variety=0.7),
-    Stage(900, ((16, 256),), recital_share=0.4, dense_share=0.8),
-    Stage(500, ((16, 256), (8, 512)), recital_share=0.3, dense_share=0.6),
-    Stage(400, ((8, 512), (4, 1024), (2, 2048)), recital_share=0.2, dense_share=0.4),
-    Stage(200, ((8, 512), (4, 1024), (2, 2048), (2, 4096)), recital_share=0.1, dense_share=0.2),
+    Stage(200, ((32, 128),), recital_share=0.9, variety=0.15),
+    Stage(300, ((16, 256),), recital_share=0.7, dense_share=0.8, variety=0.5),
+    Stage(1700, ((16, 256),), recital_share=0.4, dense_share=0.8),
+    Stage(1000, ((16, 256), (8, 512)), recital_share=0.25, dense_share=0.6),
+    Stage(800, ((8, 512), (4, 1024), (2, 2048)), recital_share=0.15, dense_share=0.4),
+    Stage(400, ((8, 512), (4, 1024), (2, 2048), (2, 4096)), recital_share=0.1, dense_share=0.3),
 )
-COOLDOWN = 0.5
+COOLDOWN = 0.66
 """Share of the steps over which the learning rate falls to nothing."""
 
 
@@ -67,10 +65,12 @@ def shape_of(vocab_size: int) -> Shape:
         hidden_size=256,
         intermediate_size=512,
         num_hidden_layers=5,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        head_dim=32,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        head_dim=64,
+        rope_theta=1e8,
         attention_bias=True,
+        qk_norm=True,
     )
 
 
