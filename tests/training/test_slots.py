@@ -11,7 +11,7 @@ import pytest
 from training import small_talk
 from training.dialogue import Turn
 from training.slots import attributes, copying, documents, evaluate, glue, lexicon, relations, talk, verbs
-from training.slots.facts import FactSource
+from training.slots.facts import HELD_OUT_WORDS, FactSource
 from training.slots.noise import framed
 from training.slots.phrasings import Phrasings, pattern, skeleton
 from training.slots.questions import Case, absent_case, copy_case, fact_case, handwritten
@@ -89,7 +89,7 @@ def test_held_out_and_trained_templates_differ_in_words() -> None:
         assert not both
 
 
-@pytest.mark.parametrize("phrase", [*set(glue.OF_A_SUBJECT), *set(glue.ALONE), *set(glue.MINE)])
+@pytest.mark.parametrize("phrase", dict.fromkeys(glue.OF_A_SUBJECT + glue.ALONE + glue.MINE))
 def test_words_drawn_at_random_leave_a_fact_whole(phrase: str) -> None:
     """A statement has its value once; both it and a question have all that the phrase names."""
     rng = random.Random(phrase)
@@ -100,6 +100,16 @@ def test_words_drawn_at_random_leave_a_fact_whole(phrase: str) -> None:
         assert set(re.findall(r"{\w}", told.replace("{b}", "{y}"))) == {*named, "{z}"}
         assert set(re.findall(r"{\w}", asked.replace("{b}", "{y}"))) == named
         assert glue.request(rng).count("{s}") == 1
+
+
+def test_blends_are_none_of_the_words_that_are_held_out() -> None:
+    """A relation that the evaluation asks for would have been met; and a lesson without blends is as it was."""
+    said = [
+        {word for _ in range(2000) for word in source.draw().asked.split()} & HELD_OUT_WORDS
+        for source in (FactSource(names(1)), FactSource(names(1), blends=0.5))
+    ]
+    assert said[1] <= said[0]
+    assert [FactSource(names(2)).draw() for _ in range(9)] == [FactSource(names(2), blends=0).draw() for _ in range(9)]
 
 
 def test_words_that_stand_around_a_fact_are_never_its_value() -> None:

@@ -18,6 +18,28 @@ GLUED_SHARE = 0.4
 """Statements about attributes in words that are drawn at random."""
 GLUED_QUESTIONS = 0.6
 """Questions in such words, for each that has a template."""
+BLENDED = tuple(
+    sorted(
+        word
+        for word in {
+            *lexicon.ATTRIBUTE_NOUNS,
+            *lexicon.THING_NOUNS,
+            *lexicon.VALUE_WORDS,
+            *words.NOUNS,
+            *words.ADJECTIVES,
+        }
+        if word.isalpha() and len(word) > 3
+    )
+)
+"""Words whose parts make other words."""
+HELD_OUT_WORDS = frozenset(
+    word
+    for phrase in (
+        *lexicon.HELD_OUT_NOUNS,
+        *(form for verb in verbs.HELD_OUT_VERBS for form in (verb.present, verb.base, verb.past)),
+    )
+    for word in phrase.split()
+)
 OF_A_SUBJECT = "The {x} of {y} is"
 """How an answer about an attribute begins."""
 
@@ -45,6 +67,7 @@ class FactSource:
         held_out_relations: the kinds of facts are those that training never draws.
         variety: share of the phrasings that are drawn, the plainest first. Less of it also means fewer facts that are
             about one thing, or of one attribute.
+        blends: share of the attributes and verbs that are named by parts of two words.
     """
 
     def __init__(
@@ -54,12 +77,14 @@ class FactSource:
         held_out_phrasings: bool = False,
         held_out_relations: bool = False,
         variety: float = 1.0,
+        blends: float = 0.0,
     ) -> None:
         self.names = names
         self.rng = names.rng
         self.held_out_phrasings = held_out_phrasings
         self.held_out_relations = held_out_relations
         self.variety = variety
+        self.blends = blends
         self.glues = not (held_out_phrasings or held_out_relations)
         self.answered: set[str] = set()
         """What the facts drawn so far are about, in small letters."""
@@ -118,13 +143,28 @@ class FactSource:
         return self._fact(relation.statements, attributes.QUESTIONS, slots, keys, OF_A_SUBJECT)
 
     def _verb(self) -> Fact | None:
-        verb = self.rng.choice(verbs.HELD_OUT_VERBS if self.held_out_relations else verbs.VERBS)
+        verb = self._verb_form()
         forms = {"present": verb.present, "base": verb.base, "past": verb.past}
         slots = {"y": self._subject("somebody"), "z": self._object(), **forms}
         keys = {f"what {slots['y']} {verb.base}", f"who {verb.base} {slots['z']}"}
         if self.rng.random() < 0.7:
             return self._fact(verbs.STATEMENTS, verbs.QUESTIONS, slots, keys, "What {y} {past} is")
         return self._fact(verbs.STATEMENTS, verbs.WHO, slots, keys, "The one who {past} {z} is", answer=slots["y"])
+
+    def _verb_form(self) -> verbs.Verb:
+        if self.blends and self.rng.random() < self.blends:
+            base = self._blend()
+            return verbs.Verb(f"{base}s", base, f"{base}ed")
+        return self.rng.choice(verbs.HELD_OUT_VERBS if self.held_out_relations else verbs.VERBS)
+
+    def _blend(self) -> str:
+        """The first part of one word and the last part of another, of no held-out name."""
+        rng = self.rng
+        while True:
+            one, two = rng.sample(BLENDED, 2)
+            word = one[: rng.randint(2, len(one) - 1)] + two[-rng.randint(2, len(two) - 1) :]
+            if 4 <= len(word) <= 12 and word not in HELD_OUT_WORDS and not words.is_held_out(word.capitalize()):
+                return word
 
     def _alone(self) -> Fact | None:
         noun = self._noun()
@@ -155,6 +195,8 @@ class FactSource:
         rng = self.rng
         if self.held_out_relations:
             return rng.choice(lexicon.HELD_OUT_NOUNS)
+        if self.blends and rng.random() < self.blends:
+            return self._blend() if rng.random() < 0.6 else f"{self._blend()} {rng.choice(lexicon.ATTRIBUTE_NOUNS)}"
         if self.nouns and rng.random() < self.variety * KNOWN_NOUN:
             return rng.choice(self.nouns)
         chance = rng.random()

@@ -45,10 +45,11 @@ class SlotRows:
         recital_share: float = 0.0,
         dense_share: float = 0.0,
         variety: float = 1.0,
+        blends: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         """Token ids and weights, both [rows, length + 1]. Of the texts that are read, a sample alone has weight."""
         rngs = [random.Random(f"{self.seed} {step} {row}") for row in range(rows)]
-        drawn = [self.row(rng, length + 1, echo_share, recital_share, dense_share, variety) for rng in rngs]
+        drawn = [self.row(rng, length + 1, echo_share, recital_share, dense_share, variety, blends) for rng in rngs]
         tokens, weights = tensors(drawn)
         chances = torch.rand(weights.shape, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + step))
         return tokens, torch.where((weights == TEXT_WEIGHT) & (chances > TEXT_SHARE), 0.0, weights)
@@ -61,10 +62,11 @@ class SlotRows:
         recital_share: float,
         dense_share: float,
         variety: float,
+        blends: float,
     ) -> Row:
         """One row of exactly `length` tokens. Its documents share one source, so that none contradicts another."""
         names = Namer(rng, held_out=self.held_out_names)
-        source = FactSource(names, held_out_phrasings=self.held_out, variety=variety)
+        source = FactSource(names, held_out_phrasings=self.held_out, variety=variety, blends=blends)
         row = Row([], [])
         if rng.random() < echo_share:
             self.writer.add(row, copying.again(source.names, length // 20))

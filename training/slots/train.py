@@ -45,15 +45,17 @@ class Stage:
     dense_share: float = 0.0
     variety: float = 1.0
     """Share of the phrasings that its rows draw."""
+    blends: float = 0.0
+    """Share of the attributes and verbs that are named by parts of two words: they can be repeated by copying alone."""
 
 
 CURRICULUM = (
     Stage(200, ((32, 128),), recital_share=0.9, variety=0.15),
     Stage(300, ((16, 256),), recital_share=0.7, dense_share=0.8, variety=0.5),
     Stage(1700, ((16, 256),), recital_share=0.4, dense_share=0.8),
-    Stage(1000, ((16, 256), (8, 512)), recital_share=0.25, dense_share=0.6),
-    Stage(800, ((8, 512), (4, 1024), (2, 2048)), recital_share=0.15, dense_share=0.4),
-    Stage(400, ((8, 512), (4, 1024), (2, 2048), (2, 4096)), recital_share=0.1, dense_share=0.3),
+    Stage(1000, ((16, 256), (8, 512)), recital_share=0.25, dense_share=0.6, blends=0.3),
+    Stage(800, ((8, 512), (4, 1024), (2, 2048)), recital_share=0.15, dense_share=0.4, blends=0.3),
+    Stage(400, ((8, 512), (4, 1024), (2, 2048), (2, 4096)), recital_share=0.1, dense_share=0.3, blends=0.3),
 )
 COOLDOWN = 0.66
 """Share of the steps over which the learning rate falls to nothing."""
@@ -151,13 +153,21 @@ class Batch:
     recital_share: float
     dense_share: float
     variety: float
+    blends: float = 0.0
 
 
 def planned(scale: float) -> list[Batch]:
     """The batches of all steps."""
     rng = random.Random("lengths")
     return [
-        Batch(*rng.choice(stage.batches), stage.echo_share, stage.recital_share, stage.dense_share, stage.variety)
+        Batch(
+            *rng.choice(stage.batches),
+            stage.echo_share,
+            stage.recital_share,
+            stage.dense_share,
+            stage.variety,
+            stage.blends,
+        )
         for stage in CURRICULUM
         for _ in range(max(1, round(stage.steps * scale)))
     ]
@@ -193,6 +203,7 @@ class Run:
             recital_share=batch.recital_share,
             dense_share=batch.dense_share,
             variety=batch.variety,
+            blends=batch.blends,
         )
         mine = slice(self.part.index, None, self.part.of)
         loss = step_loss(self.forward, self.model, tokens[mine], weights[mine], weights[:, 1:].sum())
