@@ -37,7 +37,7 @@ TEST_LENGTH = 12
 def request(rng: random.Random, text: str, *, held_out: bool = False) -> str:
     """A wish to have the text said again."""
     glued = not held_out and " " not in text and rng.random() < GLUED_SHARE
-    asked = glue.request(rng).strip() if glued else REQUESTS.draw(rng, held_out=held_out)
+    asked = glue.request(rng) if glued else REQUESTS.draw(rng, held_out=held_out)
     if asked.endswith(": {s}") and rng.random() < 0.3:
         asked = asked.replace(": {s}", ":\n{s}")
     asked = asked if asked.startswith("{s}") or rng.random() < 0.3 else capital(asked)

@@ -58,19 +58,19 @@ def words(rng: random.Random, most: int) -> str:
 
 def statement(rng: random.Random, phrase: str) -> str:
     """A template that tells {z} about what the phrase names."""
-    verb = rng.choice(VERBS) if rng.random() < 0.4 else f"{rng.choice(WORDS)} {words(rng, 2)}"
-    mark = rng.choice(MARKS)
-    value = '"{z}"' if mark == '"' else "{z}"
-    link = f" {verb.strip()}{' ' if mark == chr(34) else mark}"
+    verb = rng.choice(VERBS) if rng.random() < 0.4 else f"{rng.choice(WORDS)} {words(rng, 2)}".strip()
+    mark, value = rng.choice(MARKS), "{z}"
+    if mark == '"':
+        mark, value = " ", '"{z}"'
     tail = f" {words(rng, 3)}".rstrip() if rng.random() < 0.4 else ""
     chance = rng.random()
     if chance < 0.5:
-        return f"{words(rng, 4)}{phrase}{link}{value}{tail}"
+        return f"{words(rng, 4)}{phrase} {verb}{mark}{value}{tail}"
     if chance < 0.8:
         head = words(rng, 3) if rng.random() < 0.6 else ""
-        return f"{head}{value} {verb.strip()} {phrase}{tail}"
+        return f"{head}{value} {verb} {phrase}{tail}"
     if "{y}" not in phrase or chance < 0.9:
-        return f"{words(rng, 3)}{phrase}{mark if mark != chr(34) else ' '}{value}{tail}"
+        return f"{words(rng, 3)}{phrase}{mark}{value}{tail}"
     apart = rng.choice(("{{y}} {a}{{x}} {b}{{z}}", "{{y}} {a}{{z}} {b}{{x}}", "{{x}} {a}{{z}} {b}{{y}}"))
     return words(rng, 3) + apart.format(a=words(rng, 2), b=words(rng, 2)) + tail
 
@@ -82,4 +82,5 @@ def question(rng: random.Random, phrase: str) -> str:
 
 def request(rng: random.Random) -> str:
     """A template that wants {s} to be said again."""
-    return f"{words(rng, 5)}{rng.choice(MARKS[:-1]).strip() or ' '}".strip() + " {s} " + words(rng, 4)
+    before = f"{words(rng, 5)}{rng.choice(MARKS[:-1]).strip()}".strip()
+    return f"{before} {{s}} {words(rng, 4)}".strip()

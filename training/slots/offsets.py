@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from training.model import Llama, Shape
+from training.model import Llama, Shape, rotary
 
 HEADS = (
     (range(1, 2), range(2, 3), range(3, 4), range(4, 5), range(8), range(20)),
@@ -78,6 +78,5 @@ def fitted(shape: Shape, distances: range) -> Tensor:
 
 def score_waves(shape: Shape) -> Tensor:
     """What each pair of a head adds to the score at each distance, [FARTHEST, head_dim]: its cosine and its sine."""
-    frequencies = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim)
-    angles = torch.outer(torch.arange(FARTHEST, dtype=torch.float32), frequencies)
-    return torch.cat((angles.cos(), angles.sin()), dim=1) * shape.head_dim**-0.5
+    cosines, sines = (wave[:, : shape.head_dim // 2] for wave in rotary(shape, FARTHEST))
+    return torch.cat((cosines, sines), dim=1) * shape.head_dim**-0.5
