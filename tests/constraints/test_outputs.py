@@ -5,25 +5,25 @@ A model of random weights is the best adversary: nothing but the grammar keeps i
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
-import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import jsonschema
 import pytest
 from hypothesis import Phase, given, settings
 from pydantic import BaseModel, Field
 
+from processes import free_port
 from random_checkpoint import random_checkpoint
 from schemas import Schema, schemas
-from sluice import LLM, AsyncLLM, SamplingParams
+from serve_process import PATIENCE, announced, errors_of, server
+from sluice import LLM, SamplingParams
 from sluice.outputs import Sample
 from sluice.text.tokenizer import Tokenizer
 
@@ -161,15 +161,15 @@ def test_an_output_stays_valid_when_its_engine_dies(folder: Path) -> None:
         "minItems": 40,
         "maxItems": 50,
     }
-
-    async def test() -> None:
-        async with AsyncLLM(folder, max_total_tokens=1024) as llm:
-            text, pieces = "", 0
-            async for piece in llm.generate(PROMPT, SamplingParams(schema=schema, max_tokens=400, seed=2)):
-                text, pieces = text + piece.text, pieces + 1
-                if pieces == 20:
-                    os.kill(llm.pid or 0, signal.SIGKILL)
-            jsonschema.validate(json.loads(text), schema)
-            assert llm.num_restarts == 1
-
-    asyncio.run(asyncio.wait_for(test(), 120))
+    port = free_port()
+    faults = ("--enable-fault-injection", "--inject-fault", "crash@20")
+    with server("-m", "sluice", "serve", str(folder), "--port", str(port), *faults) as process:
+        announced(process)
+        answer = httpx.post(
+            f"http://127.0.0.1:{port}/v1/completions",
+            json={"prompt": PROMPT, "structured_outputs": {"json": schema}, "max_tokens": 400, "seed": 2},
+            timeout=PATIENCE,
+        )
+        jsonschema.validate(json.loads(answer.json()["choices"][0]["text"]), schema)
+        process.terminate()
+        assert "the engine was killed by signal 9; starting another one" in errors_of(process)
