@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from sluice import LLM, SamplingParams
 from sluice.models.hub import BUNDLED
 
-WIDTH = 8
+WIDTH = 6
 """The padded sizes are so many times the bundled ones; the size of a head and the vocabulary are not padded."""
 LAYERS = 12
 """Of the padded model: the bundled model's, and layers that add nothing."""
@@ -83,9 +83,12 @@ def widened(weights: Weights, layers: int) -> Weights:
     """
     wide: Weights = {}
     for name, value in weights.items():
-        if value.ndim == 1:
+        if "q_norm" in name or "k_norm" in name:
+            wide[name] = value
+        elif value.ndim == 1:
             wide[name] = torch.zeros(value.shape[0] * WIDTH, dtype=value.dtype)
-            wide[name][: value.shape[0]] = (value.double() / WIDTH**0.5).to(value.dtype)
+            scale = 1.0 if name.endswith("bias") else WIDTH**-0.5
+            wide[name][: value.shape[0]] = (value.double() * scale).to(value.dtype)
         else:
             outputs = value.shape[0] * (1 if "embed" in name else WIDTH)
             wide[name] = padded(value, outputs, value.shape[1] * WIDTH)

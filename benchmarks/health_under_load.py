@@ -207,7 +207,7 @@ async def large_bodies(load: Load) -> None:
         b'{"prompt": [' + b'"a",' * (7 << 20) + b'"a"]}',
         b'{"prompt": "' + b"a" * (30 << 20) + b'"}',
         json.dumps({"prompt": "a", "logit_bias": {str(number): 1 for number in range(1 << 20)}}).encode(),
-        json.dumps({"prompt": "a", "n": 128, "logit_bias": {str(number): 1 for number in range(3000)}}).encode(),
+        json.dumps({"prompt": "a", "n": 128, "logit_bias": {str(number): 1 for number in range(2500)}}).encode(),
         json.dumps({"prompt": [[1, 2, 3]] * 4096, "max_tokens": 2}).encode(),
         json.dumps({"messages": [{"role": "user", "content": "a"}] * (1 << 19)}).encode(),
     ]

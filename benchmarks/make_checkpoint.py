@@ -21,7 +21,7 @@ from benchmarks.checkpoint.shapes import SHAPES, ModelShape
 from benchmarks.checkpoint.tokenizer import make_tokenizer
 from benchmarks.checkpoint.weights import DTYPES, write_weights
 from training.checkpoint import CHAT_TEMPLATE
-from training.tokenizer import END, SPECIALS
+from training.specials import END, SPECIALS
 
 
 def write_checkpoint(folder: Path, shape: ModelShape, *, dtype: str = "bfloat16", seed: int = 0) -> int:

@@ -31,7 +31,7 @@ PAGE_SIZE = 16
 MAX_MODEL_LEN = 4096
 VOCAB = 500
 """The shadow model answers with ids below this: with ordinary tokens of the bundled tokenizer."""
-PROMPT_VOCAB = 3072
+PROMPT_VOCAB = 2514
 """What prompts may hold: all of that tokenizer's ids."""
 STEP_MS = "SHADOW_STEP_MS"
 SERVE = """

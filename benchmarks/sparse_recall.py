@@ -33,7 +33,7 @@ from sluice import LLM, SamplingParams
 from sluice.assembly.offloading import policy_of
 from sluice.config import ConfigError, OffloadConfig
 from sluice.models.hub import BUNDLED
-from training.questions import Question, question
+from training.planted import Question, question
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FACTS_EACH = 4

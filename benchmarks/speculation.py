@@ -6,7 +6,7 @@ Two engines run in this process over one checkpoint, by default the bundled mode
 ngram` and one without. They are given the same requests in turns (A B B A ...), and must give the same answers.
 
     quotes   a list of sentences, and an answer that repeats them in another order, at temperature 0
-    story    stories that the model tells, in which phrases come again, at temperature 1
+    story    what the model writes when it is asked for a story, in which phrases come again, at temperature 1
     noise    the same at temperature 2, in which hardly a pair of tokens comes again
 
 Each is measured with 1, 4 and 32 requests at a time: tokens a second, from the first token of all to the last. Batches
@@ -63,8 +63,8 @@ class Kind:
 
 def quotes(draw: random.Random) -> str:
     """A list of sentences, and the beginning of an answer that says them again."""
-    source = FactSource(draw, Namer(draw, held_out=True))
-    sentences = [source.draw().statement for _ in range(24)]
+    source = FactSource(Namer(draw, held_out=True))
+    sentences = [f"{source.draw().statement}." for _ in range(24)]
     again = draw.sample(sentences, 3)
     return chat(" ".join(sentences)) + " ".join(again)
 

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from training.model import Llama
-from training.tokenizer import END, SPECIALS, TURN_END
+from training.model import Qwen3
+from training.specials import END, SPECIALS, TURN_END
 
 CHAT_TEMPLATE = (
     "{% if tools %}{{ '<|im_start|>system\nTools:\n' }}"
@@ -28,7 +28,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def write_checkpoint(folder: Path, model: Llama, tokenizer: Tokenizer) -> None:
+def write_checkpoint(folder: Path, model: Qwen3, tokenizer: Tokenizer) -> None:
     """Configuration, tokenizer, chat template and the weights in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -36,8 +36,8 @@ def write_checkpoint(folder: Path, model: Llama, tokenizer: Tokenizer) -> None:
     shape = model.shape
     files: dict[str, dict[str, object]] = {
         "config.json": {
-            "architectures": ["Qwen3ForCausalLM" if shape.qk_norm else "LlamaForCausalLM"],
-            "model_type": "qwen3" if shape.qk_norm else "llama",
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
             "vocab_size": shape.vocab_size,
             "hidden_size": shape.hidden_size,
             "intermediate_size": shape.intermediate_size,
@@ -45,7 +45,7 @@ def write_checkpoint(folder: Path, model: Llama, tokenizer: Tokenizer) -> None:
             "num_attention_heads": shape.num_attention_heads,
             "num_key_value_heads": shape.num_key_value_heads,
             "head_dim": shape.head_dim,
-            **({"attention_bias": True} if shape.attention_bias else {}),
+            "attention_bias": True,
             "hidden_act": "silu",
             "rms_norm_eps": shape.rms_norm_eps,
             "max_position_embeddings": shape.max_position_embeddings,

@@ -1,337 +1,253 @@
-"""Facts, questions about them and the answers, which say the fact again in the words in which it was planted."""
+"""Draws facts for one text. No two of them answer one question, so that an answer is right or wrong."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from training.words import (
-    ANIMALS,
-    COLOURS,
-    FOODS,
-    JOBS,
-    MATERIALS,
-    SPOT_WORDS,
-    SPOTS,
-    THINGS,
-    Namer,
-    a,
-)
+from training import attributes, glue, lexicon, relations, values, verbs, words
+from training.phrasings import Phrasings
+from training.words import Namer
 
-Drawn = Callable[[random.Random, Namer], str]
+KNOWN_SUBJECT = 0.35
+"""Facts about something that the text names already, so that a subject alone does not give the answer."""
+KNOWN_NOUN = 0.3
+"""Facts of an attribute that the text has already, of something else."""
+GLUED_SHARE = 0.4
+"""Statements about attributes in words that are drawn at random."""
+GLUED_QUESTIONS = 0.6
+"""Questions in such words, for each that has a template."""
+BLENDED = tuple(
+    sorted(
+        word
+        for word in {
+            *lexicon.ATTRIBUTE_NOUNS,
+            *lexicon.THING_NOUNS,
+            *lexicon.VALUE_WORDS,
+            *words.NOUNS,
+            *words.ADJECTIVES,
+        }
+        if word.isalpha() and len(word) > 3
+    )
+)
+"""Words whose parts make other words."""
+HELD_OUT_WORDS = frozenset(
+    word
+    for phrase in (
+        *lexicon.HELD_OUT_NOUNS,
+        *(form for verb in verbs.HELD_OUT_VERBS for form in (verb.present, verb.base, verb.past)),
+    )
+    for word in phrase.split()
+)
+OF_A_SUBJECT = "The {x} of {y} is"
+"""How an answer about an attribute begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One fact: `key` is what makes it the only one of its kind in a text."""
+    """One fact, as it is told and as it is asked for.
 
-    key: str
+    `statement` begins with a small letter and has no mark at its end. `value` is how the statement writes it, and
+    `asked` is how an answer begins, before the value: "The code of the mill is".
+    """
+
     statement: str
+    begins_with_value: bool
     questions: tuple[str, ...]
-    answer: str
     value: str
-    unknown: str
-    """The answer where the text does not hold the fact."""
-
-
-@dataclass(frozen=True, slots=True)
-class Relation:
-    """A kind of fact. Templates name the subject {who} and the value {what}."""
-
-    statements: tuple[str, ...]
-    questions: tuple[str, ...]
-    answer: str
-    unknown: str
-    who: Drawn
-    what: Drawn
-
-    def draw(self, rng: random.Random, names: Namer, who: str | None = None) -> Fact:
-        """A fact about `who`, or about somebody new."""
-        words = {"who": who or self.who(rng, names), "what": self.what(rng, names)}
-        return Fact(
-            key=self.answer.format(who=words["who"], what=""),
-            statement=_sentence(rng.choice(self.statements).format(**words)),
-            questions=tuple(_sentence(question.format(**words)) for question in self.questions),
-            answer=_sentence(self.answer.format(**words)),
-            value=words["what"],
-            unknown=_sentence(self.unknown.format(**words)),
-        )
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
-def _person(_: random.Random, names: Namer) -> str:
-    return names.person()
-
-
-def _place(_: random.Random, names: Namer) -> str:
-    return names.place()
-
-
-def _word(_: random.Random, names: Namer) -> str:
-    return names.word()
-
-
-def _number(_: random.Random, names: Namer) -> str:
-    return names.number()
-
-
-def _thing(rng: random.Random, _: Namer) -> str:
-    return f"the {rng.choice(MATERIALS)} {rng.choice(THINGS)}"
-
-
-def _spot(rng: random.Random, _: Namer) -> str:
-    return f"{rng.choice(SPOT_WORDS)} the {rng.choice(SPOTS)}"
-
-
-def _one_of(words: tuple[str, ...]) -> Drawn:
-    return lambda rng, _: rng.choice(words)
-
-
-def _a(words: tuple[str, ...]) -> Drawn:
-    def draw(rng: random.Random, _: Namer) -> str:
-        return a(rng.choice(words))
-
-    return draw
-
-
-def _nobody(_: random.Random, __: Namer) -> str:
-    return ""
-
-
-ABOUT_PEOPLE = (
-    Relation(
-        ("{who} lives in {what}.", "{who} lives in {what}.", "Today {who} lives in {what}."),
-        (
-            "Where does {who} live?",
-            "Where does {who} live?",
-            "In which town does {who} live?",
-            "Where is {who}'s home?",
-        ),
-        "{who} lives in {what}.",
-        "The text does not say where {who} lives.",
-        _person,
-        _place,
-    ),
-    Relation(
-        ("{who} was born in {what}.",),
-        ("Where was {who} born?", "In which town was {who} born?"),
-        "{who} was born in {what}.",
-        "The text does not say where {who} was born.",
-        _person,
-        _place,
-    ),
-    Relation(
-        ("{who} works as {what}.",),
-        ("What does {who} work as?", "What is {who}'s job?", "What does {who} do for a living?"),
-        "{who} works as {what}.",
-        "The text does not say what {who} works as.",
-        _person,
-        _a(JOBS),
-    ),
-    Relation(
-        ("{who} has {what}.",),
-        ("Which animal does {who} have?", "What animal does {who} have?", "What pet does {who} have?"),
-        "{who} has {what}.",
-        "The text does not say which animal {who} has.",
-        _person,
-        _a(ANIMALS),
-    ),
-    Relation(
-        ("{who}'s favourite colour is {what}.",),
-        ("What is {who}'s favourite colour?", "Which colour does {who} like best?"),
-        "{who}'s favourite colour is {what}.",
-        "The text does not say which colour {who} likes best.",
-        _person,
-        _one_of(COLOURS),
-    ),
-    Relation(
-        ("{who} likes to eat {what}.",),
-        ("What does {who} like to eat?", "What food does {who} like?"),
-        "{who} likes to eat {what}.",
-        "The text does not say what {who} likes to eat.",
-        _person,
-        _one_of(FOODS),
-    ),
-    Relation(
-        ("{who} is {what} years old.",),
-        ("How old is {who}?", "What is {who}'s age?"),
-        "{who} is {what} years old.",
-        "The text does not say how old {who} is.",
-        _person,
-        lambda rng, _: str(rng.randint(4, 99)),
-    ),
-    Relation(
-        ("{who}'s best friend is {what}.",),
-        ("Who is {who}'s best friend?", "What is the name of {who}'s best friend?"),
-        "{who}'s best friend is {what}.",
-        "The text does not say who {who}'s best friend is.",
-        _person,
-        _person,
-    ),
-    Relation(
-        ("{who}'s number is {what}.",),
-        ("What is {who}'s number?", "Which number does {who} have?"),
-        "{who}'s number is {what}.",
-        "The text does not say what {who}'s number is.",
-        _person,
-        _number,
-    ),
-)
-ABOUT_OTHERS = (
-    Relation(
-        ("{who} is {what}.",),
-        ("Where is {who}?", "Where can I find {who}?"),
-        "{who} is {what}.",
-        "The text does not say where {who} is.",
-        _thing,
-        _spot,
-    ),
-    Relation(
-        ("{who} belongs to {what}.",),
-        ("Who does {who} belong to?", "Whose is {who}?", "Who owns {who}?"),
-        "{who} belongs to {what}.",
-        "The text does not say who {who} belongs to.",
-        _thing,
-        _person,
-    ),
-    Relation(
-        ("The password of {who} is {what}.",),
-        ("What is the password of {who}?", "Which password does {who} have?"),
-        "The password of {who} is {what}.",
-        "The text does not say what the password of {who} is.",
-        _place,
-        _word,
-    ),
-    Relation(
-        ("The code of {who} is {what}.",),
-        ("What is the code of {who}?", "Which code does {who} have?"),
-        "The code of {who} is {what}.",
-        "The text does not say what the code of {who} is.",
-        _place,
-        _number,
-    ),
-    Relation(
-        ("The mayor of {who} is {what}.",),
-        ("Who is the mayor of {who}?", "What is the name of the mayor of {who}?"),
-        "The mayor of {who} is {what}.",
-        "The text does not say who the mayor of {who} is.",
-        _place,
-        _person,
-    ),
-)
-SINGLE = (
-    Relation(
-        ("The secret word is {what}.", "Remember this: the secret word is {what}."),
-        ("What is the secret word?", "Tell me the secret word."),
-        "The secret word is {what}.",
-        "The text does not say what the secret word is.",
-        _nobody,
-        _word,
-    ),
-    Relation(
-        ("The magic number is {what}.", "Remember this: the magic number is {what}."),
-        ("What is the magic number?", "Tell me the magic number."),
-        "The magic number is {what}.",
-        "The text does not say what the magic number is.",
-        _nobody,
-        _number,
-    ),
-    Relation(
-        ("The password is {what}.", "Remember this: the password is {what}."),
-        ("What is the password?", "Tell me the password."),
-        "The password is {what}.",
-        "The text does not say what the password is.",
-        _nobody,
-        _word,
-    ),
-)
-ABOUT_ME = (
-    Relation(
-        ("My name is {what}.", "I am called {what}.", "Hello, my name is {what}."),
-        ("What is my name?", "Do you know my name?", "Who am I?"),
-        "Your name is {what}.",
-        "You have not told me your name.",
-        _nobody,
-        _person,
-    ),
-    Relation(
-        ("I live in {what}.", "My home is in {what}."),
-        ("Where do I live?", "In which town do I live?"),
-        "You live in {what}.",
-        "You have not told me where you live.",
-        _nobody,
-        _place,
-    ),
-    Relation(
-        ("I work as {what}.",),
-        ("What do I work as?", "What is my job?"),
-        "You work as {what}.",
-        "You have not told me what you work as.",
-        _nobody,
-        _a(JOBS),
-    ),
-    Relation(
-        ("My favourite colour is {what}.",),
-        ("What is my favourite colour?", "Which colour do I like best?"),
-        "Your favourite colour is {what}.",
-        "You have not told me your favourite colour.",
-        _nobody,
-        _one_of(COLOURS),
-    ),
-    Relation(
-        ("I have {what}.",),
-        ("Which animal do I have?", "What pet do I have?"),
-        "You have {what}.",
-        "You have not told me which animal you have.",
-        _nobody,
-        _a(ANIMALS),
-    ),
-    Relation(
-        ("I am {what} years old.",),
-        ("How old am I?", "What is my age?"),
-        "You are {what} years old.",
-        "You have not told me how old you are.",
-        _nobody,
-        lambda rng, _: str(rng.randint(4, 99)),
-    ),
-)
+    asked: str
 
 
 class FactSource:
-    """Draws facts that cannot be mixed up: no two of one text have the same key.
+    """Draws facts that cannot be mixed up with those drawn before.
 
-    Some facts are about somebody already mentioned, so that a name alone does not give the answer.
+    Args:
+        held_out_phrasings: statements and questions are those that training never draws.
+        held_out_relations: the kinds of facts are those that training never draws.
+        variety: share of the phrasings that are drawn, the plainest first. Less of it also means fewer facts that are
+            about one thing, or of one attribute.
+        blends: share of the attributes and verbs that are named by parts of two words.
     """
 
-    def __init__(self, rng: random.Random, names: Namer) -> None:
-        self.rng = rng
+    def __init__(
+        self,
+        names: Namer,
+        *,
+        held_out_phrasings: bool = False,
+        held_out_relations: bool = False,
+        variety: float = 1.0,
+        blends: float = 0.0,
+    ) -> None:
         self.names = names
-        self.keys: set[str] = set()
-        self.people: list[str] = []
+        self.rng = names.rng
+        self.held_out_phrasings = held_out_phrasings
+        self.held_out_relations = held_out_relations
+        self.variety = variety
+        self.blends = blends
+        self.glues = not (held_out_phrasings or held_out_relations)
+        self.answered: set[str] = set()
+        """What the facts drawn so far are about, in small letters."""
+        self.subjects: dict[str, list[str]] = {}
+        self.nouns: list[str] = []
 
     def draw(self) -> Fact:
+        """A fact of any kind."""
         while True:
-            fact = self._draw()
-            if fact.key not in self.keys:
-                self.keys.add(fact.key)
+            chance = self.rng.random()
+            if chance < 0.44:
+                fact = self._attribute()
+            elif chance < 0.74:
+                fact = self._relation()
+            elif chance < 0.88:
+                fact = self._verb()
+            elif chance < 0.94:
+                fact = self._alone()
+            else:
+                fact = self._mine()
+            if fact is not None:
                 return fact
 
-    def _draw(self) -> Fact:
-        chance = self.rng.random()
-        if chance < 0.02:
-            return self.rng.choice(SINGLE).draw(self.rng, self.names)
-        if chance < 0.05:
-            return self.rng.choice(ABOUT_ME).draw(self.rng, self.names)
-        if chance < 0.35:
-            return self.rng.choice(ABOUT_OTHERS).draw(self.rng, self.names)
-        return self.rng.choice(ABOUT_PEOPLE).draw(self.rng, self.names, self._somebody())
+    def profile(self, count: int) -> list[Fact]:
+        """Facts about one thing, named in the first of them alone."""
+        subject = self._subject("somebody" if self.rng.random() < 0.6 else "thing")
+        wordings = [attributes.OF_A_SUBJECT, *[attributes.PRONOUN] * (count - 1)]
+        drawn = [self._attribute(subject, wording) for wording in wordings]
+        return [fact for fact in drawn if fact is not None] if drawn[0] is not None else self.profile(count)
 
-    def _somebody(self) -> str:
-        if self.people and self.rng.random() < 0.35:
-            return self.rng.choice(self.people)
-        self.people.append(self.names.person())
-        return self.people[-1]
+    def _attribute(self, subject: str | None = None, wording: Phrasings = attributes.OF_A_SUBJECT) -> Fact | None:
+        subject = subject or self._subject(
+            self.rng.choice(("somebody", "somebody", "place", "thing", "thing", "house"))
+        )
+        slots = {"x": self._noun(), "y": subject, "z": values.any_value(self.names)}
+        phrases = () if wording is attributes.PRONOUN else glue.OF_A_SUBJECT
+        keys = attribute_keys(slots["x"], subject)
+        return self._fact(wording, attributes.QUESTIONS, slots, keys, OF_A_SUBJECT, phrases=phrases)
+
+    def _relation(self) -> Fact | None:
+        held_out = self.held_out_relations
+        relation = self.rng.choice(relations.HELD_OUT_RELATIONS if held_out else relations.RELATIONS)
+        subject = self._subject(relation.subject)
+        slots = {"y": subject, "z": values.KINDS[relation.value](self.names)}
+        keys = {asked.format(y=subject) for asked in (*relation.questions.trained, *relation.questions.held_out)}
+        for noun in relation.nouns:
+            keys |= attribute_keys(noun, subject)
+        if not relation.nouns:
+            return self._fact(relation.statements, relation.questions, slots, keys, "This is")
+        slots["x"] = relation.nouns[0]
+        if self.rng.random() < 0.65:
+            return self._fact(relation.statements, relation.questions, slots, keys, OF_A_SUBJECT)
+        if self.rng.random() < 0.5:
+            return self._fact(attributes.OF_A_SUBJECT, relation.questions, slots, keys, OF_A_SUBJECT)
+        slots["x"] = self.rng.choice(relation.nouns)
+        return self._fact(relation.statements, attributes.QUESTIONS, slots, keys, OF_A_SUBJECT)
+
+    def _verb(self) -> Fact | None:
+        verb = self._verb_form()
+        forms = {"present": verb.present, "base": verb.base, "past": verb.past}
+        slots = {"y": self._subject("somebody"), "z": self._object(), **forms}
+        keys = {f"what {slots['y']} {verb.base}", f"who {verb.base} {slots['z']}"}
+        if self.rng.random() < 0.7:
+            return self._fact(verbs.STATEMENTS, verbs.QUESTIONS, slots, keys, "What {y} {past} is")
+        return self._fact(verbs.STATEMENTS, verbs.WHO, slots, keys, "The one who {past} {z} is", answer=slots["y"])
+
+    def _verb_form(self) -> verbs.Verb:
+        if self.blends and self.rng.random() < self.blends:
+            base = self._blend()
+            return verbs.Verb(f"{base}s", base, f"{base}ed")
+        return self.rng.choice(verbs.HELD_OUT_VERBS if self.held_out_relations else verbs.VERBS)
+
+    def _blend(self) -> str:
+        """The first part of one word and the last part of another, of no held-out name."""
+        rng = self.rng
+        while True:
+            one, two = rng.sample(BLENDED, 2)
+            word = one[: rng.randint(2, len(one) - 1)] + two[-rng.randint(2, len(two) - 1) :]
+            if 4 <= len(word) <= 12 and word not in HELD_OUT_WORDS and not words.is_held_out(word.capitalize()):
+                return word
+
+    def _alone(self) -> Fact | None:
+        noun = self._noun()
+        slots = {"x": noun, "y": "", "z": values.any_value(self.names)}
+        keys = {f"the {noun}"}
+        return self._fact(attributes.ALONE, attributes.ALONE_QUESTIONS, slots, keys, "The {x} is", phrases=glue.ALONE)
+
+    def _mine(self) -> Fact | None:
+        noun = self._noun()
+        slots = {"x": noun, "y": "", "z": values.any_value(self.names)}
+        keys = {f"my {noun}"}
+        return self._fact(attributes.MINE, attributes.MY_QUESTIONS, slots, keys, "Your {x} is", phrases=glue.MINE)
+
+    def _object(self) -> str:
+        if self.rng.random() < 0.5:
+            return values.any_value(self.names)
+        return values.KINDS[self.rng.choice(("thing", "food", "person", "animal"))](self.names)
+
+    def _subject(self, kind: str) -> str:
+        known = self.subjects.setdefault(kind, [])
+        if known and self.rng.random() < self.variety * KNOWN_SUBJECT:
+            return self.rng.choice(known)
+        known.append(values.KINDS[kind](self.names))
+        return known[-1]
+
+    def _noun(self) -> str:
+        """What an attribute is called: a noun of the list, two nouns, any other word, or one that does not exist."""
+        rng = self.rng
+        if self.held_out_relations:
+            return rng.choice(lexicon.HELD_OUT_NOUNS)
+        if self.blends and rng.random() < self.blends:
+            return self._blend() if rng.random() < 0.6 else f"{self._blend()} {rng.choice(lexicon.ATTRIBUTE_NOUNS)}"
+        if self.nouns and rng.random() < self.variety * KNOWN_NOUN:
+            return rng.choice(self.nouns)
+        chance = rng.random()
+        noun = rng.choice(lexicon.ATTRIBUTE_NOUNS)
+        if 0.6 < chance < 0.75:
+            noun = f"{rng.choice(lexicon.THING_NOUNS)} {noun}"
+        elif 0.75 < chance < 0.82:
+            noun = f"{rng.choice(words.ADJECTIVES)} {noun}"
+        elif 0.82 < chance < 0.93:
+            noun = rng.choice((*lexicon.THING_NOUNS, *words.NOUNS, *lexicon.VALUE_WORDS))
+        elif chance > 0.93:
+            noun = self.names.word()
+        self.nouns.append(noun)
+        return noun
+
+    def _fact(
+        self,
+        statements: Phrasings,
+        questions: Phrasings,
+        slots: Mapping[str, str],
+        keys: Set[str],
+        asked: str,
+        answer: str | None = None,
+        phrases: Sequence[str] = (),
+    ) -> Fact | None:
+        """The fact, or nothing where the text answers its question already, or the question gives the answer away.
+
+        Args:
+            keys: what the fact answers.
+            asked: how its answer begins, a template.
+            phrases: what names the fact, templates, if it may be told and asked for in words drawn at random.
+            answer: the value of the fact, if it is not {z}.
+        """
+        value = answer or slots["z"]
+        words_of = {"b": slots["y"].removeprefix("the "), **slots}
+        ways = questions.known(held_out=self.held_out_phrasings, variety=self.variety)
+        if phrases and self.glues:
+            count = round(GLUED_QUESTIONS * self.variety * len(ways))
+            ways = (*ways, *(glue.question(self.rng, self.rng.choice(phrases)) for _ in range(count)))
+        questioned = tuple(way.format(**words_of) for way in ways)
+        answered = {key.lower() for key in keys}
+        if answered & self.answered or any(value.lower() in each.lower() for each in questioned):
+            return None
+        self.answered |= answered
+        if phrases and self.glues and self.rng.random() < GLUED_SHARE * self.variety:
+            told = glue.statement(self.rng, self.rng.choice(phrases))
+        else:
+            told = statements.draw(self.rng, held_out=self.held_out_phrasings, variety=self.variety)
+        begins = told.startswith("{z}" if answer is None else "{y}")
+        return Fact(told.format(**words_of), begins, questioned, value, asked.format(**words_of))
+
+
+def attribute_keys(noun: str, subject: str) -> set[str]:
+    """What a fact about an attribute answers: "the code of the mill" and "the mill code"."""
+    return {f"{noun} of {subject}", f"the {subject.removeprefix('the ')} {noun}"}

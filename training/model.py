@@ -1,4 +1,4 @@
-"""The model as it is trained: a plain Llama over whole sequences, with Hugging Face's names for its weights."""
+"""The model as it is trained: Qwen3 over whole sequences, with Hugging Face's names for its weights."""
 
 from __future__ import annotations
 
@@ -17,35 +17,34 @@ class Shape:
     """Sizes of the network."""
 
     vocab_size: int
-    hidden_size: int = 192
+    hidden_size: int = 256
     intermediate_size: int = 512
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 4
-    num_key_value_heads: int = 2
+    num_hidden_layers: int = 5
+    num_attention_heads: int = 6
+    num_key_value_heads: int = 6
     head_dim: int = 64
     max_position_embeddings: int = 8192
-    rope_theta: float = 500_000.0
+    rope_theta: float = 100_000_000.0
+    """So great that half of the pairs of a head hardly turn over a long text: they compare words at any distance."""
     rms_norm_eps: float = 1e-6
-    attention_bias: bool = False
-    """The products of attention have biases."""
-    qk_norm: bool = False
-    """Queries and keys have one length, as in Qwen3. Without it their scores grow as long as a small model learns."""
 
 
 class Attention(nn.Module):
-    """Causal attention with grouped heads and rotary positions."""
+    """Causal attention with grouped heads, rotary positions, biases, and queries and keys of one length.
+
+    Without their norms, the scores grow as long as a model of this size learns: then a head sees one token alone.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
         width, kv_width = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
-        self.q_proj = nn.Linear(shape.hidden_size, width, bias=shape.attention_bias)
-        self.k_proj = nn.Linear(shape.hidden_size, kv_width, bias=shape.attention_bias)
-        self.v_proj = nn.Linear(shape.hidden_size, kv_width, bias=shape.attention_bias)
-        self.o_proj = nn.Linear(width, shape.hidden_size, bias=shape.attention_bias)
-        self.q_norm, self.k_norm = (
-            nn.RMSNorm(shape.head_dim, shape.rms_norm_eps) if shape.qk_norm else nn.Identity() for _ in range(2)
-        )
+        self.q_proj = nn.Linear(shape.hidden_size, width, bias=True)
+        self.k_proj = nn.Linear(shape.hidden_size, kv_width, bias=True)
+        self.v_proj = nn.Linear(shape.hidden_size, kv_width, bias=True)
+        self.o_proj = nn.Linear(width, shape.hidden_size, bias=True)
+        self.q_norm = nn.RMSNorm(shape.head_dim, shape.rms_norm_eps)
+        self.k_norm = nn.RMSNorm(shape.head_dim, shape.rms_norm_eps)
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         rows, length, _ = hidden.shape
@@ -97,7 +96,7 @@ class Layer(nn.Module):
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
-class Llama(nn.Module):
+class Qwen3(nn.Module):
     """`state_dict` under the prefix `model.` is the checkpoint; the head is tied to the embedding."""
 
     def __init__(self, shape: Shape) -> None:
@@ -120,7 +119,7 @@ class Llama(nn.Module):
         return functional.linear(hidden, self.embed_tokens.weight)
 
 
-def initialise(model: Llama, seed: int) -> None:
+def initialise(model: Qwen3, seed: int) -> None:
     """Normal weights; those that write into the residual are smaller the deeper the network. Biases are zero."""
     generator = torch.Generator().manual_seed(seed)
     depth = (2 * model.shape.num_hidden_layers) ** -0.5

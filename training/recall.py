@@ -16,7 +16,8 @@ import httpx
 from tokenizers import Tokenizer
 
 from sluice.models.hub import BUNDLED
-from training.questions import Question, question
+from training.arguments import count, length, new_file
+from training.planted import Question, question
 
 LENGTHS = (128, 256, 512, 1024, 2000, 3000, 4050)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -25,24 +26,29 @@ MAX_TOKENS = 40
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--tokenizer", type=Path, default=BUNDLED / "tokenizer.json")
-    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
-    parser.add_argument("--each", type=int, default=8, help="questions for each length and depth")
-    parser.add_argument("--concurrency", type=int, default=8)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server")
+    parser.add_argument("--tokenizer", type=Path, default=BUNDLED / "tokenizer.json", help="of the model served there")
+    parser.add_argument("--lengths", type=length, nargs="+", default=LENGTHS, help="tokens of the prompts")
+    parser.add_argument("--each", type=count, default=8, help="questions for each length and depth")
+    parser.add_argument("--concurrency", type=count, default=8, help="questions at once")
+    parser.add_argument("--json", type=new_file, help="write every question's outcome to this file")
     options = parser.parse_args(arguments)
+    if not options.tokenizer.is_file():
+        parser.error(f"--tokenizer {options.tokenizer} is not a file")
     tokenizer = Tokenizer.from_file(str(options.tokenizer))
     asked = [
-        (length, depth, question(seed, length, depth, lambda text: len(tokenizer.encode(text).ids)))
-        for length in options.lengths
+        (tokens, depth, question(seed, tokens, depth, lambda text: len(tokenizer.encode(text).ids)))
+        for tokens in options.lengths
         for depth in DEPTHS
         for seed in range(options.each)
     ]
-    answers = asyncio.run(ask_all(options.url, [each for _, _, each in asked], options.concurrency))
+    try:
+        answers = asyncio.run(ask_all(options.url, [each for _, _, each in asked], options.concurrency))
+    except httpx.HTTPError as error:
+        parser.exit(1, f"{options.url} did not answer: {error}\n")
     rows = [
         {
-            "length": length,
+            "length": asked_tokens,
             "depth": depth,
             "prompt_tokens": tokens,
             "right": each.is_answered_by(text),
@@ -50,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "expected": each.answer,
             "answer": text,
         }
-        for (length, depth, each), (text, tokens) in zip(asked, answers, strict=True)
+        for (asked_tokens, depth, each), (text, tokens) in zip(asked, answers, strict=True)
     ]
     print_table(rows, options.lengths)
     if options.json:
@@ -58,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 async def ask_all(url: str, questions: Sequence[Question], concurrency: int) -> list[tuple[str, int]]:
-    """The answers, and the tokens of their prompts."""
+    """Return the answers, and the tokens of their prompts."""
     gate = asyncio.Semaphore(concurrency)
     async with httpx.AsyncClient(base_url=url, timeout=600.0) as client:
         model = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
@@ -78,18 +84,20 @@ async def ask_all(url: str, questions: Sequence[Question], concurrency: int) -> 
 
 
 def print_table(rows: Sequence[dict[str, object]], lengths: Sequence[int]) -> None:
+    """Print the share of right answers, a line for each length and a column for each depth."""
     cells: dict[tuple[object, object], list[bool]] = defaultdict(list)
     for row in rows:
         cells[row["length"], row["depth"]].append(bool(row["right"]))
         cells[row["length"], "all"].append(bool(row["right"]))
     print("| prompt tokens | questions | " + " | ".join(f"depth {depth:g}" for depth in DEPTHS) + " | all |")
     print("|---" * (len(DEPTHS) + 3) + "|")
-    for length in lengths:
-        shares = [share(cells[length, depth]) for depth in (*DEPTHS, "all")]
-        print(f"| {length} | {len(cells[length, 'all'])} | " + " | ".join(shares) + " |")
+    for tokens in lengths:
+        shares = [share(cells[tokens, depth]) for depth in (*DEPTHS, "all")]
+        print(f"| {tokens} | {len(cells[tokens, 'all'])} | " + " | ".join(shares) + " |")
 
 
 def share(outcomes: Sequence[bool]) -> str:
+    """Return the share that is true, in percent."""
     return f"{sum(outcomes) / len(outcomes):.1%}"
 
 

@@ -1,98 +1,90 @@
-"""Rows of token ids and loss weights for training: documents laid end to end and cut to one length."""
+"""Rows of the training text. A step draws its own by its number, so that training can stop and go on."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training import dialogue
-from training.dialogue import Turn
-from training.tokenizer import END, TURN_END, TURN_START
+from training import copying, documents, talk
+from training.dialogue import TEXT_WEIGHT, Turn
+from training.facts import FactSource
 from training.words import Namer
+from training.writing import Row, TurnWriter, tensors
 
-SHORT_SHARE = 0.2
-"""Rows of small talk and stories instead of one long text with questions."""
-CHARACTERS_PER_TOKEN = 3.1
+TEXT_SHARE = 0.12
+"""Tokens of texts and questions that count in the loss at all: nothing foretells most of them."""
+SHORTEST = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """Token ids, and the weight of each as a target."""
+class Lesson:
+    """What the rows of a step are made of; the shares are chances."""
 
-    tokens: list[int]
-    weights: list[float]
-
-    def extend(self, tokens: Sequence[int], weight: float) -> None:
-        self.tokens.extend(tokens)
-        self.weights.extend([weight] * len(tokens))
-
-
-class TurnWriter:
-    """Writes documents into rows, with the marks of the chat template."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.end, self.turn_start, self.turn_end = map(tokenizer.token_to_id, (END, TURN_START, TURN_END))
-
-    def add(self, row: Row, turns: Sequence[Turn]) -> None:
-        """Append a document: turns in the form of the chat template, or bare text."""
-        for turn in turns:
-            if turn.role == "text":
-                row.extend(self._encode(turn.text), dialogue.TEXT_WEIGHT)
-                row.extend([self.end], dialogue.ANSWER_WEIGHT)
-                continue
-            row.extend([self.turn_start, *self._encode(f"{turn.role}\n")], 0.0)
-            row.extend(self._encode(turn.text[: turn.restated]), dialogue.RESTATED_WEIGHT)
-            row.extend(self._encode(turn.text[turn.restated :]), turn.weight)
-            row.extend([self.turn_end], turn.weight)
-            row.extend(self._encode("\n"), 0.0)
-
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text).ids
-        return ids
+    talk_share: float = 0.0
+    """Rows that begin with small talk."""
+    recital_share: float = 0.0
+    """Rows of facts, and all of them again in another order."""
+    dense_share: float = 0.0
+    """Rows whose texts are full of facts."""
+    variety: float = 1.0
+    """Share of the phrasings that are drawn, the plainest first."""
+    blends: float = 0.0
+    """Attributes and verbs that are named by parts of two words: they can be repeated by copying alone."""
 
 
 class RowSource:
-    """Draws rows; equal seeds give equal rows."""
+    """Draws the rows of a step; equal seeds and steps give equal rows.
 
-    def __init__(self, tokenizer: Tokenizer, seed: int, *, held_out: bool = False) -> None:
+    Args:
+        held_out: names and phrasings that training never draws.
+        held_out_names: names that training never draws.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, seed: int, *, held_out: bool = False, held_out_names: bool = False
+    ) -> None:
         self.writer = TurnWriter(tokenizer)
-        self.short_share = SHORT_SHARE
-        self.echo_share = 0.0
-        self.rng = random.Random(seed)
-        self.names = Namer(self.rng, held_out=held_out)
+        self.seed = seed
+        self.held_out = held_out
+        self.held_out_names = held_out or held_out_names
 
-    def batch(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
-        """Token ids and weights, both [rows, length + 1]."""
-        return tensors([self.row(length + 1) for _ in range(rows)])
+    def batch(self, step: int, rows: int, length: int, lesson: Lesson = Lesson()) -> tuple[Tensor, Tensor]:
+        """Token ids and weights, both [rows, length + 1]. Of the texts that are read, a sample alone has weight."""
+        rngs = [random.Random(f"{self.seed} {step} {row}") for row in range(rows)]
+        tokens, weights = tensors([self.row(rng, length + 1, lesson) for rng in rngs])
+        chances = torch.rand(weights.shape, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + step))
+        return tokens, torch.where((weights == TEXT_WEIGHT) & (chances > TEXT_SHARE), 0.0, weights)
 
-    def row(self, length: int) -> Row:
-        """One row of exactly `length` tokens."""
+    def row(self, rng: random.Random, length: int, lesson: Lesson) -> Row:
+        """One row of exactly `length` tokens. Its documents share one source, so that none contradicts another."""
+        names = Namer(rng, held_out=self.held_out_names)
+        source = FactSource(names, held_out_phrasings=self.held_out, variety=lesson.variety, blends=lesson.blends)
         row = Row([], [])
-        if self.rng.random() >= self.short_share:
-            kind = dialogue.echo if self.rng.random() < self.echo_share else dialogue.recall
-            self.writer.add(row, kind(self.rng, self.names, length, count_tokens))
+        if rng.random() < lesson.talk_share:
+            self.writer.add(row, talk.conversation(source.names, rng.randint(5, 20)))
+        recites, dense = rng.random() < lesson.recital_share, rng.random() < lesson.dense_share
         while len(row.tokens) < length:
-            self.writer.add(row, self._short())
+            left = length - len(row.tokens)
+            document = documents.recital(source, _part(rng, left)) if recites else self._document(source, left, dense)
+            self.writer.add(row, document)
         del row.tokens[length:], row.weights[length:]
         return row
 
-    def _short(self) -> list[Turn]:
-        if self.rng.random() < 0.15:
-            return dialogue.tale(self.rng)
-        return dialogue.acquaintance(self.rng, self.names)
+    def _document(self, source: FactSource, left: int, dense: bool) -> list[Turn]:
+        rng = source.rng
+        chance = rng.random()
+        if chance < 0.1 or left < SHORTEST:
+            return copying.conversation(source.names, rng.randint(1, 3))
+        if chance < 0.1 + 0.1 * source.variety:
+            return documents.chat(source, min(left, rng.randint(60, 400)))
+        whole = rng.random() < 0.5
+        return documents.conversation(source, left if whole or dense else _part(rng, left), dense=dense)
 
 
-def tensors(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-    """Token ids and weights of rows of one length, both [rows, length]."""
-    return torch.tensor([row.tokens for row in rows]), torch.tensor([row.weights for row in rows])
-
-
-def count_tokens(text: str) -> int:
-    """About how many tokens a text has."""
-    return int(len(text) / CHARACTERS_PER_TOKEN) + 1
+def _part(rng: random.Random, left: int) -> int:
+    """A length of a document where `left` tokens are left: short ones are as likely as long ones."""
+    return int(SHORTEST * (left / SHORTEST) ** rng.random())

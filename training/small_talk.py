@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 
-from training.prose import story
 from training.words import ADJECTIVES, ANIMALS, NOUNS, Namer, a, split
 
 Talk = tuple[tuple[str, ...], tuple[str, ...]]
@@ -50,7 +49,7 @@ TALK: tuple[Talk, ...] = (
     ),
     (
         ("What can you do?", "How can you help me?", "Can you help me?", "Help", "Help me", "What do you know?"),
-        ("I can talk a little, and I can find facts in a text. Write some facts to me, then ask for one of them.",),
+        ("I can find facts in a text, and say again what you write. Give me a text, then ask about it.",),
     ),
     (
         (
@@ -65,15 +64,15 @@ TALK: tuple[Talk, ...] = (
     ),
     (
         ("Who made you?", "Who built you?", "Where do you come from?", "How were you made?", "Who trained you?"),
-        ("I was trained from nothing by a script that comes with Sluice, in less than an hour.",),
+        ("I was trained from nothing by a script that comes with Sluice, on text that it made up.",),
     ),
     (
         ("How big are you?", "How many parameters do you have?", "Are you a large language model?"),
-        ("I am very small: I have about two million parameters.",),
+        ("I am very small: I have a few million parameters.",),
     ),
     (
         ("Are you clever?", "Are you smart?", "Are you intelligent?"),
-        ("Not very. But I am real, and I can find a fact in a long text.",),
+        ("Not very. But I can find a fact in a long text.",),
     ),
     (
         (
@@ -200,12 +199,6 @@ MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
     "December",
 )  # fmt: skip
-NUMBERS = split(
-    """
-    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
-    seventeen eighteen nineteen twenty
-    """
-)
 BEYOND = (
     "How do I {verb} a {noun}?",
     "Write {thing} about the {noun}",
@@ -237,39 +230,6 @@ TOPICS = split(
 )
 DEEDS = ("repair", "build", "paint", "clean", "sell", "draw", "open", "move", "measure", "cook", "buy", "fix", "sort")
 WORKS = ("an essay", "a letter", "a book", "a report", "a song", "an email")
-IGNORANCE = (
-    "I do not know that: I am a very small model. Write some facts to me, and I can answer questions about them.",
-)
-STORY_WISHES = (
-    "Tell me a story",
-    "Tell me a story.",
-    "Write a story",
-    "Write a short story",
-    "Can you tell me a story?",
-    "Tell a story",
-    "I would like to hear a story",
-    "Once more, a story please",
-)
-
-
-def plain_text(rng: random.Random) -> str:
-    """What things are, one after the other."""
-    said = [answers[0] for sayings, answers in TALK if sayings[0].startswith("What is a ") or "a sluice" in sayings[0]]
-    return " ".join(rng.sample(said, rng.randint(2, 5)))
-
-
-def exchange(rng: random.Random, names: Namer) -> tuple[str, str]:
-    """What somebody says, and the answer."""
-    kind = rng.random()
-    if kind < 0.55:
-        sayings, answers = rng.choice(TALK)
-        return careless(rng, rng.choice(sayings)), rng.choice(answers)
-    if kind < 0.63:
-        return careless(rng, rng.choice(STORY_WISHES)), story(rng)
-    if kind < 0.80:
-        question, answer = schooling(rng)
-        return careless(rng, question), answer
-    return careless(rng, beyond(rng, names)), rng.choice(IGNORANCE)
 
 
 def careless(rng: random.Random, text: str) -> str:
@@ -283,9 +243,9 @@ def careless(rng: random.Random, text: str) -> str:
     return text
 
 
-def schooling(rng: random.Random, *, sums: bool = True) -> tuple[str, str]:
+def schooling(rng: random.Random) -> tuple[str, str]:
     """A question that every child can answer, and the answer."""
-    kind = rng.randrange(6 if sums else 4)
+    kind = rng.randrange(4)
     if kind == 0:
         country, capital = rng.choice(list(CAPITALS.items()))
         question = rng.choice(("What is the capital of {}?", "Which city is the capital of {}?", "Capital of {}?"))
@@ -298,23 +258,14 @@ def schooling(rng: random.Random, *, sums: bool = True) -> tuple[str, str]:
     if kind == 2:
         animal, sound = rng.choice(list(SOUNDS.items()))
         return f"What sound does {a(animal)} make?", f"{a(animal).capitalize()} {sound}."
-    if kind == 3:
-        cycle, unit = rng.choice(((WEEK, "day"), (MONTHS, "month")))
-        index = rng.randrange(len(cycle))
-        if rng.random() < 0.5:
-            return (
-                f"What {unit} comes after {cycle[index]}?",
-                f"After {cycle[index]} comes {cycle[(index + 1) % len(cycle)]}.",
-            )
-        return f"What {unit} comes before {cycle[index]}?", f"Before {cycle[index]} comes {cycle[index - 1]}."
-    one, two = rng.randint(0, 10), rng.randint(0, 10)
-    if kind == 4:
-        question = rng.choice(("What is {} plus {}?", "What is {} + {}?", "How much is {} and {}?", "{} + {}"))
-        return question.format(one, two), f"{one} plus {two} is {one + two}."
-    question = rng.choice(("What is {} plus {}?", "How much is {} and {}?"))
-    return question.format(
-        NUMBERS[one], NUMBERS[two]
-    ), f"{NUMBERS[one]} plus {NUMBERS[two]} is {NUMBERS[one + two]}.".capitalize()
+    cycle, unit = rng.choice(((WEEK, "day"), (MONTHS, "month")))
+    index = rng.randrange(len(cycle))
+    if rng.random() < 0.5:
+        return (
+            f"What {unit} comes after {cycle[index]}?",
+            f"After {cycle[index]} comes {cycle[(index + 1) % len(cycle)]}.",
+        )
+    return f"What {unit} comes before {cycle[index]}?", f"Before {cycle[index]} comes {cycle[index - 1]}."
 
 
 def beyond(rng: random.Random, names: Namer) -> str:

@@ -1,28 +1,117 @@
-"""The tokenizer: byte-level BPE, so that it encodes any text, with merges learned from the training text."""
+"""The tokenizer: where a value begins can be seen from its first token, and the rest of it is the same tokens wherever
+it stands.
+
+The first letter of a word is a token of its own, or one with the space before it. So a model that has found a value
+knows which of its tokens is the first, and the answer may begin with it. With tokens of several letters and the space
+apart, a model that had found the place began with the second token as often as not. Frequent words that are never the
+first of a value are whole tokens, with and without a space before them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import random
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-VOCAB_SIZE = 3072
-END, TURN_START, TURN_END = "<|end|>", "<|im_start|>", "<|im_end|>"
-SPECIALS = (END, TURN_START, TURN_END)
+from training import documents, talk, values
+from training.facts import FactSource
+from training.specials import SPECIALS
+from training.words import Namer
+
+LEARNED_WITH_WORDS = 3072
+"""Tokens that are learned are as many, less those of the whole words and of the bytes."""
+WORDS_WHOLE = 1024
+"""The most words that are one token, and another one with the space before them."""
+OFTEN = 5
+"""Occurrences from which on a word is frequent."""
+IN_WORD = r"[\p{L}\p{N}]"
+SPACE = "Ġ"
+"""As byte-level BPE writes it."""
+VALUES_OF_A_KIND = 3000
+DOCUMENTS = 3000
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """256 bytes, the specials, and merges; each digit is a token of its own."""
+    """Make a tokenizer: 256 bytes, the specials, merges within words, then those of a space with what follows it."""
+    told = list(texts)
+    words = frequent_words(told)
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    tokenizer.pre_tokenizer = split_at(pieces(words))
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=LEARNED_WITH_WORDS - len(words) - len(alphabet),
         special_tokens=list(SPECIALS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        initial_alphabet=alphabet,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
+    tokenizer.train_from_iterator(told, trainer)
+    vocab = tokenizer.get_vocab()
+    return joined(tokenizer, [word for word in words if word in vocab], string.ascii_letters + string.digits)
+
+
+def split_at(pattern: str) -> pre_tokenizers.PreTokenizer:
+    """Split texts so that no merge crosses the boundary of two pieces."""
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def pieces(words: Iterable[str], before: str = "") -> str:
+    """Return the pattern of pieces: one of these words, the first letter of another, its rest, a digit, or a mark.
+
+    Args:
+        before: what belongs to each of these but a word's rest, if it is there.
+    """
+    by_letter: dict[str, list[str]] = {}
+    for word in words:
+        by_letter.setdefault(word[0], []).append(word[1:])
+    whole = "|".join(f"{letter}(?:{'|'.join(rests)})" for letter, rests in by_letter.items())
+    begins = (
+        rf"{before}(?<!{IN_WORD})(?:(?:{whole})(?!{IN_WORD})|\p{{L}})" if whole else rf"{before}(?<!{IN_WORD})\p{{L}}"
+    )
+    return rf"{begins}|\p{{L}}+|{before}\p{{N}}|{before}[^\s\p{{L}}\p{{N}}]|\s"
+
+
+def frequent_words(texts: Iterable[str]) -> list[str]:
+    """Return words that are never the first of a value, the most frequent first."""
+    counts = Counter(word for text in texts for word in re.findall(r"(?<![^\W_])[A-Za-z]?[a-z]+(?![^\W_])", text))
+    begins = first_words_of_values()
+    kept = [word for word, count in counts.most_common() if count >= OFTEN and len(word) > 1 and word not in begins]
+    return kept[:WORDS_WHOLE]
+
+
+def first_words_of_values() -> set[str]:
+    """Return words that a value begins with more than by chance."""
+    names = Namer(random.Random("values"), held_out=False)
+    drawn = (draw(names) for draw in values.KINDS.values() for _ in range(VALUES_OF_A_KIND))
+    counts = Counter(re.split(r"\W", value)[0] for value in drawn)
+    return {word for word, count in counts.items() if count >= OFTEN} - {"the"}
+
+
+def joined(tokenizer: Tokenizer, words: Sequence[str], letters: str) -> Tokenizer:
+    """Return the tokenizer with a token more for each of the words and letters, with a space before it."""
+    content = json.loads(tokenizer.to_str())
+    model = content["model"]
+    for each in (*words, *letters):
+        model["vocab"][SPACE + each] = len(model["vocab"])
+        model["merges"].append([SPACE, each])
+    content["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": pieces(words, before=" ?")}
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def texts(seed: int) -> Iterator[str]:
+    """What the merges are learned from: conversations and small talk, without the strings that are to be copied."""
+    names = Namer(random.Random(f"tokenizer {seed}"), held_out=False)
+    for _ in range(DOCUMENTS):
+        for turn in documents.conversation(FactSource(names), 300):
+            yield turn.text
+        yield from talk.exchange(names)

@@ -1,7 +1,7 @@
 """Names and words for the training text. Names are made up from syllables, so there is always one never seen.
 
-A name belongs to one of two worlds by a hash of its letters: those of `HELD_OUT` are never trained on, and are what
-recall is measured with.
+A name belongs to one of two worlds by a hash of its letters: one in `HELD_OUT_SHARE` is never trained on, and recall is
+measured with those.
 """
 
 from __future__ import annotations

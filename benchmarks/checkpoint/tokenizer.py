@@ -12,12 +12,13 @@ import random
 import string
 from collections.abc import Iterator
 
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from training.prose import story
-from training.tokenizer import train_tokenizer
+from benchmarks.checkpoint.stories import story
+from training.specials import SPECIALS
 
 STORIES = 1500
+MOST_LEARNED = 3072
 SPACE = "Ġ"
 """Byte-level BPE's character for a space."""
 
@@ -32,10 +33,7 @@ def make_tokenizer(vocab_size: int, *, seed: int) -> Tokenizer:
         ValueError: `vocab_size` is less than the vocabulary learned from the texts.
     """
     rng = random.Random(seed)
-    learned = train_tokenizer(story(rng) for _ in range(STORIES))
-    # GPT-2's splitting, which every engine knows.
-    learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    content = json.loads(learned.to_str())
+    content = json.loads(_learned(rng).to_str())
     vocabulary: dict[str, int] = content["model"]["vocab"]
     if len(vocabulary) > vocab_size:
         raise ValueError(f"vocab_size must be at least {len(vocabulary)}, which the texts give, got {vocab_size}")
@@ -43,6 +41,24 @@ def make_tokenizer(vocab_size: int, *, seed: int) -> Tokenizer:
     for token_id in range(len(vocabulary), vocab_size):
         vocabulary[next(fresh)] = token_id
     return Tokenizer.from_str(json.dumps(content))
+
+
+def _learned(rng: random.Random) -> Tokenizer:
+    """Learn merges from stories. Texts are split as GPT-2 does, which every engine knows."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=MOST_LEARNED,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((story(rng) for _ in range(STORIES)), trainer)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    return tokenizer
 
 
 def _words() -> Iterator[str]:

@@ -27,7 +27,7 @@ WORLD = World(dict.fromkeys(Regime, (15_000.0, 1_750.0, 400.0, 0.15, 0.075, 0.0)
 """Microseconds of a step, a token, a row, a key, a pair and a byte: half of those in `benchmarks/routers.py`."""
 VOCAB = 256
 """Answers have ids below this, as prompts do."""
-PROMPT_VOCAB = 3072
+PROMPT_VOCAB = 2514
 """What prompts may hold: all ids of the bundled tokenizer."""
 MAX_MODEL_LEN = 8192
 

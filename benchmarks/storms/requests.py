@@ -15,7 +15,7 @@ from sluice.models.hub import BUNDLED
 
 Fields = dict[str, Any]
 
-FIRST_ID, LAST_ID = 300, 3000
+FIRST_ID, LAST_ID = 300, 2500
 """Token ids of the bundled model that are words, or parts of them."""
 LONG_TOKENS = 1100, 1700
 """Length of a prompt that the storm's pool, of 1,024 tokens, cannot hold: its request is offloaded."""

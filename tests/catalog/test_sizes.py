@@ -23,7 +23,7 @@ def test_the_memory_is_that_of_a_loaded_model(quantization: str) -> None:
         loaded = llm.memory_report()["weights_bytes"]
         token_bytes = llm.info.kv_sizes.token_bytes
     estimate = Estimate(ModelSizes.read(BUNDLED), quantization)
-    # Norms and the scales of int8's rows are left out. They weigh more in rows of 192 numbers than in rows of 1,024.
+    # Norms and the scales of int8's rows are left out. They weigh more in rows of 256 numbers than in rows of 1,024.
     assert loaded <= 1.09 * estimate.weights_bytes
     copied = 2 * estimate.sizes.table if quantization == "none" else 0
     assert loaded >= estimate.weights_bytes - copied, "some processors need no copy of the embedding"

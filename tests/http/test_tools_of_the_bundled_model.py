@@ -42,7 +42,7 @@ def test_the_command_of_the_page(url: str) -> None:
 def test_the_program_of_the_page(url: str) -> None:
     (program,) = blocks("docs/tools.md", "python")
     printed = subprocess.check_output([sys.executable, "-c", program.replace(ADDRESS, url)], text=True).splitlines()
-    assert printed[0] == "['The brass key is behind the mill.']"
+    assert printed[0] == "['The colour of the boat is green.']"
     assert printed[1].strip()
 
 

@@ -12,12 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from paged_model import chunked_logits
 from sluice.models.hub import BUNDLED
 from sluice.models.loader import load_model
-from training.model import Llama, Shape
-from training.tokenizer import train_tokenizer
-from training.train import texts
+from training.model import Qwen3, Shape
+from training.tokenizer import texts, train_tokenizer
 from training.words import is_held_out
 
-MOST_BYTES = 8_000_000
+MOST_BYTES = 20_000_000
 
 
 def test_is_small_and_complete() -> None:
@@ -42,7 +41,7 @@ def test_loads_here_as_in_transformers() -> None:
 def test_is_the_network_that_was_trained() -> None:
     """The forward pass of the training equals the served one, so the measured figures are those of this model."""
     reference = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
-    trained = Llama(Shape(reference.config.vocab_size))
+    trained = Qwen3(Shape(reference.config.vocab_size))
     weights = {name.removeprefix("model."): value for name, value in reference.state_dict().items()}
     weights.pop("lm_head.weight")
     trained.load_state_dict(weights)

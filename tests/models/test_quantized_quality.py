@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import islice
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from sluice.models.hub import BUNDLED
 from sluice.models.loader import load_model
 from sluice.models.packers import NativePacker
 from sluice.native.library import Kernels
-from training.train import texts
+from training.tokenizer import texts
 
 TOKENS = 1200
 
@@ -27,7 +28,7 @@ TOKENS = 1200
 @pytest.fixture(scope="module")
 def ids() -> list[int]:
     tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
-    found: list[int] = tokenizer.encode("\n".join(texts(7)[:200])).ids[:TOKENS]
+    found: list[int] = tokenizer.encode("\n".join(islice(texts(7), 200))).ids[:TOKENS]
     return found
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 from benchmarks.recovery import Killer, hosting, play, problems_of, requests_of
 
-STREAMS, TOKENS, KILLS = 16, 72, 2
+STREAMS, TOKENS, KILLS = 16, 48, 2
 EARLY = STREAMS * TOKENS // 4
 """Engines are killed before so many tokens have arrived: on a busy machine they are far ahead of the client."""
 OPTIONS = {"model": "", "dtype": "float64", "max_total_tokens": 1 << 13, "threads": 1}
@@ -16,7 +16,7 @@ def test_killed_streams_equal_those_of_an_undisturbed_run() -> None:
     """Greedy and seeded requests of several lengths, killed in the middle of prompts and of answers."""
 
     async def test() -> None:
-        requests = requests_of(STREAMS, TOKENS, 3000)
+        requests = requests_of(STREAMS, TOKENS, 2500)
         async with hosting(OPTIONS) as host:
             undisturbed = await play(host, requests)
             killer = Killer(host, KILLS, EARLY, seed=3)

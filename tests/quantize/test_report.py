@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,13 @@ from sluice.models.packers import NativePacker
 from sluice.models.quantized import Int8Weight
 from sluice.native.library import Kernels
 from sluice.quantize.weight_errors import relative_error
-from training.train import texts
+from training.tokenizer import texts
 
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
-    path.write_text("\n".join(texts(7)[:12]), encoding="utf-8")
+    path.write_text("\n".join(islice(texts(7), 12)), encoding="utf-8")
     return path
 
 

@@ -21,9 +21,9 @@ from sluice import LLM, SamplingParams
 from sluice.models.hub import BUNDLED
 from sluice.outputs import Result
 from sluice.types import BatchPlan
-from training.questions import Question, question
+from training.planted import Question, question
 from training.recall import ask_all
-from training.tokenizer import TURN_END, TURN_START
+from training.specials import TURN_END, TURN_START
 
 TIE = 2e-3
 """Logits closer than this in float64 may change places in float32."""
@@ -32,7 +32,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
 LENGTHS = (200, 400, 600, 800, 1000, 300, 500, 700, 900, 2000)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 SEEDS = range(20, 40)
-MOST_WRONG = 2
+MOST_WRONG = 4
 """Of the questions of these seeds at 2,000 tokens; the card says how many are right of many more."""
 
 
@@ -148,7 +148,7 @@ def test_through_the_server_with_prompts_of_two_thousand_tokens(url: str, tokeni
     """As often as the model's card says, wherever the fact stands; whole words, no broken text."""
     asked = [question(seed, 2000, DEPTHS[seed % 5], lambda text: len(tokenizer.encode(text).ids)) for seed in SEEDS]
     answers = asyncio.run(ask_all(url, asked, concurrency=8))
-    assert all(1950 <= tokens <= 2100 for _, tokens in answers)
+    assert all(1900 <= tokens <= 2250 for _, tokens in answers)
     assert not any("\ufffd" in text for text, _ in answers)
     pairs = [(text, each) for (text, _), each in zip(answers, asked, strict=True)]
     wrong = [(text, each.answer) for text, each in pairs if not each.is_answered_by(text)]

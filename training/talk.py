@@ -5,22 +5,18 @@ from __future__ import annotations
 import random
 
 from training import small_talk
-from training.slots.phrasings import ways
+from training.dialogue import Turn
+from training.phrasings import ways
 from training.words import ADJECTIVES, NOUNS, Namer
 
-UNKNOWN = "I do not know."
-"""What it says where a text, or the model, does not hold the answer."""
-NOTHING_READ = f"{UNKNOWN} I am a very small model: give me a text, and I look for the answer in it."
+NOTHING_READ = "I do not know. I am a very small model: give me a text, and I look for the answer in it."
 CANNOT = "I cannot do that. I am a very small model: I find facts in a text that you give me."
 CANNOT_ADD = "I cannot calculate. I am a very small model: I find facts in a text that you give me."
 
-OWN_ANSWERS = {
-    "Who made you?": "I was trained from nothing by a script that comes with Sluice, on text that it made up.",
-    "How big are you?": "I am very small: I have a few million parameters.",
-    "Are you clever?": "Not very. But I can find a fact in a long text.",
-    "What can you do?": "I can find facts in a text, and say again what you write. Give me a text, then ask about it.",
-}
-"""Answers to the first saying of an entry of the small talk, in place of those there."""
+LEARNED_BY_HEART = 0.35
+"""Exchanges of a row's small talk that are replaced by a question that every child can answer."""
+ITSELF = frozenset(("Who made you?", "How big are you?", "Are you clever?", "What can you do?"))
+"""What begins the entries without a draw of their answer: with one, all later text would be other text."""
 WISHES = ways(
     """
     write {a} | write a poem about the {n} | write an essay on {n}s | translate {n} into French
@@ -41,16 +37,29 @@ SUMS = ways(
 WORKS = ("an essay", "a letter", "a report", "a song", "an email", "a speech", "a novel", "a script")
 
 
+def conversation(names: Namer, rounds: int) -> list[Turn]:
+    """Small talk, with more of what is to be known by heart than elsewhere."""
+    rng = names.rng
+    turns = []
+    for _ in range(rounds):
+        said, answer = exchange(names)
+        if rng.random() < LEARNED_BY_HEART:
+            question, answer = small_talk.schooling(rng)
+            said = small_talk.careless(rng, question)
+        turns += [Turn("user", said), Turn("assistant", answer)]
+    return turns
+
+
 def exchange(names: Namer) -> tuple[str, str]:
     """What somebody says without a text, and the answer."""
     rng = names.rng
     chance = rng.random()
     if chance < 0.5:
         sayings, answers = rng.choice(small_talk.TALK)
-        answer = OWN_ANSWERS.get(sayings[0]) or rng.choice(answers)
+        answer = answers[0] if sayings[0] in ITSELF else rng.choice(answers)
         return small_talk.careless(rng, rng.choice(sayings)), answer
     if chance < 0.62:
-        question, answer = small_talk.schooling(rng, sums=False)
+        question, answer = small_talk.schooling(rng)
         return small_talk.careless(rng, question), answer
     if chance < 0.78:
         return small_talk.careless(rng, _wish(rng)), CANNOT

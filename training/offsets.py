@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from training.model import Llama, Shape, rotary
+from training.model import Qwen3, Shape, rotary
 
 HEADS = (
     (range(1, 2), range(2, 3), range(3, 4), range(4, 5), range(8), range(20)),
@@ -31,7 +31,7 @@ CONTENT = 0.3
 
 
 @torch.no_grad()
-def initialise_offsets(model: Llama) -> None:
+def initialise_offsets(model: Qwen3) -> None:
     """Set the biases and scale the weights of the heads of `HEADS`; the model's layers need biases."""
     for layer, heads in zip(model.layers, HEADS, strict=False):
         for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):

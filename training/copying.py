@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 
-from training import prose
+from training import glue, lexicon, prose, values
 from training.dialogue import Turn
-from training.slots import glue, lexicon, values
-from training.slots.noise import capital
-from training.slots.phrasings import Phrasings, ways
+from training.noise import capital
+from training.phrasings import Phrasings, ways
 from training.words import Namer
 
 REQUESTS = Phrasings(
@@ -30,8 +29,6 @@ REQUESTS = Phrasings(
 )
 GLUED_SHARE = 0.6
 """Requests in words drawn at random, of those for one word or string."""
-TEST_LENGTH = 12
-"""Characters of the strings that the evaluation asks for."""
 
 
 def request(rng: random.Random, text: str, *, held_out: bool = False) -> str:
@@ -66,14 +63,3 @@ def conversation(names: Namer, rounds: int) -> list[Turn]:
         text = text_to_copy(names)
         turns += [Turn("user", request(names.rng, text)), Turn("assistant", text)]
     return turns
-
-
-def again(names: Namer, pieces: int) -> list[Turn]:
-    """A long list that is said again as it is: where copying is learned fastest."""
-    rng = names.rng
-    drawn = [text_to_copy(names) if rng.random() < 0.6 else values.any_value(names) for _ in range(pieces)]
-    text = rng.choice((" ", "\n", ", ")).join(drawn)
-    return [
-        Turn("user", f"{rng.choice(('Repeat', 'Copy', 'Say again', 'Repeat this list'))}:\n{text}"),
-        Turn("assistant", text),
-    ]

@@ -1,10 +1,9 @@
-"""Ways of saying one thing. Some of each are held out: training never draws them, the evaluation no others."""
+"""Ways of saying one thing. Training never draws those that are held out."""
 
 from __future__ import annotations
 
 import math
 import random
-import re
 from dataclasses import dataclass
 
 
@@ -33,14 +32,3 @@ class Phrasings:
         if held_out and self.held_out:
             return self.held_out
         return self.trained[: math.ceil(variety * len(self.trained))]
-
-
-def skeleton(template: str) -> str:
-    """What a template has beside its slots: the same for templates that differ in marks and capitals alone."""
-    return " ".join(re.sub(r"[^\w\s]", " ", re.sub(r"{\w+}", " _ ", template)).lower().split())
-
-
-def pattern(template: str) -> re.Pattern[str]:
-    """Finds a template in a text, whatever its slots hold within one sentence."""
-    pieces = [re.escape(piece) for piece in re.split(r"{\w+}", template)]
-    return re.compile(r"[^.?!\n]{1,60}".join(pieces), re.IGNORECASE)

@@ -6,8 +6,7 @@ import random
 import string
 from collections.abc import Callable
 
-from training import words
-from training.slots import lexicon
+from training import lexicon, words
 from training.words import Namer, a
 
 Drawn = Callable[[Namer], str]

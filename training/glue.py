@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 
-from training.slots.lexicon import phrases
-from training.slots.phrasings import ways
+from training.lexicon import phrases
+from training.words import split
 
 WORDS = phrases(
     """
@@ -36,15 +36,15 @@ WORDS = phrases(
     wonder, word, would, write, written, wrote, yes, yet, you, your
     """
 )
-VERBS = ways(
+VERBS = split(
     """
-    is | was | be | becomes | became | remains | equals | means | reads | says | has | had | will | be |
-    must | be | should | be | would | be | may | be | seems | stays | goes | by | is | called | is |
-    named | was | called | is | given | as | is | written | as | is | noted | as | is | listed | as |
-    turned | out | to | be | happens | to | be | is | said | to | be | is | set | to | was | set | to |
-    is | simply | is | just | is | only | has | become | used | to | be | has | to | be
+    is was be becomes became remains equals means reads says has had will be must be should be would be may be
+    seems stays goes by is called is named was called is given as is written as is noted as is listed as
+    turned out to be happens to be is said to be is set to was set to is simply is just is only has become
+    used to be has to be
     """
 )
+"""Single words; one that stands here more often is drawn more often."""
 OF_A_SUBJECT = ("the {x} of {y}",) * 4 + ("{y}'s {x}",) * 3 + ("the {b} {x}", "the {x} for {y}", "the {x} that {y} has")
 ALONE = ("the {x}", "the {x}", "our {x}", "this {x}")
 MINE = ("my {x}", "my {x}", "the {x} i have")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.slots.phrasings import Phrasings, ways
+from training.phrasings import Phrasings, ways
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.slots.phrasings import Phrasings, ways
+from training.phrasings import Phrasings, ways
 
 OF_A_SUBJECT = Phrasings(
     ways(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from training.slots.facts import Fact
-from training.slots.phrasings import ways
+from training.facts import Fact
+from training.phrasings import ways
 
 FRAMES = ways(
     """

@@ -6,11 +6,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from training import prose
-from training.dialogue import SYSTEMS, Turn
-from training.slots import lexicon, talk, values
-from training.slots.facts import Fact, FactSource
-from training.slots.noise import capital, careless, framed
+from training import lexicon, prose, talk, values
+from training.dialogue import Turn
+from training.facts import Fact, FactSource
+from training.noise import capital, careless, framed
 
 ABSENT_SHARE = 0.2
 """Questions whose answer is not in the text."""
@@ -35,6 +34,15 @@ LEADS = (
 )
 BETWEEN = ("\n\n", "\n\n", "\n", " ", "\n\nQuestion: ", "\nQ: ", "\n\nNow tell me: ", "\n\n---\n")
 NOTED = ("Noted.", "I see.", "Good to know.", "OK.")
+SYSTEMS = (
+    "You are a helpful assistant.",
+    "You are a helpful assistant.",
+    "You are a friendly assistant. Answer in one sentence.",
+    "Be helpful.",
+    "Be brief.",
+    "Answer the question.",
+    "You answer questions about a text.",
+)
 BULLETS = ("", "", "- ", "* ", "#")
 
 
@@ -52,7 +60,7 @@ def count_tokens(text: str) -> int:
 
 
 def passage(source: FactSource, tokens: int, fact_share: float, count: Callable[[str], int] = count_tokens) -> Passage:
-    """About `tokens` tokens of facts and of sentences that hold none, in paragraphs or in lines.
+    """Draw about `tokens` tokens of facts and of sentences that hold none, in paragraphs or in lines.
 
     Args:
         count: tokens of a text.
@@ -76,6 +84,13 @@ def passage(source: FactSource, tokens: int, fact_share: float, count: Callable[
     if rng.random() < 0.1:
         return Passage(text.lower(), tuple(replace(fact, value=fact.value.lower()) for fact in facts))
     return Passage(text, tuple(facts))
+
+
+def passage_to_ask_about(source: FactSource, tokens: int, fact_share: float, count: Callable[[str], int]) -> Passage:
+    """Draw passages until one has a fact: a short one may have none."""
+    while not (read := passage(source, tokens, fact_share, count)).facts:
+        pass
+    return read
 
 
 def _told(source: FactSource, fact: Fact) -> str:

@@ -1,0 +1,48 @@
+"""The lessons of the training, from short texts in plain words to long ones in any words."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from training.rows import Lesson
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Part of the curriculum: each of its `steps` draws one of the batches, (rows, their length in tokens)."""
+
+    steps: int
+    batches: tuple[tuple[int, int], ...]
+    lesson: Lesson
+
+
+LONG = ((8, 512), (4, 1024), (4, 2048))
+CURRICULUM = (
+    Stage(200, ((32, 128),), Lesson(recital_share=0.9, variety=0.15)),
+    Stage(300, ((16, 256),), Lesson(recital_share=0.7, dense_share=0.8, variety=0.5)),
+    Stage(1700, ((16, 256),), Lesson(recital_share=0.4, dense_share=0.8)),
+    Stage(1000, ((16, 256), (8, 512)), Lesson(recital_share=0.25, dense_share=0.6, blends=0.3)),
+    Stage(800, LONG, Lesson(talk_share=0.3, recital_share=0.15, dense_share=0.4, blends=0.3)),
+    Stage(400, (*LONG, (2, 4096)), Lesson(talk_share=0.3, recital_share=0.1, dense_share=0.3, blends=0.3)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step reads."""
+
+    rows: int
+    length: int
+    """Tokens of each row."""
+    lesson: Lesson
+
+
+def planned(scale: float) -> list[Batch]:
+    """Return the batches of all steps, where each stage has `scale` times its steps, and at least one."""
+    rng = random.Random("lengths")
+    return [
+        Batch(*rng.choice(stage.batches), stage.lesson)
+        for stage in CURRICULUM
+        for _ in range(max(1, round(stage.steps * scale)))
+    ]
