@@ -9,6 +9,8 @@ Training is free to change them.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import torch
 from torch import Tensor
 
@@ -33,12 +35,13 @@ CONTENT = 0.3
 @torch.no_grad()
 def initialise_offsets(model: Qwen3) -> None:
     """Set the biases and scale the weights of the heads of `HEADS`; the model's layers need biases."""
+    biases = {distances: offset_biases(model.shape, distances) for distances in {*chain(*HEADS)}}
     for layer, heads in zip(model.layers, HEADS, strict=False):
         for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
             norm.weight.fill_(SHARPNESS)
         for head, distances in enumerate(heads):
             rows = slice(head * model.shape.head_dim, (head + 1) * model.shape.head_dim)
-            query, key = offset_biases(model.shape, distances)
+            query, key = biases[distances]
             for projection, bias in ((layer.self_attn.q_proj, query), (layer.self_attn.k_proj, key)):
                 projection.weight[rows] *= CONTENT
                 projection.bias[rows] = bias

@@ -40,19 +40,25 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     """Make a tokenizer: 256 bytes, the specials, merges within words, then those of a space with what follows it."""
     told = list(texts)
     words = frequent_words(told)
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = split_at(pieces(words))
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=LEARNED_WITH_WORDS - len(words) - len(alphabet),
-        special_tokens=list(SPECIALS),
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(told, trainer)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer = learned(told, split_at(pieces(words)), LEARNED_WITH_WORDS - len(words) - len(alphabet))
     vocab = tokenizer.get_vocab()
     return joined(tokenizer, [word for word in words if word in vocab], string.ascii_letters + string.digits)
+
+
+def learned(texts: Iterable[str], pre_tokenizer: pre_tokenizers.PreTokenizer, vocab_size: int) -> Tokenizer:
+    """Return byte-level BPE with the specials, whose merges are learned from texts that are split in this way."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def split_at(pattern: str) -> pre_tokenizers.PreTokenizer:

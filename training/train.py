@@ -85,7 +85,7 @@ def work(index: int, options: argparse.Namespace, rendezvous: Path | None) -> No
         run.one_step(plan[run.step], schedule(run.step, len(plan)))
         late = agreed(time.monotonic() > deadline, run.part)
         if late or run.step == last or run.step % SAVE_EVERY == 0:
-            run.save(options.out, seed=options.seed, scale=options.scale)
+            run.save(options.out, options.scale)
         if index == 0 and (run.step % REPORT_EVERY == 0 or run.step == last):
             report(run, plan[run.step - 1].lesson.variety)
         if late:
@@ -100,11 +100,12 @@ def opened(options: argparse.Namespace, part: Part) -> Run:
     known = vocabulary.exists()
     tokenizer = Tokenizer.from_file(str(vocabulary)) if known else train_tokenizer(texts(options.seed))
     model = Qwen3(Shape(tokenizer.get_vocab_size()))
-    initialise(model, options.seed)
-    initialise_offsets(model)
     run = Run(model, tokenizer, options.seed, compiled=options.compile, part=part)
     if state.exists():
         run.restore(state)
+    else:
+        initialise(model, options.seed)
+        initialise_offsets(model)
     return run
 
 
@@ -157,14 +158,14 @@ class Run:
         self.losses.append(loss.item() * self.part.of)
         self.step += 1
 
-    def save(self, out: Path, *, seed: int = SEED, scale: float = 1.0) -> None:
+    def save(self, out: Path, scale: float = 1.0) -> None:
         """Write the checkpoint, and this worker's state; a state that is there is replaced in one step."""
         out.mkdir(parents=True, exist_ok=True)
         if self.part.index == 0:
             write_checkpoint(out / "model", self.model, self.tokenizer)
         state = {
             "step": self.step,
-            "seed": seed,
+            "seed": self.rows.seed,
             "scale": scale,
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
