@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.bundled import VOCAB_SIZE
 from sluice.assembly.resolve import resolve
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
@@ -31,8 +32,6 @@ PAGE_SIZE = 16
 MAX_MODEL_LEN = 4096
 VOCAB = 500
 """The shadow model answers with ids below this: with ordinary tokens of the bundled tokenizer."""
-PROMPT_VOCAB = 2514
-"""What prompts may hold: all of that tokenizer's ids."""
 STEP_MS = "SHADOW_STEP_MS"
 SERVE = """
 import json, sys
@@ -42,7 +41,7 @@ from sluice.http.serve import run
 port, options, of_server = sys.argv[1:]
 engine = EngineConfig.from_options(json.loads(options))
 server = ServerConfig(port=int(port), **json.loads(of_server))
-sys.exit(run(server, engine, factory="shadow_server:build"))
+sys.exit(run(server, engine, factory="benchmarks.shadow_server:build"))
 """
 POOL_TOKENS = 1 << 20
 
@@ -75,7 +74,7 @@ def build(start: Start, link: Link) -> tuple[Engine, Ready]:
     assert tokens is not None
     setup = SchedulerSetup(chosen.config.scheduler.limits(), tokens // PAGE_SIZE, PAGE_SIZE)
     runner, clock = PacedRunner(float(os.environ[STEP_MS]) / 1000), WallClock()
-    limits = Limits(PROMPT_VOCAB, MAX_MODEL_LEN, tokens)
+    limits = Limits(VOCAB_SIZE, MAX_MODEL_LEN, tokens)
     ready = Ready("shadow", config.model.model, limits, (), config=chosen.config, reasons=chosen.reasons)
     if config.trace.trace is None:
         return Engine(setup.build(), runner, link, clock=clock, trace=RecentSteps()), ready
@@ -100,8 +99,8 @@ def server(
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{here.parent / 'src'}", STEP_MS: str(step_ms)}
+    root = Path(__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}", STEP_MS: str(step_ms)}
     chosen = {"model": str(BUNDLED), "page_size": PAGE_SIZE, "max_total_tokens": POOL_TOKENS} | options
     command = [sys.executable, "-c", SERVE, str(port), json.dumps(chosen), json.dumps(dict(of_server or {}))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from benchmarks.bundled import VOCAB_SIZE
 from sluice.assembly.resolve import resolve
 from sluice.config import EngineConfig
 from sluice.engine.clock import WallClock
@@ -27,8 +28,6 @@ WORLD = World(dict.fromkeys(Regime, (15_000.0, 1_750.0, 400.0, 0.15, 0.075, 0.0)
 """Microseconds of a step, a token, a row, a key, a pair and a byte: half of those in `benchmarks/routers.py`."""
 VOCAB = 256
 """Answers have ids below this, as prompts do."""
-PROMPT_VOCAB = 2514
-"""What prompts may hold: all ids of the bundled tokenizer."""
 MAX_MODEL_LEN = 8192
 
 
@@ -88,7 +87,7 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         trace=RecentSteps(),
         feed=None if log is None else PageFeed(log, KvEventSender(link.send_frame)),
     )
-    limits = Limits(PROMPT_VOCAB, MAX_MODEL_LEN, setup.num_pages * setup.page_size)
+    limits = Limits(VOCAB_SIZE, MAX_MODEL_LEN, setup.num_pages * setup.page_size)
     ready = Ready(
         "shadow", str(BUNDLED), limits, (), config=chosen.config, reasons=chosen.reasons, fingerprint="shadow"
     )

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.bundled import VOCAB_SIZE
 from sluice.models.hub import BUNDLED
 
 Fields = dict[str, Any]
 
-FIRST_ID, LAST_ID = 300, 2500
-"""Token ids of the bundled model that are words, or parts of them."""
+FIRST_ID = 300
+"""Token ids of the bundled model from here on are words, or parts of them."""
 LONG_TOKENS = 1100, 1700
 """Length of a prompt that the storm's pool, of 1,024 tokens, cannot hold: its request is offloaded."""
 PREFIXES = 6
@@ -208,7 +209,7 @@ FEATURES: Mapping[str, Callable[[random.Random, Fields], Fields]] = {
 
 
 def _ids(draw: random.Random, count: int) -> list[int]:
-    return [draw.randrange(FIRST_ID, LAST_ID) for _ in range(count)]
+    return [draw.randrange(FIRST_ID, VOCAB_SIZE) for _ in range(count)]
 
 
 def _text(draw: random.Random, words: int) -> str:

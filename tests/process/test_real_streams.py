@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from benchmarks.bundled import VOCAB_SIZE
 from benchmarks.recovery import Killer, hosting, play, problems_of, requests_of
 
 STREAMS, TOKENS, KILLS = 16, 48, 2
@@ -16,7 +17,7 @@ def test_killed_streams_equal_those_of_an_undisturbed_run() -> None:
     """Greedy and seeded requests of several lengths, killed in the middle of prompts and of answers."""
 
     async def test() -> None:
-        requests = requests_of(STREAMS, TOKENS, 2500)
+        requests = requests_of(STREAMS, TOKENS, VOCAB_SIZE)
         async with hosting(OPTIONS) as host:
             undisturbed = await play(host, requests)
             killer = Killer(host, KILLS, EARLY, seed=3)
