@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from benchmarks.shadow_server import children_of, server
-from browser.looking import CONTRAST
+from browser.looking import CONTRAST, MS
 from sluice.types.limits import Bound
 
 KEY = "sesame"
@@ -22,8 +22,6 @@ STEP_MS = 4.0
 CHUNK = 500
 ENGINES: dict[str, int] = {}
 """Server processes by URL; each has started its engine."""
-MS = 60_000.0
-"""For what takes a moment on a machine however busy."""
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +87,8 @@ def opened(browser: Browser, url: str, *, key: str | None = KEY, **context: Any)
 
 def complete(answer: Locator) -> str:
     """The text of an answer that is over."""
-    expect(answer).to_contain_text("first token after", timeout=MS)
-    expect(answer.get_by_role("button", name="Copy this answer")).to_be_visible(timeout=MS)
+    expect(answer).to_contain_text("first token after")
+    expect(answer.get_by_role("button", name="Copy this answer")).to_be_visible()
     return answer.locator(".text").inner_text()
 
 
@@ -103,7 +101,7 @@ def test_a_conversation(browser: Browser, url: str) -> None:
         page.get_by_label("Seed").fill("1")
         page.get_by_label("System prompt").fill("Be brief")
         page.get_by_text("Settings").click()
-        expect(page.locator("#model")).to_have_text("shadow", timeout=MS)
+        expect(page.locator("#model")).to_have_text("shadow")
         first = complete(here.say("hello there"))
         assert first.strip()
         expect(page.get_by_role("article", name="Answer")).to_contain_text("first token after")
@@ -111,7 +109,7 @@ def test_a_conversation(browser: Browser, url: str) -> None:
         assert complete(page.get_by_role("article", name="Answer").last) == first, "the same seed"
         assert page.get_by_role("article", name="Answer").count() == 1
         page.reload()
-        expect(page.get_by_role("article", name="Your message")).to_have_text("hello there", timeout=MS)
+        expect(page.get_by_role("article", name="Your message")).to_have_text("hello there")
         assert page.get_by_role("article", name="Answer").locator(".text").inner_text() == first
         here.button("New conversation").click()
         expect(page.get_by_role("article")).to_have_count(0)
@@ -128,7 +126,7 @@ def test_a_conversation(browser: Browser, url: str) -> None:
 def test_an_answer_is_stopped_and_what_was_written_stays(browser: Browser, url: str) -> None:
     with opened(browser, url) as here:
         answer = here.say_on("go on for a long time")
-        expect(answer).to_contain_text("tokens/s", timeout=MS)
+        expect(answer).to_contain_text("tokens/s")
         here.button("Stop").click()
         expect(answer).to_contain_text("stopped")
         assert answer.locator(".text").inner_text().strip()
@@ -157,18 +155,18 @@ def test_the_end_of_an_answer_is_seen(browser: Browser, url: str, width: int) ->
         here.page.unroute("**/v1/chat/completions")
         failure = {"error": {"message": "no room " * 30}}
         here.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=503, json=failure))
-        expect(here.say("more")).to_contain_text("no room", timeout=MS)
+        expect(here.say("more")).to_contain_text("no room")
         assert here.page.evaluate(LEFT) < 1
 
 
 def test_one_who_reads_above_stays_there(browser: Browser, url: str) -> None:
     with opened(browser, url, viewport={"width": 1300, "height": 500}) as here:
         log = here.page.get_by_role("log", name="Messages")
-        expect(here.say_on("a line\n" * 30)).to_contain_text("tokens/s", timeout=MS)
+        expect(here.say_on("a line\n" * 30)).to_contain_text("tokens/s")
         log.evaluate("log => { log.scrollTop = 0; }")
         here.page.evaluate(LEFT)
         here.button("Stop").click()
-        expect(here.page.get_by_role("article", name="Answer")).to_contain_text("stopped", timeout=MS)
+        expect(here.page.get_by_role("article", name="Answer")).to_contain_text("stopped")
         assert log.evaluate("log => log.scrollTop") == 0
 
 
@@ -186,7 +184,7 @@ def test_a_message_without_an_answer_is_not_sent_again(browser: Browser, url: st
                 answer(route)
 
         here.page.route("**/v1/chat/completions", tell)
-        expect(here.say("one")).to_contain_text("no room", timeout=MS)
+        expect(here.say("one")).to_contain_text("no room")
         complete(here.say("two"))
         complete(here.say("three"))
         assert asked == [["one"], ["two"], ["two", "yes", "three"]]
@@ -202,23 +200,23 @@ def test_two_tabs_keep_the_conversations_of_both(browser: Browser, url: str) -> 
         complete(here.say("one"))
         complete(other.say("two"))
         for tab in (here, other):
-            expect(tab.button("one")).to_be_visible(timeout=MS)
-            expect(tab.button("two")).to_be_visible(timeout=MS)
+            expect(tab.button("one")).to_be_visible()
+            expect(tab.button("two")).to_be_visible()
         here.button("two").click()
         complete(here.say("three"))
-        expect(other.page.get_by_role("article")).to_have_count(4, timeout=MS)
+        expect(other.page.get_by_role("article")).to_have_count(4)
         other.page.route("**/v1/chat/completions", lambda route: held.append(route))
         with other.page.expect_request("**/v1/chat/completions"):
             other.say("four")
-        expect(here.page.get_by_role("article")).to_have_count(5, timeout=MS)
+        expect(here.page.get_by_role("article")).to_have_count(5)
         complete(here.say("five"))
         answer(held[0])
         for tab in (here, other):
-            expect(tab.button("two")).to_have_count(2, timeout=MS)
+            expect(tab.button("two")).to_have_count(2)
         texts = [tab.page.get_by_role("article", name="Your message").all_inner_texts() for tab in (here, other)]
         assert texts == [["two", "three", "four", "five"], ["two", "three", "four"]], "both were continued at once"
         here.button("Delete the conversation one").click()
-        expect(other.button("one")).to_have_count(0, timeout=MS)
+        expect(other.button("one")).to_have_count(0)
 
 
 def test_a_key_that_was_given_is_not_asked_for_again(browser: Browser, url: str) -> None:
@@ -226,15 +224,15 @@ def test_a_key_that_was_given_is_not_asked_for_again(browser: Browser, url: str)
     with opened(browser, url, key=None) as here:
         page, late = here.page, list[Route]()
         dialog = page.get_by_role("dialog", name="API key")
-        expect(dialog).to_be_visible(timeout=MS)
+        expect(dialog).to_be_visible()
         page.route("**/v1/models", lambda route: route.continue_() if late else late.append(route))
         page.reload()
-        expect(dialog).to_be_visible(timeout=MS)
+        expect(dialog).to_be_visible()
         page.get_by_label("Key of this server").fill(KEY)
         page.keyboard.press("Enter")
-        expect(page.get_by_role("status").first).to_contain_text("live", timeout=MS)
+        expect(page.get_by_role("status").first).to_contain_text("live")
         late[0].continue_()
-        expect(page.locator("#model")).to_have_text("shadow", timeout=MS)
+        expect(page.locator("#model")).to_have_text("shadow")
         assert not dialog.is_visible()
 
 
@@ -243,15 +241,15 @@ def test_a_key_is_asked_for_and_never_in_an_address(browser: Browser, url: str) 
     with opened(browser, url, key=None) as here:
         page = here.page
         dialog = page.get_by_role("dialog", name="API key")
-        expect(dialog).to_contain_text("needs an API key", timeout=MS)
+        expect(dialog).to_contain_text("needs an API key")
         page.get_by_label("Key of this server").fill("wrong")
         here.button("Use this key").click()
-        expect(dialog).to_be_visible(timeout=MS)
+        expect(dialog).to_be_visible()
         page.get_by_label("Key of this server").fill(KEY)
         page.keyboard.press("Enter")
-        expect(page.locator("#model")).to_have_text("shadow", timeout=MS)
+        expect(page.locator("#model")).to_have_text("shadow")
         page.reload()
-        expect(page.locator("#model")).to_have_text("shadow", timeout=MS)
+        expect(page.locator("#model")).to_have_text("shadow")
         assert not dialog.is_visible()
         assert not [each for each in here.asked if KEY in each or "wrong" in each]
         assert {each.partition("?")[0].removeprefix(url)[:6] for each in here.asked} <= {
@@ -357,7 +355,7 @@ def test_a_request_as_code(browser: Browser, url: str) -> None:
             here.button(f"Copy as {name}").click()
             expect(page.locator("#announcer")).to_have_text(f"Request as {name}: copied")
             assert page.evaluate("window.labels[0]") == "Copied"
-            expect(here.button(f"Copy as {name}")).to_be_visible(timeout=MS)
+            expect(here.button(f"Copy as {name}")).to_be_visible()
             copied[name] = str(page.evaluate("navigator.clipboard.readText()"))
             assert KEY not in copied[name]
         assert f"'{url}/v1/chat/completions'" in copied["curl"]
@@ -388,20 +386,20 @@ def test_a_clipboard_that_is_refused_is_told(browser: Browser, url: str) -> None
         expect(dialog.get_by_role("textbox")).to_have_value(re.compile("^curl -N"))
         assert page.evaluate("window.labels[0]") == "Not copied"
         dialog.get_by_role("button", name="Close").click()
-        expect(here.button("Copy as curl")).to_be_visible(timeout=MS)
+        expect(here.button("Copy as curl")).to_be_visible()
 
 
 def test_one_sees_what_the_server_does_with_a_request(browser: Browser, url: str) -> None:
     with opened(browser, url) as here:
         page = here.page
-        expect(page.locator("#trace-state")).to_have_text("live", timeout=MS)
+        expect(page.locator("#trace-state")).to_have_text("live")
         page.get_by_text("Settings").click()
         page.get_by_label("Most tokens").fill("40")
         page.get_by_text("Settings").click()
         complete(here.say_on("hello timeline"))
         page.get_by_text("Requests as a table").click()
         row = page.get_by_role("table", name="Requests").get_by_role("row").filter(has_text="(yours)")
-        expect(row).to_contain_text("length", timeout=MS)
+        expect(row).to_contain_text("length")
         heads = page.get_by_role("table", name="Requests").get_by_role("columnheader").all_inner_texts()
         cells = dict(zip(heads, row.locator("th, td").all_inner_texts(), strict=True))
         assert (cells["Output"], cells["Chunks"]) == ("40", "1")
@@ -431,7 +429,7 @@ def test_the_words_of_the_timeline_are_explained(browser: Browser, url: str) -> 
         complete(here.say("hello"))
         here.button("Timeline").click()
         shown = page.get_by_role("list", name="Limits of the steps").get_by_role("listitem").filter(has_text="no limit")
-        expect(shown).to_have_attribute("title", "The step held all that there was to do.", timeout=MS)
+        expect(shown).to_have_attribute("title", "The step held all that there was to do.")
 
 
 def until_drawn(page: Page, canvas: str, colour: str) -> None:
@@ -464,10 +462,10 @@ def drawn_pixels(page: Page, canvas: str, colour: str) -> int:
 def test_a_long_prompt_is_sent_and_no_stream_stops(browser: Browser, url: str) -> None:
     with opened(browser, url) as here:
         page = here.page
-        expect(page.locator("#trace-state")).to_have_text("live", timeout=MS)
+        expect(page.locator("#trace-state")).to_have_text("live")
         here.button("Send a 4,000-token prompt now").click()
         said = page.locator("#long-result")
-        expect(said).to_contain_text("4,000 tokens were read in", timeout=MS)
+        expect(said).to_contain_text("4,000 tokens were read in")
         expect(said).to_have_text(
             re.compile(r"before the prompt up to [0-9.]+ m?s, while it was read up to [0-9.]+ m?s")
         )
@@ -523,7 +521,7 @@ def test_a_recorded_run_is_beside_it(browser: Browser, url: str) -> None:
     with opened(browser, url) as here:
         page = here.page
         told = page.locator("#recorded-result")
-        expect(told).to_contain_text("4,000 tokens were read in one piece", timeout=MS)
+        expect(told).to_contain_text("4,000 tokens were read in one piece")
         expect(told).to_contain_text("recorded on another machine")
         picture = page.get_by_role("img", name="Recorded: the same without chunks")
         heading = page.get_by_role("heading", name="Recorded: the same without chunks")
@@ -596,7 +594,7 @@ def test_the_trace_is_taken_up_again(browser: Browser, url: str) -> None:
 
         here.page.route("**/v1/trace", answer)
         here.page.reload()
-        expect(here.page.locator("#trace-state")).to_have_text("live", timeout=MS)
+        expect(here.page.locator("#trace-state")).to_have_text("live")
         assert calls == [f"{url}/v1/trace"] * 3
 
 
@@ -690,7 +688,7 @@ def test_a_lane_has_a_name_beside_what_is_drawn(browser: Browser, url: str, widt
     """Names lay upon the first seconds of the drawing, and were numbers that nobody understood."""
     with opened(browser, url, viewport={"width": width, "height": 900}) as here:
         page = here.page
-        expect(page.locator("#trace-state")).to_have_text("live", timeout=MS)
+        expect(page.locator("#trace-state")).to_have_text("live")
         page.evaluate(NAMES)
         here.ask_for(max_tokens=20, ignore_eos=True)
         complete(here.say("hello"))
@@ -750,18 +748,18 @@ def test_a_hidden_page_does_not_read_the_trace(browser: Browser, url: str) -> No
     """A browser opens six connections to a server: hidden pages took them all. Shown again, it goes on where it was."""
     with opened(browser, url) as here:
         page, state = here.page, here.page.locator("#trace-state")
-        expect(state).to_have_text("live", timeout=MS)
+        expect(state).to_have_text("live")
         here.ask_for(max_tokens=3)
         complete(here.say("hello"))
         page.get_by_text("Requests as a table").click()
         row = page.get_by_role("table", name="Requests").get_by_role("row").filter(has_text="(yours)")
-        expect(row).to_contain_text("length", timeout=MS)
+        expect(row).to_contain_text("length")
         with page.expect_event("requestfailed", lambda request: request.url.endswith("/v1/trace")):
             page.evaluate(SHOW, False)
         expect(state).to_have_text("not read while this page is hidden")
         with page.expect_request("**/v1/trace"):
             page.evaluate(SHOW, True)
-        expect(state).to_have_text("live", timeout=MS)
+        expect(state).to_have_text("live")
         expect(row).to_be_visible()
         assert here.complaints == []
 
@@ -789,7 +787,7 @@ def test_tokens_are_counted_and_not_rows(browser: Browser, url: str) -> None:
     with opened(browser, url) as here:
         here.page.route("**/v1/trace", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
         here.page.reload()
-        expect(here.page.locator("#fact-written")).to_have_text("10", timeout=MS)
+        expect(here.page.locator("#fact-written")).to_have_text("10")
 
 
 PACE = """async (times) => {
@@ -858,16 +856,16 @@ def test_an_answer_goes_on_when_the_engine_dies(browser: Browser, url: str) -> N
     """The last test of the module: another engine takes some seconds to start."""
     with opened(browser, url) as here:
         page = here.page
-        expect(page.locator("#trace-state")).to_have_text("live", timeout=MS)
+        expect(page.locator("#trace-state")).to_have_text("live")
         answer = here.say_on("tell me a very long story")
-        expect(answer).to_contain_text("tokens/s", timeout=MS)
+        expect(answer).to_contain_text("tokens/s")
         page.evaluate(NOTE_STATES)  # the next engine may be there before one looks
         for pid in children_of(ENGINES[url]):
             os.kill(pid, signal.SIGKILL)
-        expect(page.locator("#gaps")).to_contain_text("the engine ended, and another one was started", timeout=MS)
-        expect(page.locator("#trace-state")).to_have_text("live", timeout=MS)
+        expect(page.locator("#gaps")).to_contain_text("the engine ended, and another one was started")
+        expect(page.locator("#trace-state")).to_have_text("live")
         assert "there is no engine at the moment" in page.evaluate("window.states.map((node) => node.textContent)")
         before = answer.locator(".text").inner_text()
-        expect(answer.locator(".text")).not_to_have_text(before, timeout=MS)
+        expect(answer.locator(".text")).not_to_have_text(before)
         here.button("Stop").click()
         assert len(answer.locator(".text").inner_text()) > len(before)
