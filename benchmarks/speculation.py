@@ -43,6 +43,7 @@ from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
 from sluice.process.engine_process import freeze_gc
 from sluice.text.tokenizer import Tokenizer
+from sluice.text.tokenizer_files import load_tokenizer
 from sluice.types import Output, SamplingParams, Submit
 from training.facts import FactSource
 from training.words import Namer
@@ -272,7 +273,7 @@ def main() -> None:
     ngram = Rig.of(arguments.model, options | NGRAM, new_link())
     freeze_gc()
     with closing(plain.engine), closing(ngram.engine):
-        found = measure(Pair(plain, ngram, Tokenizer.from_folder(plain.folder)), arguments)
+        found = measure(Pair(plain, ngram, load_tokenizer(plain.folder)), arguments)
     report = {
         "model": arguments.model or "sluice-nano",
         "tokens": arguments.tokens,

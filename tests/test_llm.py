@@ -23,7 +23,7 @@ from sluice.config import ConfigError
 from sluice.limits import LimitError
 from sluice.models.checkpoint import CheckpointError
 from sluice.outputs import GenerationError
-from sluice.text.tokenizer import Tokenizer
+from sluice.text.tokenizer_files import load_tokenizer
 from sluice.types import FinishReason
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -51,7 +51,7 @@ def bare(folder: Path, tmp_path: Path) -> Path:
 
 
 def test_texts_and_token_ids_are_the_same_prompts(llm: LLM, folder: Path) -> None:
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = load_tokenizer(folder)
     texts = ["The river rises.", "Good evening"]
     by_text = llm.generate(texts, GREEDY)
     by_ids = llm.generate([tokenizer.encode(text) for text in texts], GREEDY)
@@ -101,7 +101,7 @@ def test_a_stop_token_ends_the_text_and_is_not_part_of_it(llm: LLM, folder: Path
     (stopped,) = llm.generate([IDS], SamplingParams(max_tokens=12, temperature=0.0, stop_token_ids=(stop,)))
     assert stopped.token_ids == free.token_ids[: first + 1]
     assert stopped.finish_reason == "stop"
-    assert stopped.text == Tokenizer.from_folder(folder).decode(free.token_ids[:first])
+    assert stopped.text == load_tokenizer(folder).decode(free.token_ids[:first])
 
 
 def test_a_stop_string_ends_the_request_and_frees_its_pages(llm: LLM) -> None:

@@ -20,7 +20,7 @@ from sluice.bench import BenchError
 from sluice.bench.driver import WallTimer
 from sluice.bench.measure import measure_once, server_target, workload_of
 from sluice.bench.options import options_from
-from sluice.text.tokenizer import Tokenizer
+from sluice.text.tokenizer_files import load_tokenizer
 from sse_server import scripted
 
 OPTIONS = options_from(
@@ -143,6 +143,6 @@ def test_a_wrong_command_line_starts_nothing(tmp_path: Path, capsys: pytest.Capt
 def test_every_token_of_the_word_tokenizer_has_a_text_of_its_own(tmp_path: Path) -> None:
     """An event without text is a token for us and nothing for AIPerf."""
     write_word_tokenizer(tmp_path, 500)
-    tokenizer = Tokenizer.from_folder(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
     texts = [tokenizer.decode(list(range(end))) for end in range(1, 501)]
     assert all(after.startswith(before) and len(after) > len(before) for before, after in pairwise(texts))

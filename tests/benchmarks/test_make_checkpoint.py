@@ -18,7 +18,7 @@ from benchmarks.make_checkpoint import main, write_checkpoint
 from paged_model import chunked_logits
 from sluice.models.checkpoint import read_config
 from sluice.models.loader import load_model, model_class
-from sluice.text.tokenizer import Tokenizer
+from sluice.text.tokenizer_files import load_tokenizer
 
 PUBLISHED = {
     "gpt2-124m": 124_439_808,
@@ -61,7 +61,7 @@ def test_every_weight_is_there_and_none_twice(tiny: Path) -> None:
 def test_each_id_has_a_text_of_its_own(tiny: Path) -> None:
     """An id without text would be a token that no client of a text stream sees come."""
     vocabulary = json.loads((tiny / "config.json").read_text())["vocab_size"]
-    ours, theirs = Tokenizer.from_folder(tiny), AutoTokenizer.from_pretrained(tiny)
+    ours, theirs = load_tokenizer(tiny), AutoTokenizer.from_pretrained(tiny)
     assert ours.vocab_size == len(theirs) == vocabulary == TINY_VOCAB
     assert len({theirs.convert_ids_to_tokens(token) for token in range(vocabulary)}) == vocabulary
     assert all(ours.decode([token]) for token in range(256 + 3, vocabulary))
@@ -76,7 +76,7 @@ def test_a_chat_reads_the_same_in_both(tiny: Path) -> None:
         messages, add_generation_prompt=True, tokenize=False
     )
     assert "Who met the fox?" in theirs
-    ours = Tokenizer.from_folder(tiny)
+    ours = load_tokenizer(tiny)
     assert asyncio.run(ours.render_chat(messages)) == theirs
 
 
@@ -84,7 +84,7 @@ def test_one_end_of_sequence(tiny: Path) -> None:
     """Several of them, and random weights would end answers early."""
     config = json.loads((tiny / "config.json").read_text())
     assert read_config(tiny).eos_token_ids == (config["eos_token_id"],)
-    assert Tokenizer.from_folder(tiny).eos_token_ids == {config["eos_token_id"]}
+    assert load_tokenizer(tiny).eos_token_ids == {config["eos_token_id"]}
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -25,7 +25,7 @@ from schemas import Schema, schemas
 from serve_process import PATIENCE, announced, errors_of, server
 from sluice import LLM, SamplingParams
 from sluice.outputs import Sample
-from sluice.text.tokenizer import Tokenizer
+from sluice.text.tokenizer_files import load_tokenizer
 
 PROMPT = "The river rises"
 MAX_TOKENS = 80
@@ -55,7 +55,7 @@ def llm(folder: Path) -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def bias(folder: Path) -> dict[int, float]:
-    tokenizer = Tokenizer.from_folder(folder, chat=False)
+    tokenizer = load_tokenizer(folder, chat=False)
     (*closing,) = (tokenizer.encode(text, add_special_tokens=False)[0] for text in CLOSING)
     return dict.fromkeys([*closing, *tokenizer.eos_token_ids], LIKELIER)
 

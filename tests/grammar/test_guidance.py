@@ -14,15 +14,15 @@ from sluice.grammar.guidance import END, MAX_BYTES, Guidance
 from sluice.models.hub import BUNDLED
 from sluice.runner.constrained_row import ConstrainedRow
 from sluice.testing import resolved
-from sluice.text.tokenizer import Tokenizer
+from sluice.text.tokenizer_files import load_tokenizer
 from sluice.types import NewSlot, Submit
 
-TOKENIZER = Tokenizer.from_folder(BUNDLED, chat=False)
+TOKENIZER = load_tokenizer(BUNDLED, chat=False)
 SIZE = TOKENIZER.vocab_size
 
 
 def guidance(vocab_size: int = SIZE) -> Guidance:
-    return Guidance(lambda: Tokenizer.from_folder(BUNDLED, chat=False).serialized(END), vocab_size)
+    return Guidance(lambda: load_tokenizer(BUNDLED, chat=False).serialized(END), vocab_size)
 
 
 def allowed(grammar: str, tokens: list[int], vocab_size: int = SIZE) -> set[int]:

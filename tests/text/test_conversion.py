@@ -21,7 +21,8 @@ from random_checkpoint import random_checkpoint
 from serve_process import announced, server
 from serving import parse_events
 from sluice.text import conversion
-from sluice.text.tokenizer import Tokenizer, TokenizerError, has_tokenizer
+from sluice.text.tokenizer import TokenizerError
+from sluice.text.tokenizer_files import has_tokenizer, load_tokenizer
 from tokenizer_makers import byte_level_bpe
 
 CORPUS = ["the quick brown fox jumps over the lazy dog", "hello world, this is a text", "café au lait 123"] * 8
@@ -80,7 +81,7 @@ def test_sentencepiece(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(llama)
     original = sentencepiece.SentencePieceProcessor(model_file=str(llama / "tokenizer.model"))
     assert has_tokenizer(llama)
-    tokenizer = Tokenizer.from_folder(llama)
+    tokenizer = load_tokenizer(llama)
     assert tokenizer.vocab_size == original.vocab_size()
     assert tokenizer.eos_token_ids == {original.eos_id()}
     for text in TEXTS[:3]:
@@ -108,7 +109,7 @@ def test_tiktoken(tmp_path: Path) -> None:
     settings = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "added_tokens_decoder": added}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    tokenizer = Tokenizer.from_folder(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
     original = tiktoken.Encoding("tiny", pat_str=CUT, mergeable_ranks=ranks, special_tokens=special)
     assert tokenizer.eos_token_ids == {special["<|end|>"]}
     for text in TEXTS:
@@ -147,7 +148,7 @@ def test_a_conversion_that_encodes_otherwise(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     with pytest.raises(TokenizerError) as refused:
-        Tokenizer.from_folder(tmp_path)
+        load_tokenizer(tmp_path)
     message = str(refused.value)
     assert "its tokenizer.model cannot be converted: transformers' TokenizersBackend encodes 'Hello, world'" in message
     assert "tokenizer_class in tokenizer_config.json" in message
@@ -177,16 +178,16 @@ def test_without_the_extra(llama: Path, package: str, monkeypatch: pytest.Monkey
     with pytest.raises(
         TokenizerError, match=rf"tokenizer.model needs {package} .*pip install 'sluice-llm\[transformers\]'"
     ):
-        Tokenizer.from_folder(llama)
+        load_tokenizer(llama)
 
 
 def test_formats_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"no tokenizer\.json, and no tokenizer of another format"):
-        Tokenizer.from_folder(tmp_path)
+        load_tokenizer(tmp_path)
     assert not has_tokenizer(tmp_path)
     (tmp_path / "tekken.json").write_text("{}")
     with pytest.raises(TokenizerError, match=r"its tekken\.json is of no format that is accepted"):
-        Tokenizer.from_folder(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 def test_tokenizer_json_goes_first(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,4 +195,4 @@ def test_tokenizer_json_goes_first(llama: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "transformers", None)
     shutil.copy(llama / "tokenizer.model", tmp_path)
     byte_level_bpe().save(str(tmp_path / "tokenizer.json"))
-    assert Tokenizer.from_folder(tmp_path).vocab_size == byte_level_bpe().get_vocab_size()
+    assert load_tokenizer(tmp_path).vocab_size == byte_level_bpe().get_vocab_size()

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sluice.text.chat_template import ChatTemplate
 from sluice.text.tokenizer import Tokenizer, TokenizerError
+from sluice.text.tokenizer_files import load_tokenizer
 from tokenizer_makers import byte_fallback_bpe, byte_level_bpe, byte_tokenizer
 
 CHATML = (
@@ -54,7 +55,7 @@ def test_bos_and_eos_are_those_of_transformers(tmp_path: Path, flags: dict[str, 
     reference.save_pretrained(tmp_path)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text()) | flags
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    ours, theirs = Tokenizer.from_folder(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    ours, theirs = load_tokenizer(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
     for text in ("the water", " two  spaces", "水門", "<s>a</s>"):
         assert ours.encode(text) == theirs.encode(text)
         assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False)
@@ -69,7 +70,7 @@ def test_false_flags_leave_the_post_processor_alone(tmp_path: Path) -> None:
     backend.save(str(tmp_path / "tokenizer.json"))
     settings = {"add_bos_token": False, "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    ours, theirs = Tokenizer.from_folder(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    ours, theirs = load_tokenizer(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
     assert ours.encode("the water") == theirs.encode("the water")
     assert ours.encode("the water")[-1] == 2
 
@@ -79,25 +80,23 @@ def test_chats_are_those_of_transformers(tmp_path: Path, template: str) -> None:
     reference = PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(), eos_token="<|end|>", chat_template=template)
     reference.save_pretrained(tmp_path)
     theirs = reference.apply_chat_template(TALK, add_generation_prompt=True, return_dict=False)
-    assert encode_chat(Tokenizer.from_folder(tmp_path), TALK) == theirs
+    assert encode_chat(load_tokenizer(tmp_path), TALK) == theirs
 
 
 def test_the_template_file_takes_precedence_over_the_config(tmp_path: Path) -> None:
     folder = write(tmp_path, chat_template_jinja="from the file", tokenizer_config={"chat_template": "from config"})
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = load_tokenizer(folder)
     assert tokenizer.decode(encode_chat(tokenizer, TALK)) == "from the file"
 
 
 def test_of_several_templates_the_default_is_used(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
-    tokenizer = Tokenizer.from_folder(write(tmp_path, tokenizer_config={"chat_template": named}))
+    tokenizer = load_tokenizer(write(tmp_path, tokenizer_config={"chat_template": named}))
     assert tokenizer.decode(encode_chat(tokenizer, TALK)) == "plain"
 
 
 def test_messages_that_the_template_refuses(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_folder(
-        write(tmp_path, chat_template_jinja=CHATML, tokenizer_config={"eos_token": "<|end|>"})
-    )
+    tokenizer = load_tokenizer(write(tmp_path, chat_template_jinja=CHATML, tokenizer_config={"eos_token": "<|end|>"}))
     with pytest.raises(TokenizerError, match="refuses the messages: no role owl"):
         encode_chat(tokenizer, [{"role": "owl", "content": ""}])
 
@@ -105,7 +104,7 @@ def test_messages_that_the_template_refuses(tmp_path: Path) -> None:
 @pytest.mark.parametrize("escape", ["messages.__class__.__mro__", "messages.append(1)", "''.join.__globals__"])
 def test_a_template_cannot_leave_its_sandbox(tmp_path: Path, escape: str) -> None:
     """A template is a program that was downloaded."""
-    tokenizer = Tokenizer.from_folder(write(tmp_path, chat_template_jinja="{{ " + escape + ".x.y }}"))
+    tokenizer = load_tokenizer(write(tmp_path, chat_template_jinja="{{ " + escape + ".x.y }}"))
     with pytest.raises(TokenizerError, match="refuses the messages"):
         encode_chat(tokenizer, TALK)
 
@@ -113,18 +112,18 @@ def test_a_template_cannot_leave_its_sandbox(tmp_path: Path, escape: str) -> Non
 def test_the_process_of_the_template_is_started_only_for_chats(tmp_path: Path) -> None:
     """The first chat must not wait for it; a library without chats must not start it."""
     folder = write(tmp_path, chat_template_jinja="text")
-    with closing(Tokenizer.from_folder(folder)) as tokenizer:
+    with closing(load_tokenizer(folder)) as tokenizer:
         assert tokenizer._chat_template is not None
         process = tokenizer._chat_template._process
         assert process is not None
         assert process.is_running
         assert encode_chat(tokenizer, TALK) == tokenizer.encode("text")
         assert tokenizer._chat_template._process is process
-    assert not Tokenizer.from_folder(folder, chat=False).has_chat_template
+    assert not load_tokenizer(folder, chat=False).has_chat_template
 
 
 def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_folder(write(tmp_path))
+    tokenizer = load_tokenizer(write(tmp_path))
     assert not tokenizer.has_chat_template
     with pytest.raises(TokenizerError, match="no chat template"):
         encode_chat(tokenizer, TALK)
@@ -136,14 +135,14 @@ def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
 def test_every_declared_end_of_sequence_counts(tmp_path: Path, declared: dict[str, object], ids: set[int]) -> None:
     """A chat model with two end tokens must stop at either."""
     folder = write(tmp_path, generation_config=declared, tokenizer_config={"eos_token": {"content": "<|end|>"}})
-    assert Tokenizer.from_folder(folder).eos_token_ids == ids
+    assert load_tokenizer(folder).eos_token_ids == ids
 
 
 def test_tokens_that_are_only_in_the_config(tmp_path: Path) -> None:
     """Fine-tuned models add chat markers only in `tokenizer_config.json`; as text they would be several tokens."""
     first = byte_level_bpe().get_vocab_size()
     entry = {"content": "<|turn|>", "special": True, "normalized": False}
-    tokenizer = Tokenizer.from_folder(write(tmp_path, tokenizer_config={"added_tokens_decoder": {str(first): entry}}))
+    tokenizer = load_tokenizer(write(tmp_path, tokenizer_config={"added_tokens_decoder": {str(first): entry}}))
     assert tokenizer.encode("a<|turn|>")[-1] == first
     assert tokenizer.decode([first]) == ""
 
@@ -151,7 +150,7 @@ def test_tokens_that_are_only_in_the_config(tmp_path: Path) -> None:
 def test_a_token_with_two_ids_is_refused(tmp_path: Path) -> None:
     entry = {"content": "<|turn|>", "special": True}
     with pytest.raises(TokenizerError, match=r"gives '<\|turn\|>' the id 9999"):
-        Tokenizer.from_folder(write(tmp_path, tokenizer_config={"added_tokens_decoder": {"9999": entry}}))
+        load_tokenizer(write(tmp_path, tokenizer_config={"added_tokens_decoder": {"9999": entry}}))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +165,7 @@ def test_a_token_with_two_ids_is_refused(tmp_path: Path) -> None:
 def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str, said: str) -> None:
     (write(tmp_path) / name).write_text(content)
     with pytest.raises(TokenizerError, match=said):
-        Tokenizer.from_folder(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 def test_text_must_be_unicode() -> None:

@@ -55,7 +55,7 @@ from sluice.runner.runner import TorchRunner
 from sluice.scheduler.pacer import Pacing
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
-from sluice.text.tokenizer import Tokenizer
+from sluice.text.tokenizer_files import load_tokenizer
 from sluice.tracing.file import TraceFile
 from sluice.tracing.format import VERSION, Header, Platform
 from sluice.tracing.recorder import Recorder
@@ -113,7 +113,7 @@ class LoadedModel:
         """
         folder = self.info.tokenizer_folder
         return GrammarCompiler(
-            Guidance(lambda: Tokenizer.from_folder(folder, chat=False).serialized(END), self.spec.vocab_size), post
+            Guidance(lambda: load_tokenizer(folder, chat=False).serialized(END), self.spec.vocab_size), post
         )
 
     def state(self, grammars: CompiledGrammars = NO_GRAMMARS, publish: Publish = keep) -> DeviceState:

@@ -89,10 +89,11 @@ async def _describe(target: ServerTarget) -> dict[str, Any]:
 
 
 def _counter(folder: Path) -> CountText:
-    from sluice.text.tokenizer import Tokenizer, TokenizerError
+    from sluice.text.tokenizer import TokenizerError
+    from sluice.text.tokenizer_files import load_tokenizer
 
     try:
-        tokenizer = Tokenizer.from_folder(folder, chat=False)
+        tokenizer = load_tokenizer(folder, chat=False)
     except TokenizerError as error:
         raise BenchError(f"--tokenizer: {error}") from error
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
@@ -111,13 +112,13 @@ def measure_engine(engine_options: Mapping[str, Any], options: BenchOptions) -> 
     """
     from sluice.assembly.engine import build_engine
     from sluice.config import EngineConfig
-    from sluice.text.tokenizer import Tokenizer, has_tokenizer
+    from sluice.text.tokenizer_files import has_tokenizer, load_tokenizer
 
     timer = WallTimer()
     link = ThreadLink(timer)
     engine, info = build_engine(EngineConfig.from_options(engine_options), link, progress=True)
     folder = info.tokenizer_folder
-    own_eos = Tokenizer.from_folder(folder, chat=False).eos_token_ids if has_tokenizer(folder) else frozenset()
+    own_eos = load_tokenizer(folder, chat=False).eos_token_ids if has_tokenizer(folder) else frozenset()
     target = EngineTarget(
         link,
         info.limits,

@@ -21,7 +21,7 @@ from sluice.models.formats.gguf_file import GGUFFile
 from sluice.models.formats.read import read_format
 from sluice.models.loader import is_native, model_class
 from sluice.models.weights import weight_files
-from sluice.text.tokenizer import has_tokenizer
+from sluice.text.tokenizer_files import has_tokenizer
 
 GENERATES = "ForCausalLM"
 """The end of the names of architectures that write text."""

@@ -16,6 +16,7 @@ from sluice.http.parsers import choose_replies
 from sluice.process.client import EngineClient
 from sluice.process.wire import Ready
 from sluice.text.tokenizer import Tokenizer
+from sluice.text.tokenizer_files import load_tokenizer
 from sluice.types import seed_source
 
 
@@ -52,7 +53,7 @@ class ServedModel:
             TokenizerError: it cannot be used.
         """
         tokenizer = await asyncio.to_thread(
-            Tokenizer.from_folder,
+            load_tokenizer,
             folder,
             allow_special_tokens=server.allow_special_tokens,
             chat_template=chat_template,

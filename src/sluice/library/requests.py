@@ -17,7 +17,8 @@ from sluice.limits import LimitError, Limits, check_cache_salt, split_priority
 from sluice.text.chat_template import RenderOptions
 from sluice.text.detokenizer import Detokenizer, Vocabulary, spelling_of
 from sluice.text.text_stream import TextStream
-from sluice.text.tokenizer import Tokenizer, TokenizerFiles, has_tokenizer
+from sluice.text.tokenizer import Tokenizer
+from sluice.text.tokenizer_files import TokenizerFiles, has_tokenizer, load_tokenizer
 from sluice.types import NO_SAMPLING, Priority, SamplingDefaults, SamplingParams, Submit, seed_source
 
 Prompt = str | Sequence[int]
@@ -151,7 +152,7 @@ class Requests:
         """
         checked = [_message(index, message) for index, message in enumerate(_conversation(messages))]
         if self._chat is None:
-            self._chat = Tokenizer.from_folder(self._folder) if self._files is None else self._files.tokenizer()
+            self._chat = load_tokenizer(self._folder) if self._files is None else self._files.tokenizer()
         text = self._chat.rendered_chat(checked, RenderOptions(dict(variables or {}), not continues, continues))
         return self._chat.encode(text, add_special_tokens=False)
 

@@ -10,7 +10,7 @@ from sluice.models.checkpoint import CheckpointError
 from sluice.quantize.source import Source
 from sluice.quantize.text_quality import Reading, read_text, windows_of
 from sluice.quantize.weight_errors import WeightError, weight_errors
-from sluice.text.tokenizer import Tokenizer
+from sluice.text.tokenizer_files import load_tokenizer
 
 BASE = "bfloat16"
 """What the schemes are compared with."""
@@ -48,7 +48,7 @@ def windows_of_text(source: Source, text: str) -> Sequence[Sequence[int]]:
         CheckpointError: the text is shorter than two tokens.
         TokenizerError: the checkpoint has no tokenizer.
     """
-    token_ids = Tokenizer.from_folder(source.folder, chat=False).encode(text)
+    token_ids = load_tokenizer(source.folder, chat=False).encode(text)
     windows = windows_of(token_ids, source.model.spec.max_model_len)
     if not windows:
         raise CheckpointError(f"--text must hold at least two tokens, got {len(token_ids)}")
