@@ -14,6 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from sluice.limits import NO_TIER
+
 RETRY_SECONDS = 5
 """When to try again with a server that has no engine at the moment."""
 LONGEST_MESSAGE, LONGEST_PARAM = 2000, 200
@@ -146,6 +148,11 @@ def require(ok: bool, message: str, *, param: str | None = None) -> None:
 def unavailable(reason: str) -> ApiError:
     """Return a 503: there is no engine at the moment, or there will be none."""
     return ApiError(503, f"cannot serve requests: {reason}", code="service_unavailable", retry_after=RETRY_SECONDS)
+
+
+def no_tier(message: str, param: str | None = None) -> ApiError:
+    """Return a 503: the tier that a request needs is disabled, or has failed. It may be back later."""
+    return ApiError(503, message, param=param, code=NO_TIER, retry_after=RETRY_SECONDS)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -6,23 +6,20 @@ A call is a request for each sample of each prompt. They share an inbox, and eac
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
 from sluice.chat.parsing import AnswerParser, TextOnly
-from sluice.constraints import shapes
-from sluice.engine.clock import micros_at
 from sluice.http.backend import Service
-from sluice.http.errors import RETRY_SECONDS, ApiError, bad_request, unavailable
-from sluice.http.generate_call import TIERS, Conversation, F, GenerateCall
+from sluice.http.errors import ApiError, bad_request, no_tier, unavailable
+from sluice.http.generate_call import Conversation, F, GenerateCall
 from sluice.http.progress import Progress, together
+from sluice.http.samples import samples
 from sluice.http.turns import Turns
-from sluice.limits import NO_TIER, LimitError, TierDisabled
 from sluice.process.client import EngineGone, Inbox
 from sluice.text.text_stream import Piece, TextStream
-from sluice.types import NO_SAMPLING, CachedTokens, Drafted, FinishReason, Output, SamplingParams, Submit, TokenLogprobs
+from sluice.types import CachedTokens, Drafted, FinishReason, Output, Submit, TokenLogprobs
 
 T = TypeVar("T")
 MAX_OPEN = 1 << 16
@@ -154,7 +151,7 @@ class Generation:
         call, tokenizer = self._call, self.service.tokenizer
         shown = frozenset[str]() if call.tools is None else self.service.replies.markers(call.tools)
         for prompt in prompts:
-            for request in _samples(self.service, tuple(prompt), call, self.came_at):
+            for request in samples(self.service, tuple(prompt), call, self.came_at):
                 detokenizer = tokenizer.detokenizer(
                     request.prompt, skip_special_tokens=call.text.skip_special_tokens, shown=shown
                 )
@@ -287,7 +284,7 @@ class Generation:
                 message = f"the request did not end within its {limit}; {output.start} tokens were generated"
                 return ApiError(408, message, param="timeout", code="timeout")
             case FinishReason.TIER_UNAVAILABLE:
-                return _no_tier(f"the context of the request cannot be held: {output.error}")
+                return no_tier(f"the context of the request cannot be held: {output.error}")
         return ApiError(500, output.error or "the request was aborted", code="request_failed")
 
     def prompt_logprobs(self, index: int) -> Sequence[TokenLogprobs | None] | None:
@@ -331,78 +328,3 @@ def _end_of(service: Service, prompt: Sequence[int], continued: str | None) -> s
     num_tokens = PROMPT_END + len((continued or "").encode(errors="replace"))  # a token is a byte at least
     end = service.tokenizer.decode(prompt[-num_tokens:], skip_special_tokens=False)
     return end if continued is None else end[-len(continued) - BEFORE_MESSAGE :]
-
-
-def _no_tier(message: str, param: str | None = None) -> ApiError:
-    """Return a 503: the tier that a request needs is disabled, or has failed. It may be back later."""
-    return ApiError(503, message, param=param, code=NO_TIER, retry_after=RETRY_SECONDS)
-
-
-def _samples(service: Service, prompt: tuple[int, ...], call: GenerateCall[Any], came_at: float) -> list[Submit]:
-    """Return the requests of one prompt: equal but for the sample's number, so they share its pages and its seed."""
-    sampling = _embedded(service, prompt, call) if call.request.embeds else _resolved(service, prompt, call)
-    priority_class = _class_of(service, call)
-    queue_time, timeout = call.fields.max_queue_time, call.fields.timeout
-    request = replace(
-        call.request,
-        prompt=prompt,
-        priority_class=priority_class,
-        arrived=micros_at(came_at),
-        start_deadline=None if queue_time is None else came_at + queue_time,
-        deadline=None if timeout is None else came_at + timeout,
-    )
-    return [
-        replace(request, sampling=sampling.of_sample(index), sample_index=index) for index in range(call.sampling.n)
-    ]
-
-
-def _class_of(service: Service, call: GenerateCall[Any]) -> str:
-    """Return the class of a call's requests; "" where there are no classes, and a service tier has no effect.
-
-    Raises:
-        ApiError: 400, the priority and the service tier name two classes.
-    """
-    name, limits, tier = call.request.priority_class, service.limits, call.fields.service_tier
-    by_tier = TIERS.get(tier or "", "") if limits.classes else ""
-    if name and by_tier and name != by_tier:
-        raise bad_request(
-            f"priority {name!r} and service_tier {tier!r}, which is {by_tier!r} here, contradict each other; send one"
-            " of them",
-            param="service_tier",
-        )
-    return limits.class_of(name or by_tier)
-
-
-@contextmanager
-def _refused(call: GenerateCall[Any]) -> Iterator[None]:
-    """Turn what the limits refuse into the error of a call, by the names that its API has."""
-    try:
-        yield
-    except TierDisabled as error:
-        raise _no_tier(str(error), call.names.get(error.param, error.param)) from error
-    except LimitError as error:
-        param = call.names.get(error.param, error.param)
-        message = str(error) if error.param == "prompt" else str(error).replace(error.param, param, 1)
-        raise bad_request(message, param=param, code=error.code) from error
-
-
-def _embedded(service: Service, prompt: Sequence[int], call: GenerateCall[Any]) -> SamplingParams:
-    with _refused(call):
-        service.limits.check_priority(call.request.priority, call.request.priority_class)
-        service.limits.check_embedded(prompt)
-    return NO_SAMPLING
-
-
-def _resolved(service: Service, prompt: Sequence[int], call: GenerateCall[Any]) -> SamplingParams:
-    with _refused(call):
-        service.limits.check_priority(call.request.priority, call.request.priority_class)
-        service.limits.check_itl_target(call.request.itl_target)
-        sampling = replace(call.sampling, max_tokens=None) if call.fills_context else call.sampling
-        room = service.limits.check_sampling(prompt, sampling)
-        if call.shape is not None:
-            named = shapes.JsonSchema | shapes.Regex | shapes.Choice | shapes.Grammar
-            service.limits.check_constraint(call.shape.place if isinstance(call.shape, named) else "response_format")
-    if call.fills_context and call.sampling.max_tokens is not None:
-        sampling = replace(call.sampling, max_tokens=min(call.sampling.max_tokens, room))
-    room = service.sampling_defaults.room(sampling, room)
-    return sampling.resolved(eos_ids=service.eos_token_ids, room=room, seed=service.new_seed())
