@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 
-from browser.looking import MS
+from browser.looking import TIMEOUT_MS
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -19,7 +19,7 @@ def browser() -> Iterator[Browser]:
     found = [path for name in NAMES if (path := shutil.which(name))]
     if not found:
         pytest.skip(f"needs a browser, one of {', '.join(NAMES)} on the PATH (apt-get install chromium)")
-    expect.set_options(timeout=MS)
+    expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=found[0], args=["--no-sandbox", "--disable-gpu"])
         yield started

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from playwright.sync_api import Browser, ConsoleMessage, Page
 
-MS = 60_000.0
-"""For what takes a moment on a machine however busy."""
+TIMEOUT_MS = 60_000.0
+"""How long is waited for what a page is to show: it takes a moment on a machine however busy."""
 CONTRAST = """
 (selector) => {
   const channels = (text) => {

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from benchmarks.shadow_server import children_of, server
-from browser.looking import CONTRAST, MS
+from browser.looking import CONTRAST, TIMEOUT_MS
 from sluice.types.limits import Bound
 
 KEY = "sesame"
@@ -42,7 +42,7 @@ class Opened:
         page.on("request", lambda request: self.asked.append(request.url))
         page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.set_default_timeout(MS)
+        page.set_default_timeout(TIMEOUT_MS)
 
     def say(self, text: str) -> Locator:
         """Send a message, and return its answer."""
