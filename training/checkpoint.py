@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
 
 
 def write_checkpoint(folder: Path, model: Qwen3, tokenizer: Tokenizer) -> None:
-    """Configuration, tokenizer, chat template and the weights in bfloat16."""
+    """Write the configuration, the tokenizer, the chat template and the weights in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     end, turn_end = (tokenizer.token_to_id(token) for token in (END, TURN_END))

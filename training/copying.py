@@ -31,10 +31,10 @@ GLUED_SHARE = 0.6
 """Requests in words drawn at random, of those for one word or string."""
 
 
-def request(rng: random.Random, text: str, *, held_out: bool = False) -> str:
-    """A wish to have the text said again."""
+def request(rng: random.Random, text: str, *, held_out: bool = False, loose: bool = False) -> str:
+    """Draw a wish to have the text said again."""
     glued = not held_out and " " not in text and rng.random() < GLUED_SHARE
-    asked = glue.request(rng) if glued else REQUESTS.draw(rng, held_out=held_out)
+    asked = glue.request(rng, loose=loose and rng.random() < 0.5) if glued else REQUESTS.draw(rng, held_out=held_out)
     if asked.endswith(": {s}") and rng.random() < 0.3:
         asked = asked.replace(": {s}", ":\n{s}")
     asked = asked if asked.startswith("{s}") or rng.random() < 0.3 else capital(asked)
@@ -42,7 +42,7 @@ def request(rng: random.Random, text: str, *, held_out: bool = False) -> str:
 
 
 def text_to_copy(names: Namer) -> str:
-    """Something to say again: mostly a string that nothing foretells."""
+    """Draw something to say again: mostly a string that nothing foretells."""
     rng = names.rng
     chance = rng.random()
     if chance < 0.55:
@@ -56,10 +56,10 @@ def text_to_copy(names: Namer) -> str:
     return prose.sentence(rng)
 
 
-def conversation(names: Namer, rounds: int) -> list[Turn]:
-    """Texts that are said again, one after the other."""
+def conversation(names: Namer, rounds: int, *, loose: bool = False) -> list[Turn]:
+    """Draw texts that are said again, one after the other."""
     turns = []
     for _ in range(rounds):
         text = text_to_copy(names)
-        turns += [Turn("user", request(names.rng, text)), Turn("assistant", text)]
+        turns += [Turn("user", request(names.rng, text, loose=loose)), Turn("assistant", text)]
     return turns

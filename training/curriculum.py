@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 
 from training.rows import Lesson
+from training.steps import schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +18,17 @@ class Stage:
     lesson: Lesson
 
 
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Stages over which the rate warms up, stays and falls to nothing."""
+
+    peak: float
+    """Share of the optimizers' learning rates that it warms up to."""
+    stages: tuple[Stage, ...]
+
+
 LONG = ((8, 512), (4, 1024), (4, 2048))
-CURRICULUM = (
+FIRST = (
     Stage(200, ((32, 128),), Lesson(recital_share=0.9, variety=0.15)),
     Stage(300, ((16, 256),), Lesson(recital_share=0.7, dense_share=0.8, variety=0.5)),
     Stage(1700, ((16, 256),), Lesson(recital_share=0.4, dense_share=0.8)),
@@ -26,23 +36,33 @@ CURRICULUM = (
     Stage(800, LONG, Lesson(talk_share=0.3, recital_share=0.15, dense_share=0.4, blends=0.3)),
     Stage(400, (*LONG, (2, 4096)), Lesson(talk_share=0.3, recital_share=0.1, dense_share=0.3, blends=0.3)),
 )
+SECOND = (
+    Stage(1600, LONG, Lesson(talk_share=0.15, recital_share=0.05, dense_share=0.35, blends=0.3, loose=True)),
+    Stage(400, (*LONG, (2, 4096)), Lesson(talk_share=0.2, dense_share=0.25, blends=0.3, loose=True)),
+)
+CURRICULUM = (Course(1.0, FIRST), Course(0.5, SECOND))
+"""The second course goes on where the first has come to rest; what it draws was thought of when that was measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one step reads."""
+    """What one step reads, and how fast it learns."""
 
     rows: int
     length: int
     """Tokens of each row."""
     lesson: Lesson
+    rate: float
+    """Share of the optimizers' learning rates."""
 
 
 def planned(scale: float) -> list[Batch]:
     """Return the batches of all steps, where each stage has `scale` times its steps, and at least one."""
     rng = random.Random("lengths")
-    return [
-        Batch(*rng.choice(stage.batches), stage.lesson)
-        for stage in CURRICULUM
-        for _ in range(max(1, round(stage.steps * scale)))
-    ]
+    batches: list[Batch] = []
+    for course in CURRICULUM:
+        stages = [stage for stage in course.stages for _ in range(max(1, round(stage.steps * scale)))]
+        for step, stage in enumerate(stages):
+            rate = course.peak * schedule(step, len(stages))
+            batches.append(Batch(*rng.choice(stage.batches), stage.lesson, rate))
+    return batches

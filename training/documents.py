@@ -55,7 +55,7 @@ class Passage:
 
 
 def count_tokens(text: str) -> int:
-    """About how many tokens a text has."""
+    """Return about how many tokens a text has."""
     return int(len(text) / CHARACTERS_PER_TOKEN) + 1
 
 
@@ -112,7 +112,7 @@ def _listed(rng: random.Random, lines: Sequence[str]) -> str:
 
 
 def _filler(source: FactSource) -> str:
-    """A sentence that answers no question: plain, or a string of words."""
+    """Draw a sentence that answers no question: plain, or a string of words."""
     rng = source.rng
     if rng.random() < 0.75:
         return prose.sentence(rng)
@@ -122,7 +122,7 @@ def _filler(source: FactSource) -> str:
 
 
 def conversation(source: FactSource, tokens: int, *, dense: bool = False) -> list[Turn]:
-    """About `tokens` tokens: a passage, and questions whose answers are in it or not.
+    """Draw about `tokens` tokens: a passage, and questions whose answers are in it or not.
 
     Args:
         dense: a short passage of nothing but facts, and many questions: of the same tokens, more have to be found.
@@ -141,11 +141,11 @@ def conversation(source: FactSource, tokens: int, *, dense: bool = False) -> lis
         *((source.draw(), UNKNOWN) for _ in range(missing if asked else 1)),
     ]
     rng.shuffle(pairs)
-    return _opened(rng, read.text, [turn for fact, value in pairs for turn in exchange(source, fact, value)])
+    return _opened(source, read.text, [turn for fact, value in pairs for turn in exchange(source, fact, value)])
 
 
 def exchange(source: FactSource, fact: Fact, value: str) -> tuple[Turn, Turn]:
-    """A question for the fact, and the answer with this value. A question in small letters is repeated in them."""
+    """Return a question for the fact, and the answer with this value; small letters are answered in them."""
     rng = source.rng
     question = rng.choice(fact.questions)
     said = careless(rng, question) if rng.random() < source.variety else f"{capital(question)}?"
@@ -154,7 +154,7 @@ def exchange(source: FactSource, fact: Fact, value: str) -> tuple[Turn, Turn]:
 
 
 def recital(source: FactSource, tokens: int) -> list[Turn]:
-    """About `tokens` tokens: facts, and all of them told again in another order, as answers without questions.
+    """Draw about `tokens` tokens: facts, and all of them told again in another order, as answers without questions.
 
     Here a value has to be found more often than anywhere else, and among a few.
     """
@@ -167,13 +167,15 @@ def _answer(asked: str, value: str) -> Turn:
     return Turn("assistant", f"{asked} {value}.", restated=len(asked))
 
 
-def _opened(rng: random.Random, text: str, turns: Sequence[Turn]) -> list[Turn]:
-    """The turns, with the text before the first question, after it, or in a turn of its own."""
+def _opened(source: FactSource, text: str, turns: Sequence[Turn]) -> list[Turn]:
+    """Return the turns, with the text before the first question, after it, or in a turn of its own."""
+    rng = source.rng
     first = turns[0].text
     chance = rng.random()
+    question_last = 0.5 if source.loose else 0.66
     lead = rng.choice(LEADS)
     head = [Turn("system", rng.choice(SYSTEMS))] if rng.random() < 0.12 else []
-    if chance < 0.66:
+    if chance < question_last:
         return [*head, Turn("user", f"{lead}{text}{rng.choice(BETWEEN)}{first}"), *turns[1:]]
     if chance < 0.8:
         between = rng.choice(("\n\n", "\n\n", "\n", " ", "\n\nText: "))
@@ -184,7 +186,7 @@ def _opened(rng: random.Random, text: str, turns: Sequence[Turn]) -> list[Turn]:
 
 
 def chat(source: FactSource, tokens: int) -> list[Turn]:
-    """Small talk, facts told in passing and asked back."""
+    """Draw small talk, facts told in passing and asked back."""
     rng = source.rng
     turns = [Turn("system", rng.choice(SYSTEMS))] if rng.random() < 0.15 else []
     told: list[Fact] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from training import attributes, glue, lexicon, relations, values, verbs, words
+from training import attributes, clauses, glue, lexicon, relations, values, verbs, words
 from training.phrasings import Phrasings
 from training.words import Namer
 
@@ -17,6 +17,12 @@ GLUED_SHARE = 0.4
 """Statements about attributes in words that are drawn at random."""
 GLUED_QUESTIONS = 0.6
 """Questions in such words, for each that has a template."""
+CLAUSE_SHARE = 0.18
+"""Facts of a loose text that are told by a clause in words drawn at random."""
+KNOWN_CLAUSE = 0.3
+"""Clauses that the text has already, of something else."""
+LOOSE_SHARE = 0.2
+"""Statements and questions of a loose text that get words around them that mean nothing."""
 BLENDED = tuple(
     sorted(
         word
@@ -67,6 +73,8 @@ class FactSource:
         variety: share of the phrasings that are drawn, the plainest first. Less of it also means fewer facts that are
             about one thing, or of one attribute.
         blends: share of the attributes and verbs that are named by parts of two words.
+        loose: facts are also told by clauses in drawn words, words that mean nothing stand around any of them, and
+            what names a fact stands apart from its value more often.
     """
 
     def __init__(
@@ -77,6 +85,7 @@ class FactSource:
         held_out_relations: bool = False,
         variety: float = 1.0,
         blends: float = 0.0,
+        loose: bool = False,
     ) -> None:
         self.names = names
         self.rng = names.rng
@@ -84,31 +93,35 @@ class FactSource:
         self.held_out_relations = held_out_relations
         self.variety = variety
         self.blends = blends
+        self.loose = loose
         self.glues = not (held_out_phrasings or held_out_relations)
         self.answered: set[str] = set()
         """What the facts drawn so far are about, in small letters."""
         self.subjects: dict[str, list[str]] = {}
         self.nouns: list[str] = []
+        self.clauses: list[clauses.Clause] = []
 
     def draw(self) -> Fact:
-        """A fact of any kind."""
+        """Draw a fact of any kind."""
         while True:
-            chance = self.rng.random()
-            if chance < 0.44:
-                fact = self._attribute()
-            elif chance < 0.74:
-                fact = self._relation()
-            elif chance < 0.88:
-                fact = self._verb()
-            elif chance < 0.94:
-                fact = self._alone()
-            else:
-                fact = self._mine()
+            is_clause = self.loose and self.rng.random() < CLAUSE_SHARE
+            fact = self._clause() if is_clause else self._of_a_table()
             if fact is not None:
                 return fact
 
+    def _of_a_table(self) -> Fact | None:
+        """Draw a fact of a kind that has templates."""
+        chance = self.rng.random()
+        if chance < 0.44:
+            return self._attribute()
+        if chance < 0.74:
+            return self._relation()
+        if chance < 0.88:
+            return self._verb()
+        return self._alone() if chance < 0.94 else self._mine()
+
     def profile(self, count: int) -> list[Fact]:
-        """Facts about one thing, named in the first of them alone."""
+        """Draw facts about one thing, named in the first of them alone."""
         subject = self._subject("somebody" if self.rng.random() < 0.6 else "thing")
         wordings = [attributes.OF_A_SUBJECT, *[attributes.PRONOUN] * (count - 1)]
         drawn = [self._attribute(subject, wording) for wording in wordings]
@@ -157,13 +170,38 @@ class FactSource:
         return self.rng.choice(verbs.HELD_OUT_VERBS if self.held_out_relations else verbs.VERBS)
 
     def _blend(self) -> str:
-        """The first part of one word and the last part of another, of no held-out name."""
+        """Draw the first part of one word and the last part of another, of no held-out name."""
         rng = self.rng
         while True:
             one, two = rng.sample(BLENDED, 2)
             word = one[: rng.randint(2, len(one) - 1)] + two[-rng.randint(2, len(two) - 1) :]
             if 4 <= len(word) <= 12 and word not in HELD_OUT_WORDS and not words.is_held_out(word.capitalize()):
                 return word
+
+    def _clause(self) -> Fact | None:
+        rng = self.rng
+        if self.clauses and rng.random() < KNOWN_CLAUSE:
+            clause = rng.choice(self.clauses)
+        else:
+            clause = clauses.drawn(rng, self._any_word)
+            self.clauses.append(clause)
+        subject = self._subject(rng.choice(("somebody", "somebody", "thing", "thing", "house", "place")))
+        slots = {"y": subject, "z": values.KINDS[clause.kind](self.names)}
+        verb = f"{clause.base}{clause.rest if clause.is_description else ''}"
+        keys = {f"what {subject} {verb}", f"who {verb} {slots['z']}"}
+        told = Phrasings((clauses.statement(rng, clause),))
+        if rng.random() < 0.8:
+            asked = Phrasings(clauses.questions(rng, clause))
+            return self._fact(told, asked, slots, keys, clauses.answer(clause))
+        asked = Phrasings((f"who {clause.past}{clause.rest} {{z}}", f"tell me who {clause.present}{clause.rest} {{z}}"))
+        return self._fact(told, asked, slots, keys, f"The one who {clause.past}{clause.rest} {{z}} is", answer=subject)
+
+    def _any_word(self) -> str:
+        """Draw a word for anything: one of the list, or one that does not exist."""
+        if self.rng.random() < 0.5:
+            return self._blend()
+        word = self.rng.choice(BLENDED)
+        return self._blend() if word in HELD_OUT_WORDS else word
 
     def _alone(self) -> Fact | None:
         noun = self._noun()
@@ -190,7 +228,7 @@ class FactSource:
         return known[-1]
 
     def _noun(self) -> str:
-        """What an attribute is called: a noun of the list, two nouns, any other word, or one that does not exist."""
+        """Draw what an attribute is called: one noun or two, any other word, or one that does not exist."""
         rng = self.rng
         if self.held_out_relations:
             return rng.choice(lexicon.HELD_OUT_NOUNS)
@@ -221,7 +259,7 @@ class FactSource:
         answer: str | None = None,
         phrases: Sequence[str] = (),
     ) -> Fact | None:
-        """The fact, or nothing where the text answers its question already, or the question gives the answer away.
+        """Return the fact; nothing if the text answers its question already, or the question gives the answer away.
 
         Args:
             keys: what the fact answers.
@@ -234,20 +272,24 @@ class FactSource:
         ways = questions.known(held_out=self.held_out_phrasings, variety=self.variety)
         if phrases and self.glues:
             count = round(GLUED_QUESTIONS * self.variety * len(ways))
-            ways = (*ways, *(glue.question(self.rng, self.rng.choice(phrases)) for _ in range(count)))
+            ways = (*ways, *(glue.question(self.rng, self.rng.choice(phrases), loose=self.loose) for _ in range(count)))
+        if self.loose:
+            ways = tuple(glue.around(self.rng, way) if self.rng.random() < LOOSE_SHARE else way for way in ways)
         questioned = tuple(way.format(**words_of) for way in ways)
         answered = {key.lower() for key in keys}
         if answered & self.answered or any(value.lower() in each.lower() for each in questioned):
             return None
         self.answered |= answered
         if phrases and self.glues and self.rng.random() < GLUED_SHARE * self.variety:
-            told = glue.statement(self.rng, self.rng.choice(phrases))
+            told = glue.statement(self.rng, self.rng.choice(phrases), loose=self.loose)
         else:
             told = statements.draw(self.rng, held_out=self.held_out_phrasings, variety=self.variety)
+            if self.loose and self.rng.random() < LOOSE_SHARE:
+                told = glue.around(self.rng, told)
         begins = told.startswith("{z}" if answer is None else "{y}")
         return Fact(told.format(**words_of), begins, questioned, value, asked.format(**words_of))
 
 
 def attribute_keys(noun: str, subject: str) -> set[str]:
-    """What a fact about an attribute answers: "the code of the mill" and "the mill code"."""
+    """Return what a fact about an attribute answers: "the code of the mill" and "the mill code"."""
     return {f"{noun} of {subject}", f"the {subject.removeprefix('the ')} {noun}"}

@@ -2,15 +2,17 @@
 
 Templates alone teach the templates: a model that has met forty of them fails on the next one. Here only what carries
 the fact is said in order, "the code of the mill" and a value, and common words that mean little stand around them. They
-make no sense; what can be learned from them is to pass them over.
+make no sense; what can be learned from them is to pass them over. In loose ones the parts of what carries the fact may
+stand apart.
 """
 
 from __future__ import annotations
 
 import random
 
-from training.lexicon import phrases
-from training.words import split
+from training import verbs
+from training.lexicon import ATTRIBUTE_NOUNS, THING_NOUNS, VALUE_WORDS, phrases
+from training.words import ADJECTIVES, split
 
 WORDS = phrases(
     """
@@ -49,15 +51,38 @@ OF_A_SUBJECT = ("the {x} of {y}",) * 4 + ("{y}'s {x}",) * 3 + ("the {b} {x}", "t
 ALONE = ("the {x}", "the {x}", "our {x}", "this {x}")
 MINE = ("my {x}", "my {x}", "the {x} i have")
 MARKS = (" ",) * 7 + (": ", ", ", " - ", " = ", '"')
+TURNED_MARKS = (", ", ", ", ": ", " - ", " ", " ")
+ARTICLES = ("the ", "the ", "a ", "")
+ANY_WORDS = (
+    *WORDS,
+    *ATTRIBUTE_NOUNS,
+    *THING_NOUNS,
+    *VALUE_WORDS,
+    *ADJECTIVES,
+    *(form for verb in verbs.VERBS for form in (verb.present, verb.base, verb.past)),
+    *(f"un{verb.past}" for verb in verbs.VERBS),
+)
+"""What may stand around a string to copy: nothing has to be copied with it."""
 
 
 def words(rng: random.Random, most: int) -> str:
-    """Up to so many words, with a space behind each."""
+    """Draw up to so many words, with a space behind each."""
     return "".join(f"{rng.choice(WORDS)} " for _ in range(rng.randint(0, most)))
 
 
-def statement(rng: random.Random, phrase: str) -> str:
-    """A template that tells {z} about what the phrase names."""
+def around(rng: random.Random, template: str) -> str:
+    """Return the template with up to four words before it and up to three behind it."""
+    return f"{words(rng, 4)}{template} {words(rng, 3)}".strip()
+
+
+def statement(rng: random.Random, phrase: str, *, loose: bool = False) -> str:
+    """Draw a template that tells {z} about what the phrase names.
+
+    Args:
+        loose: the value stands first more often, and the parts of the phrase apart.
+    """
+    if loose and rng.random() < 0.3:
+        return _turned(rng, phrase)
     verb = rng.choice(VERBS) if rng.random() < 0.4 else f"{rng.choice(WORDS)} {words(rng, 2)}".strip()
     mark, value = rng.choice(MARKS), "{z}"
     if mark == '"':
@@ -75,12 +100,35 @@ def statement(rng: random.Random, phrase: str) -> str:
     return words(rng, 3) + apart.format(a=words(rng, 2), b=words(rng, 2)) + tail
 
 
-def question(rng: random.Random, phrase: str) -> str:
-    """A template that asks for what the phrase names."""
+def _turned(rng: random.Random, phrase: str) -> str:
+    """Draw a template whose value stands first, behind it a mark and what it is of; or whose parts all stand apart."""
+    if "{y}" not in phrase or rng.random() < 0.5:
+        return f"{{z}}{rng.choice(TURNED_MARKS)}{words(rng, 4)}{phrase} {words(rng, 2)}".strip()
+    slots = ["{x}", "{y}", "{z}"]
+    rng.shuffle(slots)
+    return "".join(f"{words(rng, 3)}{rng.choice(ARTICLES) if slot == '{x}' else ''}{slot} " for slot in slots).strip()
+
+
+def question(rng: random.Random, phrase: str, *, loose: bool = False) -> str:
+    """Draw a template that asks for what the phrase names.
+
+    Args:
+        loose: the parts of the phrase may stand apart.
+    """
+    if loose and "{y}" in phrase and rng.random() < 0.3:
+        slots = rng.choice((("{x}", "{y}"), ("{y}", "{x}")))
+        return "".join(f"{words(rng, 4)}{slot} " for slot in slots) + words(rng, 3)
     return f"{words(rng, 6)}{phrase} {words(rng, 4)}".strip()
 
 
-def request(rng: random.Random) -> str:
-    """A template that wants {s} to be said again."""
+def request(rng: random.Random, *, loose: bool = False) -> str:
+    """Draw a template that wants {s} to be said again.
+
+    Args:
+        loose: the words around it are any, not only common ones.
+    """
+    if loose:
+        first, last = (" ".join(rng.choices(ANY_WORDS, k=rng.randint(0, 6))) for _ in range(2))
+        return f"{first}{rng.choice(MARKS[:-1]).strip()} {{s}} {last}".strip()
     before = f"{words(rng, 5)}{rng.choice(MARKS[:-1]).strip()}".strip()
     return f"{before} {{s}} {words(rng, 4)}".strip()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 def phrases(text: str) -> tuple[str, ...]:
-    """Phrases that are separated by commas."""
+    """Return phrases that are separated by commas."""
     return tuple(phrase.strip() for phrase in " ".join(text.split()).split(",") if phrase.strip())
 
 

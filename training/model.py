@@ -59,7 +59,7 @@ class Attention(nn.Module):
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention over [rows, heads, length, head_dim]. On a CPU plain products are faster for short rows."""
+    """Compute causal attention over [rows, heads, length, head_dim]. Plain products are faster for short rows."""
     length = query.shape[-2]
     if length > EXPLICIT_UP_TO:
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -107,7 +107,7 @@ class Qwen3(nn.Module):
         self.norm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Hidden states before the head, [rows, length, hidden_size], of token ids [rows, length]."""
+        """Return the hidden states before the head, [rows, length, hidden_size], of token ids [rows, length]."""
         hidden = self.embed_tokens(tokens)
         cos, sin = rotary(self.shape, tokens.shape[1])
         cos, sin = cos.to(hidden.dtype), sin.to(hidden.dtype)
@@ -120,7 +120,7 @@ class Qwen3(nn.Module):
 
 
 def initialise(model: Qwen3, seed: int) -> None:
-    """Normal weights; those that write into the residual are smaller the deeper the network. Biases are zero."""
+    """Draw normal weights; those that write into the residual are smaller the deeper the network. Biases are zero."""
     generator = torch.Generator().manual_seed(seed)
     depth = (2 * model.shape.num_hidden_layers) ** -0.5
     with torch.no_grad():
@@ -134,7 +134,7 @@ def initialise(model: Qwen3, seed: int) -> None:
 
 
 def rotary(shape: Shape, length: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [length, head_dim] of the rotary embedding (Su et al., 2021), halves layout."""
+    """Return cosines and sines [length, head_dim] of the rotary embedding (Su et al., 2021), halves layout."""
     frequencies = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies).repeat(1, 2)
     return angles.cos(), angles.sin()

@@ -55,7 +55,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def same_shapes(weights: Sequence[Tensor], most: int = 4) -> list[list[int]]:
-    """Numbers of the weights, in groups of one shape, at most `most` in each; the largest weights come first."""
+    """Return the numbers of the weights, in groups of one shape and of at most `most`; the largest come first."""
     by_shape: dict[torch.Size, list[int]] = {}
     for number, weight in enumerate(weights):
         by_shape.setdefault(weight.shape, []).append(number)
@@ -64,7 +64,7 @@ def same_shapes(weights: Sequence[Tensor], most: int = 4) -> list[list[int]]:
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """The nearest matrices whose singular values are about 1, of matrices [count, rows, columns]."""
+    """Return the nearest matrices whose singular values are about 1, of matrices [count, rows, columns]."""
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.transpose(1, 2) if tall else matrices
     x = x / (x.flatten(1).norm(dim=1)[:, None, None] + 1e-7)

@@ -44,7 +44,7 @@ ASKING = (
 
 
 def framed(rng: random.Random, fact: Fact, variety: float = 1.0) -> str:
-    """A fact's statement, now and then with words before or after it; its first letter is as it must be written."""
+    """Return a fact's statement, now and then with words around it; its first letter is as it must be written."""
     if rng.random() < 0.25 * variety:
         frame = rng.choice(FRAMES)
         return capital(frame.format(s=fact.statement)) if not frame.startswith("{s}") else _own(frame, fact)
@@ -61,7 +61,7 @@ def capital(text: str) -> str:
 
 
 def careless(rng: random.Random, question: str) -> str:
-    """A question as people type it: often without capitals or marks, with a word more, with a letter wrong."""
+    """Return a question as people type it: often without capitals or marks, with a word more, with a letter wrong."""
     text = question
     if rng.random() < 0.12:
         text = f"{rng.choice(BEFORE)} {text}"
@@ -83,7 +83,7 @@ def careless(rng: random.Random, question: str) -> str:
 
 
 def _slip(rng: random.Random, text: str) -> str:
-    """The text with two neighbouring letters of a word exchanged."""
+    """Return the text with two neighbouring letters of a word exchanged."""
     places = [index for index in range(len(text) - 1) if text[index : index + 2].isalpha()]
     if not places:
         return text

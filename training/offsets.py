@@ -80,6 +80,6 @@ def fitted(shape: Shape, distances: range) -> Tensor:
 
 
 def score_waves(shape: Shape) -> Tensor:
-    """What each pair of a head adds to the score at each distance, [FARTHEST, head_dim]: its cosine and its sine."""
+    """Return what each pair of a head adds to the score at each distance, [FARTHEST, head_dim]: cosine and sine."""
     cosines, sines = (wave[:, : shape.head_dim // 2] for wave in rotary(shape, FARTHEST))
     return torch.cat((cosines, sines), dim=1) * shape.head_dim**-0.5

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 def ways(text: str) -> tuple[str, ...]:
-    """Templates that are separated by bars."""
+    """Return templates that are separated by bars."""
     return tuple(" ".join(way.split()) for way in text.split("|") if way.strip())
 
 
@@ -20,11 +20,11 @@ class Phrasings:
     held_out: tuple[str, ...] = ()
 
     def draw(self, rng: random.Random, *, held_out: bool, variety: float = 1.0) -> str:
-        """One template; of the trained ones where none is held out."""
+        """Draw one template; of the trained ones where none is held out."""
         return rng.choice(self.known(held_out=held_out, variety=variety))
 
     def known(self, *, held_out: bool, variety: float = 1.0) -> tuple[str, ...]:
-        """The templates that may be drawn.
+        """Return the templates that may be drawn.
 
         Args:
             variety: share of the trained templates, of which the first are the plainest.

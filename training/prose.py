@@ -21,7 +21,7 @@ OPENINGS = (
 
 
 def sentence(rng: random.Random) -> str:
-    """One plain sentence."""
+    """Draw one plain sentence."""
     subject, other = rng.sample(NOUNS, 2)
     adjective = rng.choice(ADJECTIVES)
     opening = rng.choice(OPENINGS)

@@ -34,6 +34,9 @@ class Lesson:
     """Share of the phrasings that are drawn, the plainest first."""
     blends: float = 0.0
     """Attributes and verbs that are named by parts of two words: they can be repeated by copying alone."""
+    loose: bool = False
+    """Facts are told and asked for more freely (`FactSource`), strings to copy stand among any words, and more
+    questions come before their text."""
 
 
 class RowSource:
@@ -53,16 +56,22 @@ class RowSource:
         self.held_out_names = held_out or held_out_names
 
     def batch(self, step: int, rows: int, length: int, lesson: Lesson = Lesson()) -> tuple[Tensor, Tensor]:
-        """Token ids and weights, both [rows, length + 1]. Of the texts that are read, a sample alone has weight."""
+        """Return token ids and weights, both [rows, length + 1]. Of texts that are read, a sample alone has weight."""
         rngs = [random.Random(f"{self.seed} {step} {row}") for row in range(rows)]
         tokens, weights = tensors([self.row(rng, length + 1, lesson) for rng in rngs])
         chances = torch.rand(weights.shape, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + step))
         return tokens, torch.where((weights == TEXT_WEIGHT) & (chances > TEXT_SHARE), 0.0, weights)
 
     def row(self, rng: random.Random, length: int, lesson: Lesson) -> Row:
-        """One row of exactly `length` tokens. Its documents share one source, so that none contradicts another."""
+        """Draw one row of exactly `length` tokens. Its documents share one source, so that none contradicts another."""
         names = Namer(rng, held_out=self.held_out_names)
-        source = FactSource(names, held_out_phrasings=self.held_out, variety=lesson.variety, blends=lesson.blends)
+        source = FactSource(
+            names,
+            held_out_phrasings=self.held_out,
+            variety=lesson.variety,
+            blends=lesson.blends,
+            loose=lesson.loose,
+        )
         row = Row([], [])
         if rng.random() < lesson.talk_share:
             self.writer.add(row, talk.conversation(source.names, rng.randint(5, 20)))
@@ -78,7 +87,7 @@ class RowSource:
         rng = source.rng
         chance = rng.random()
         if chance < 0.1 or left < SHORTEST:
-            return copying.conversation(source.names, rng.randint(1, 3))
+            return copying.conversation(source.names, rng.randint(1, 3), loose=source.loose)
         if chance < 0.1 + 0.1 * source.variety:
             return documents.chat(source, min(left, rng.randint(60, 400)))
         whole = rng.random() < 0.5
@@ -86,5 +95,5 @@ class RowSource:
 
 
 def _part(rng: random.Random, left: int) -> int:
-    """A length of a document where `left` tokens are left: short ones are as likely as long ones."""
+    """Draw a length of a document where `left` tokens are left: short ones are as likely as long ones."""
     return int(SHORTEST * (left / SHORTEST) ** rng.random())

@@ -233,7 +233,7 @@ WORKS = ("an essay", "a letter", "a book", "a report", "a song", "an email")
 
 
 def careless(rng: random.Random, text: str) -> str:
-    """The text as people type it: now and then without capitals or the mark at its end."""
+    """Return the text as people type it: now and then without capitals or the mark at its end."""
     if rng.random() < 0.15:
         text = text.lower()
     if rng.random() < 0.15:
@@ -244,7 +244,7 @@ def careless(rng: random.Random, text: str) -> str:
 
 
 def schooling(rng: random.Random) -> tuple[str, str]:
-    """A question that every child can answer, and the answer."""
+    """Draw a question that every child can answer, and its answer."""
     kind = rng.randrange(4)
     if kind == 0:
         country, capital = rng.choice(list(CAPITALS.items()))
@@ -269,7 +269,7 @@ def schooling(rng: random.Random) -> tuple[str, str]:
 
 
 def beyond(rng: random.Random, names: Namer) -> str:
-    """A question that the model cannot answer."""
+    """Draw a question that the model cannot answer."""
     return rng.choice(BEYOND).format(
         verb=rng.choice(DEEDS),
         noun=rng.choice((rng.choice(NOUNS), rng.choice(ANIMALS), names.word())),

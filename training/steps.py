@@ -16,7 +16,7 @@ LEARNING_RATE = 0.006
 EMBEDDING_RATE = 0.004
 WARMUP = 100
 COOLDOWN = 0.66
-"""Share of the steps over which the learning rate falls to nothing."""
+"""Share of a course's steps over which the learning rate falls to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def add_up_gradients(model: Qwen3) -> None:
 
 
 def optimizers_of(model: Qwen3, part: Part = WHOLE) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices within the network, AdamW for the embedding and the norms."""
+    """Return Muon for the matrices within the network, AdamW for the embedding and the norms."""
     within = {name: weight.ndim == 2 and "embed" not in name for name, weight in model.named_parameters()}
     matrices = [weight for name, weight in model.named_parameters() if within[name]]
     others = [weight for name, weight in model.named_parameters() if not within[name]]
@@ -51,19 +51,19 @@ def optimizers_of(model: Qwen3, part: Part = WHOLE) -> list[torch.optim.Optimize
 
 
 def schedule(step: int, total: int) -> float:
-    """Warm up, stay, fall."""
+    """Return the share of the rate at a step: it warms up, stays and falls."""
     return min((step + 1) / WARMUP, 1.0, max((total - step) / (COOLDOWN * total), 0.0))
 
 
 def mixed_precision() -> torch.autocast:
-    """Products in bfloat16, where the processor has instructions for it; without them they are far slower."""
+    """Compute products in bfloat16, where the processor has instructions for it; without them they are far slower."""
     return torch.autocast("cpu", torch.bfloat16, enabled=torch.cpu.get_capabilities()["avx512_bf16"])
 
 
 def step_loss(
     forward: Callable[[Tensor], Tensor], model: Qwen3, tokens: Tensor, weights: Tensor, total_weight: Tensor
 ) -> Tensor:
-    """The rows' part of a batch's loss, whose targets weigh `total_weight` together."""
+    """Return the rows' part of a batch's loss, whose targets weigh `total_weight` together."""
     with mixed_precision():
         hidden = forward(tokens[:, :-1])
         wanted = weights[:, 1:].reshape(-1)

@@ -38,7 +38,7 @@ WORKS = ("an essay", "a letter", "a report", "a song", "an email", "a speech", "
 
 
 def conversation(names: Namer, rounds: int) -> list[Turn]:
-    """Small talk, with more of what is to be known by heart than elsewhere."""
+    """Draw small talk, with more of what is to be known by heart than elsewhere."""
     rng = names.rng
     turns = []
     for _ in range(rounds):
@@ -51,7 +51,7 @@ def conversation(names: Namer, rounds: int) -> list[Turn]:
 
 
 def exchange(names: Namer) -> tuple[str, str]:
-    """What somebody says without a text, and the answer."""
+    """Draw what somebody says without a text, and the answer."""
     rng = names.rng
     chance = rng.random()
     if chance < 0.5:

@@ -115,7 +115,7 @@ def joined(tokenizer: Tokenizer, words: Sequence[str], letters: str) -> Tokenize
 
 
 def texts(seed: int) -> Iterator[str]:
-    """What the merges are learned from: conversations and small talk, without the strings that are to be copied."""
+    """Return what the merges are learned from: conversations and small talk, without the strings to copy."""
     names = Namer(random.Random(f"tokenizer {seed}"), held_out=False)
     for _ in range(DOCUMENTS):
         for turn in documents.conversation(FactSource(names), 300):

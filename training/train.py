@@ -1,8 +1,8 @@
 """Train the bundled model, in as many sittings as it takes: `python -m training.train --out FOLDER`.
 
 The same command continues where the last one stopped. FOLDER/model is the checkpoint so far (a tokenizer that is there
-is used), FOLDER/state-* what is needed to go on, by as many workers. The rate falls over the last two thirds of the
-steps: before that the model is not what it will be.
+is used), FOLDER/state-* what is needed to go on, by as many workers. Of each course the rate falls over the last two
+thirds of the steps: before that the model is not what it will be.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from training.model import Qwen3, Shape, initialise
 from training.offsets import initialise_offsets
 from training.progress import progress
 from training.rows import RowSource
-from training.steps import WHOLE, Part, add_up_gradients, optimizers_of, schedule, step_loss
+from training.steps import WHOLE, Part, add_up_gradients, optimizers_of, step_loss
 from training.tokenizer import texts, train_tokenizer
 
 SEED = 1
@@ -73,7 +73,7 @@ def conflict_in(options: argparse.Namespace) -> str | None:
 
 
 def work(index: int, options: argparse.Namespace, rendezvous: Path | None) -> None:
-    """One process of the training; the first reports and writes."""
+    """Run one process of the training; the first reports and writes."""
     if rendezvous is not None:
         torch.set_num_threads(1)
         distributed.init_process_group("gloo", f"file://{rendezvous}", rank=index, world_size=options.workers)
@@ -82,7 +82,7 @@ def work(index: int, options: argparse.Namespace, rendezvous: Path | None) -> No
     plan = planned(options.scale)
     last = len(plan) if options.steps is None else min(options.steps, len(plan))
     while run.step < last:
-        run.one_step(plan[run.step], schedule(run.step, len(plan)))
+        run.one_step(plan[run.step])
         late = agreed(time.monotonic() > deadline, run.part)
         if late or run.step == last or run.step % SAVE_EVERY == 0:
             run.save(options.out, options.scale)
@@ -110,12 +110,12 @@ def opened(options: argparse.Namespace, part: Part) -> Run:
 
 
 def state_file(part: Part) -> str:
-    """Where a worker keeps its state: each has a share of the optimizers'."""
+    """Return where a worker keeps its state: each has a share of the optimizers'."""
     return f"state-{part.index}-of-{part.of}.pt"
 
 
 def agreed(late: bool, part: Part) -> bool:
-    """Whether any worker is out of time: all stop after the same step."""
+    """Return whether any worker is out of time: all stop after the same step."""
     if part.of == 1:
         return late
     votes = torch.tensor([float(late)])
@@ -141,10 +141,10 @@ class Run:
         self.losses: list[float] = []
         """Of the steps since the last report."""
 
-    def one_step(self, batch: Batch, rate: float) -> None:
+    def one_step(self, batch: Batch) -> None:
         """Draw the rows of this step and learn from them. Every worker draws all of them."""
         for optimizer, peak in zip(self.optimizers, self.peaks, strict=True):
-            optimizer.param_groups[0]["lr"] = peak * rate
+            optimizer.param_groups[0]["lr"] = peak * batch.rate
         tokens, weights = self.rows.batch(self.step, batch.rows, batch.length, batch.lesson)
         mine = slice(self.part.index, None, self.part.of)
         loss = step_loss(self.forward, self.model, tokens[mine], weights[mine], weights[:, 1:].sum())

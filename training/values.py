@@ -23,13 +23,13 @@ STRING_ALPHABETS = (
 
 
 def random_string(rng: random.Random, length: int) -> str:
-    """Characters that nothing foretells."""
+    """Draw characters that nothing foretells."""
     alphabet = rng.choice(STRING_ALPHABETS)
     return "".join(rng.choice(alphabet) for _ in range(length))
 
 
 def code(names: Namer) -> str:
-    """A string as passwords, serials and keys are: 3 to 14 characters, some with a dash or with a word in them."""
+    """Draw a string as passwords, serials and keys are: 3 to 14 characters, some with a dash or with a word in them."""
     rng = names.rng
     form = rng.randrange(6)
     if form == 0:
@@ -52,7 +52,7 @@ def two_words(names: Namer) -> str:
 
 
 def person(names: Namer) -> str:
-    """A first name, or with a surname."""
+    """Draw a first name, with a surname or without."""
     return names.person() if names.rng.random() < 0.75 else f"{names.person()} {names.person()}"
 
 
@@ -108,7 +108,7 @@ def spot(names: Namer) -> str:
 
 
 def thing(names: Namer) -> str:
-    """Something that a fact is about, with its article."""
+    """Draw something that a fact is about, with its article."""
     rng = names.rng
     if rng.random() < 0.5:
         return f"the {rng.choice(words.MATERIALS)} {rng.choice(words.THINGS)}"
@@ -116,13 +116,13 @@ def thing(names: Namer) -> str:
 
 
 def house(names: Namer) -> str:
-    """A shop, a firm, a club: a name and what it is, or a place and what is there."""
+    """Draw a shop, a firm or a club: a name and what it is, or a place and what is there."""
     noun = names.rng.choice(lexicon.THING_NOUNS)
     return names.rng.choice((f"the {names.place()} {noun}", f"{names.person()}'s {noun}", f"{names.word()} ltd"))
 
 
 def somebody(names: Namer) -> str:
-    """A person as the subject of a fact."""
+    """Draw a person as the subject of a fact."""
     chance = names.rng.random()
     if chance < 0.8:
         return person(names)
@@ -176,5 +176,5 @@ OPEN_KINDS = (
 
 
 def any_value(names: Namer) -> str:
-    """The value of an open slot."""
+    """Draw the value of an open slot."""
     return KINDS[names.rng.choice(OPEN_KINDS)](names)

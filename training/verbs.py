@@ -68,7 +68,10 @@ QUESTIONS = Phrasings(
         | can you tell me what {y} {past} | according to the text, what did {y} {base} | {y} {past} what
         """
     ),
-    ways("which thing did {y} {base} | so what exactly did {y} {base} | i wonder what {y} {past}, do you know"),
+    ways(
+        "name the thing that {y} {past} | i wonder what {y} {past}, do you know"
+        " | {y} {past} something, and i forget what it was"
+    ),
 )
 WHO = Phrasings(
     ways(

@@ -14,7 +14,7 @@ HELD_OUT_SHARE = 8
 
 
 def split(words: str) -> tuple[str, ...]:
-    """A list of words, as it reads best."""
+    """Return the words of a text."""
     return tuple(words.split())
 
 
@@ -117,12 +117,12 @@ PLACINGS = ("near", "behind", "beside", "above", "below", "under", "beyond", "in
 
 
 def a(noun: str) -> str:
-    """The noun with its article."""
+    """Return the noun with its article."""
     return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
 def is_held_out(name: str) -> bool:
-    """Whether a made-up name must not occur in the training text."""
+    """Return whether a made-up name must not occur in the training text."""
     return zlib.crc32(name.lower().encode()) % HELD_OUT_SHARE == 0
 
 
@@ -140,11 +140,11 @@ class Namer:
         return self._draw(PLACE_ENDINGS, REAL_PLACES)
 
     def word(self) -> str:
-        """A made-up word in small letters, as of a password."""
+        """Draw a made-up word in small letters, as of a password."""
         return self._draw(WORD_ENDINGS, ()).lower()
 
     def number(self) -> str:
-        """Two to four digits."""
+        """Draw two to four digits."""
         digits = self.rng.randint(2, 4)
         return str(self.rng.randint(10 ** (digits - 1), 10**digits - 1))
 

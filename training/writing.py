@@ -47,5 +47,5 @@ class TurnWriter:
 
 
 def tensors(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-    """Token ids and weights of rows of one length, both [rows, length]."""
+    """Return token ids and weights of rows of one length, both [rows, length]."""
     return torch.tensor([row.tokens for row in rows]), torch.tensor([row.weights for row in rows])

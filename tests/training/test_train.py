@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from sluice import LLM, SamplingParams
@@ -40,20 +41,20 @@ def new_run(tokenizer: Tokenizer) -> train.Run:
     return train.Run(model, tokenizer, seed=1)
 
 
-BATCH = Batch(2, 96, Lesson(talk_share=0.5, recital_share=0.3, dense_share=0.5, variety=0.5))
+BATCH = Batch(2, 96, Lesson(talk_share=0.5, recital_share=0.3, dense_share=0.5, variety=0.5), rate=0.5)
 
 
 def test_a_sitting_goes_on_where_the_last_one_stopped(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """The same weights as without the break, and a checkpoint that can be served."""
     whole, first, second = (new_run(tokenizer) for _ in range(3))
     for _ in range(6):
-        whole.one_step(BATCH, 0.5)
+        whole.one_step(BATCH)
     for _ in range(3):
-        first.one_step(BATCH, 0.5)
+        first.one_step(BATCH)
     first.save(tmp_path)
     second.restore(tmp_path / train.state_file(first.part))
     for _ in range(3):
-        second.one_step(BATCH, 0.5)
+        second.one_step(BATCH)
     assert second.step == 6
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, second.model.state_dict()[name]), name
@@ -64,7 +65,7 @@ def test_a_sitting_goes_on_where_the_last_one_stopped(tokenizer: Tokenizer, tmp_
 def test_it_learns_and_reports(tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]) -> None:
     run = new_run(tokenizer)
     for _ in range(12):
-        run.one_step(BATCH, 1.0)
+        run.one_step(replace(BATCH, rate=1.0))
     assert sum(run.losses[-3:]) < sum(run.losses[:3]) - 1.0
     train.report(run, 0.5)
     assert "step    12" in capsys.readouterr().out
@@ -73,10 +74,11 @@ def test_it_learns_and_reports(tokenizer: Tokenizer, capsys: pytest.CaptureFixtu
 
 def test_every_stage_of_the_curriculum_has_its_steps() -> None:
     plan = planned(1.0)
-    assert len(plan) == sum(stage.steps for stage in CURRICULUM)
+    stages = [stage for course in CURRICULUM for stage in course.stages]
+    assert len(plan) == sum(stage.steps for stage in stages)
     assert {batch.length for batch in plan} == {128, 256, 512, 1024, 2048, 4096}
     assert planned(1.0) == plan
-    assert len(planned(1e-9)) == len(CURRICULUM)
+    assert len(planned(1e-9)) == len(stages)
 
 
 def test_rows_of_a_step_are_its_own_and_the_same_every_time(tokenizer: Tokenizer) -> None:
@@ -86,6 +88,17 @@ def test_rows_of_a_step_are_its_own_and_the_same_every_time(tokenizer: Tokenizer
     assert torch.equal(tokens, RowSource(tokenizer, 5).batch(3, 2, 300)[0])
     assert not torch.equal(tokens, rows.batch(4, 2, 300)[0])
     assert 0.04 < (weights == 1.0).float().mean() < 0.7
+
+
+ROWS = "0435a0bef7ab637b082c259613f902a2b182f8f3170e5c59e56f1f06b909cfe9"
+
+
+def test_the_bundled_model_was_trained_on_these_rows() -> None:
+    """If they are to be others, it is to be trained again: its card says that the command makes this model."""
+    tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+    stages = [stage for course in CURRICULUM for stage in course.stages]
+    drawn = [RowSource(tokenizer, train.SEED).batch(1, 4, 300, stage.lesson)[0] for stage in stages]
+    assert hashlib.sha256(b"".join(tokens.numpy().tobytes() for tokens in drawn)).hexdigest() == ROWS
 
 
 def test_what_the_assistant_says_weighs_most(tokenizer: Tokenizer) -> None:
@@ -147,34 +160,29 @@ def test_a_value_begins_with_one_letter_and_goes_on_the_same_wherever_it_stands(
             assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """One with the tokenizer of the bundled model: to learn it anew takes longer than the steps."""
-    (tmp_path / "model").mkdir()
-    shutil.copy(BUNDLED / "tokenizer.json", tmp_path / "model")
-    return tmp_path
+def test_the_command_as_documented_with_one_worker_and_with_two(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing but the folder named, and one step: its defaults once could not be used at all.
 
-
-def test_the_command_as_documented(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing but the folder named, and one step: its defaults once could not be used at all."""
-    train.main(["--out", str(folder), "--steps", "1"])
-    assert "step     1" in capsys.readouterr().out
-    config = json.loads((folder / "model" / "config.json").read_text())
-    assert config == json.loads((BUNDLED / "config.json").read_text())
-
-
-def test_two_workers_learn_what_one_learns(tmp_path: Path) -> None:
-    """Each computes half of the rows; weights that a worker moves by its own half alone go elsewhere."""
-    for name, workers in (("one", "1"), ("two", "2")):
+    Of two workers each computes half of the rows, and both learn what one learns. Weights that a worker moves by its
+    own half alone go elsewhere.
+    """
+    for name, more in (("one", ()), ("two", ("--workers", "2"))):
         (tmp_path / name / "model").mkdir(parents=True)
-        shutil.copy(BUNDLED / "tokenizer.json", tmp_path / name / "model")
-        train.main(["--out", str(tmp_path / name), "--steps", "2", "--workers", workers])
-    one, two = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "two"))
-    start = Qwen3(Shape(one["model.embed_tokens.weight"].shape[0]))
+        shutil.copy(BUNDLED / "tokenizer.json", tmp_path / name / "model")  # to learn it takes longer than the steps
+        train.main(["--out", str(tmp_path / name), "--steps", "1", *more])
+        assert "step     1" in capfd.readouterr().out
+    config = json.loads((tmp_path / "one" / "model" / "config.json").read_text())
+    assert config == json.loads((BUNDLED / "config.json").read_text())
+    start = Qwen3(Shape(config["vocab_size"]))
     initialise(start, train.SEED)
     initialise_offsets(start)
+    files = ("one/state-0-of-1.pt", "two/state-0-of-2.pt", "two/state-1-of-2.pt")
+    one, two, other = (torch.load(tmp_path / file)["model"] for file in files)
     for name, weight in start.state_dict().items():
-        moved = [(after[f"model.{name}"].double() - weight.bfloat16().double()).flatten() for after in (one, two)]
+        assert torch.equal(two[name], other[name])
+        moved = [(after[name].double() - weight.double()).flatten() for after in (one, two)]
         if "norm" not in name and not name.endswith("k_proj.bias"):
             assert torch.cosine_similarity(*moved, dim=0) > 0.93, name
 
@@ -185,6 +193,16 @@ def test_the_rate_warms_up_stays_and_falls_to_nothing() -> None:
     assert rates[1] == rates[2] == 1.0
     assert rates[3] == pytest.approx(0.5)
     assert 0 < rates[4] < 0.01
+
+
+def test_every_course_begins_and_ends_with_a_rate_of_next_to_nothing() -> None:
+    """The weights have come to rest, and from rest the next course sets out; none of its steps is without effect."""
+    rates = [batch.rate for batch in planned(1.0)]
+    for course in CURRICULUM:
+        own = [rates.pop(0) for _ in range(sum(stage.steps for stage in course.stages))]
+        assert max(own) == course.peak
+        assert 0 < own[0] <= 0.01 * course.peak
+        assert 0 < own[-1] < 0.01 * course.peak
 
 
 def test_the_heads_of_the_first_layers_look_back() -> None:
