@@ -14,7 +14,7 @@ from serve_process import announced, server
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PRINTS = {
     "embeddings.py": "vectors of 256 numbers",
-    "library.py": "256 of 283 prompt tokens cached",
+    "library.py": "256 of 300 prompt tokens cached",
     "custom_scheduling_pass.py": "shortest first:      [7, 4, 1]",
     "custom_attention_backend.py": "tokens by reference:",
     "custom_sparse_policy.py": "import:custom_sparse_policy:Strided: (",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -283,9 +282,10 @@ def test_threads_compute(folder: Path) -> None:
 def test_without_a_name_the_bundled_model_is_loaded() -> None:
     with LLM(max_total_tokens=256) as llm:
         assert llm.info.is_bundled
-        (result,) = llm.generate("Once upon a time there was", SamplingParams(max_tokens=120, temperature=0.0))
+        asked = [{"role": "user", "content": "The brass key is behind the mill. Where is the brass key?"}]
+        (result,) = llm.chat(asked, SamplingParams(max_tokens=120, temperature=0.0))
     assert result.finish_reason == "stop"
-    assert re.fullmatch(r"( [a-z ]+[.,]| [A-Z][a-z, ]+[.!]|[^\ufffd])+", result.text)
+    assert result.text.endswith("behind the mill.")
 
 
 def test_public_names_load_when_used() -> None:
