@@ -1,4 +1,4 @@
-"""Order texts by their likeness to a question, by embeddings, and continue one of them, with asyncio.
+"""Order texts by their likeness to a question, by embeddings, with asyncio.
 
     .venv/bin/python examples/embeddings.py [MODEL]
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from sluice import AsyncLLM, SamplingParams
+from sluice import AsyncLLM
 
 TEXTS = ["The code of the north gate is 4711.", "The mill stands still in winter.", "Owls sing at night."]
 
@@ -23,9 +23,6 @@ async def main(model: str | None = None) -> None:
         scores = [(float(question.vector @ each.vector), text) for each, text in zip(found, TEXTS, strict=True)]
         for score, text in sorted(scores, reverse=True):
             print(f"{score:6.3f} {text}")
-        async for piece in llm.generate(TEXTS[0], SamplingParams(temperature=0, max_tokens=16)):
-            print(piece.text, end="", flush=True)
-        print()
 
 
 if __name__ == "__main__":
