@@ -81,14 +81,8 @@ def build_engine(
         peers=peers,
     )
     _refuse_without_server(config, ranks, peers)
-    disabled: Mapping[Tier, str] = {}
     # First, since a path that cannot be used or written should be reported before minutes of loading.
-    try:
-        check_disk(config.cache, must_exist=follows)
-    except DiskUnusable as error:
-        if not follows:
-            raise
-        config, disabled = _without_disk(config, error)
+    config, disabled = _usable_disk(config, follows=follows)
     if config.trace.cost_model is not None and not follows:
         read_costs(Path(config.trace.cost_model))
     config, trace = _new_trace(config, must_have=not follows)
@@ -171,6 +165,21 @@ def _build(
 def ring_totals(loads: LoadTotals, bounds_bytes: int) -> RingTotals:
     """Return what a runner has loaded and what its sparse policy keeps, as the engine reports it."""
     return RingTotals(loads.bytes, loads.seconds, loads.waited, bounds_bytes)
+
+
+def _usable_disk(config: EngineConfig, *, follows: bool) -> tuple[EngineConfig, Mapping[Tier, str]]:
+    """Return a config whose disk can be used, and why a tier is left out, if one is.
+
+    Raises:
+        DiskUnusable: the file of the disk tier cannot be used, by an engine that follows no other.
+    """
+    try:
+        check_disk(config.cache, must_exist=follows)
+    except DiskUnusable as error:
+        if not follows:
+            raise
+        return _without_disk(config, error)
+    return config, {}
 
 
 def _without_disk(config: EngineConfig, error: DiskUnusable) -> tuple[EngineConfig, Mapping[Tier, str]]:
