@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from training import glue, values, words
+from training.verbs import Verb
 
+BE = Verb("is", "be", "was")
 PREPOSITIONS = words.split("in on under with from to at by for into onto after about against through near of as over")
 DETERMINERS = ("the", "a", "its", "their", "some", "no", "all", "")
 DESCRIBED_SHARE = 0.2
@@ -32,11 +34,9 @@ KINDS = (*values.OPEN_KINDS, "spot", "spot", "thing", "food", "animal", "job", "
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """A clause without its subject and its value: the verb in its forms, and what stands around the value."""
+    """A clause without its subject and its value: the verb, and what stands around the value."""
 
-    present: str
-    base: str
-    past: str
+    verb: Verb
     rest: str
     """What follows the verb: "the tin into"; nothing, or with a space before it."""
     tail: str
@@ -46,7 +46,7 @@ class Clause:
 
     @property
     def is_description(self) -> bool:
-        return self.base == "be"
+        return self.verb == BE
 
 
 def drawn(rng: random.Random, word: Callable[[], str]) -> Clause:
@@ -58,7 +58,7 @@ def drawn(rng: random.Random, word: Callable[[], str]) -> Clause:
     kind = rng.choice(KINDS)
     preposition = "" if kind == "spot" or rng.random() < 0.4 else f" {rng.choice(PREPOSITIONS)}"
     if rng.random() < DESCRIBED_SHARE:
-        return Clause("is", "be", "was", f" {word()}{preposition}", "", kind)
+        return Clause(BE, f" {word()}{preposition}", "", kind)
     base = word()
     chance = rng.random()
     rest = tail = ""
@@ -69,7 +69,7 @@ def drawn(rng: random.Random, word: Callable[[], str]) -> Clause:
     elif chance < 0.75:
         tail = f" {glue.words(rng, 3)}".rstrip()
     past = f"{base}d" if base.endswith("e") else f"{base}ed"
-    return Clause(f"{base}s", base, past, f"{rest}{preposition}", tail, kind)
+    return Clause(Verb(f"{base}s", base, past), f"{rest}{preposition}", tail, kind)
 
 
 def _object(rng: random.Random, word: Callable[[], str]) -> str:
@@ -81,9 +81,9 @@ def statement(rng: random.Random, clause: Clause) -> str:
     """Draw a template that tells {z} about {y}."""
     chance = rng.random()
     rest, tail = clause.rest, clause.tail
-    verb = rng.choice((clause.present, clause.past, clause.past))
+    verb = rng.choice((clause.verb.present, clause.verb.past, clause.verb.past))
     if not clause.is_description and chance < 0.15:
-        verb = f"{rng.choice(('will', 'did', 'had to', 'used to', 'wants to', 'can'))} {clause.base}"
+        verb = f"{rng.choice(('will', 'did', 'had to', 'used to', 'wants to', 'can'))} {clause.verb.base}"
     elif chance < 0.25:
         verb = f"{rng.choice(glue.WORDS)} {verb}"
     told = f"{{y}} {verb}{rest} {{z}}{tail}"
@@ -92,7 +92,7 @@ def statement(rng: random.Random, clause: Clause) -> str:
     elif 0.35 < chance < 0.42:
         told = f"{{z}} is what {{y}} {verb}{rest}{tail}"
     elif 0.42 < chance < 0.48 and not clause.is_description:
-        told = f"{{z}} was {clause.past}{rest}{tail} by {{y}}"
+        told = f"{{z}} was {clause.verb.past}{rest}{tail} by {{y}}"
     return f"{glue.words(rng, 4)}{told}" if rng.random() < 0.25 else told
 
 
@@ -103,15 +103,15 @@ def questions(rng: random.Random, clause: Clause) -> tuple[str, ...]:
     if clause.is_description:
         asked = (f"{what} is {{y}}{rest}", f"{{y}} is{rest} {what}", f"tell me {what} {{y}} is{rest}")
     else:
-        one, end = clause.base, f"{rest}{tail}"
+        one, end = clause.verb.base, f"{rest}{tail}"
         asked = (
             f"{what} does {{y}} {one}{end}",
             f"{what} did {{y}} {one}{end}",
             f"{what} will {{y}} {one}{end}",
-            f"tell me {what} {{y}} {rng.choice((clause.past, clause.present))}{end}",
+            f"tell me {what} {{y}} {rng.choice((clause.verb.past, clause.verb.present))}{end}",
             f"{rng.choice(('which one', 'which of them', 'what exactly', 'which thing'))} does {{y}} {one}{end}",
-            f"{{y}} {clause.past}{rest} {what}",
-            f"{what} was it that {{y}} {clause.past}{end}",
+            f"{{y}} {clause.verb.past}{rest} {what}",
+            f"{what} was it that {{y}} {clause.verb.past}{end}",
             *((f"how much did {{y}} {one}{end}",) if clause.kind in ("quantity", "price") else ()),
         )
         if preposition := _preposition(rest):
@@ -126,4 +126,16 @@ def _preposition(rest: str) -> str:
 
 def answer(clause: Clause) -> str:
     """Return how an answer begins: a template."""
-    return f"{QUESTION_WORDS.get(clause.kind, 'what').capitalize()} {{y}} {clause.past}{clause.rest}{clause.tail} is"
+    return (
+        f"{QUESTION_WORDS.get(clause.kind, 'what').capitalize()} {{y}} {clause.verb.past}{clause.rest}{clause.tail} is"
+    )
+
+
+def who_questions(clause: Clause) -> tuple[str, ...]:
+    """Return templates that ask for {y}."""
+    return f"who {clause.verb.past}{clause.rest} {{z}}", f"tell me who {clause.verb.present}{clause.rest} {{z}}"
+
+
+def who_answer(clause: Clause) -> str:
+    """Return how an answer that names {y} begins: a template."""
+    return f"The one who {clause.verb.past}{clause.rest} {{z}} is"

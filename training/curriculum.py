@@ -6,7 +6,10 @@ import random
 from dataclasses import dataclass
 
 from training.rows import Lesson
-from training.steps import schedule
+
+WARMUP = 100
+COOLDOWN = 0.66
+"""Share of a course's steps over which the learning rate falls to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,11 @@ class Batch:
     lesson: Lesson
     rate: float
     """Share of the optimizers' learning rates."""
+
+
+def schedule(step: int, total: int) -> float:
+    """Return the share of the rate at a step: it warms up, stays and falls."""
+    return min((step + 1) / WARMUP, 1.0, max((total - step) / (COOLDOWN * total), 0.0))
 
 
 def planned(scale: float) -> list[Batch]:

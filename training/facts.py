@@ -187,14 +187,14 @@ class FactSource:
             self.clauses.append(clause)
         subject = self._subject(rng.choice(("somebody", "somebody", "thing", "thing", "house", "place")))
         slots = {"y": subject, "z": values.KINDS[clause.kind](self.names)}
-        verb = f"{clause.base}{clause.rest if clause.is_description else ''}"
+        verb = f"{clause.verb.base}{clause.rest if clause.is_description else ''}"
         keys = {f"what {subject} {verb}", f"who {verb} {slots['z']}"}
         told = Phrasings((clauses.statement(rng, clause),))
         if rng.random() < 0.8:
             asked = Phrasings(clauses.questions(rng, clause))
             return self._fact(told, asked, slots, keys, clauses.answer(clause))
-        asked = Phrasings((f"who {clause.past}{clause.rest} {{z}}", f"tell me who {clause.present}{clause.rest} {{z}}"))
-        return self._fact(told, asked, slots, keys, f"The one who {clause.past}{clause.rest} {{z}} is", answer=subject)
+        asked = Phrasings(clauses.who_questions(clause))
+        return self._fact(told, asked, slots, keys, clauses.who_answer(clause), answer=subject)
 
     def _any_word(self) -> str:
         """Draw a word for anything: one of the list, or one that does not exist."""

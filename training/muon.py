@@ -23,7 +23,7 @@ class Muon(torch.optim.Optimizer):
         index, of: which of the workers this is.
     """
 
-    def __init__(self, weights: Sequence[nn.Parameter], lr: float, index: int = 0, of: int = 1) -> None:
+    def __init__(self, weights: Sequence[nn.Parameter], lr: float, index: int, of: int) -> None:
         super().__init__(weights, {"lr": lr})
         self.index = index
         self.of = of

@@ -43,7 +43,7 @@ ASKING = (
 )
 
 
-def framed(rng: random.Random, fact: Fact, variety: float = 1.0) -> str:
+def framed(rng: random.Random, fact: Fact, variety: float) -> str:
     """Return a fact's statement, now and then with words around it; its first letter is as it must be written."""
     if rng.random() < 0.25 * variety:
         frame = rng.choice(FRAMES)

@@ -1,4 +1,4 @@
-"""One step of training: the loss of a batch that several processes share, its gradients, the optimizers, the rate."""
+"""One step of training: the loss of a batch that several processes share, its gradients, the optimizers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from training.muon import Muon
 
 LEARNING_RATE = 0.006
 EMBEDDING_RATE = 0.004
-WARMUP = 100
-COOLDOWN = 0.66
-"""Share of a course's steps over which the learning rate falls to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +45,6 @@ def optimizers_of(model: Qwen3, part: Part = WHOLE) -> list[torch.optim.Optimize
         Muon(matrices, LEARNING_RATE, part.index, part.of),
         torch.optim.AdamW(others, lr=EMBEDDING_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
     ]
-
-
-def schedule(step: int, total: int) -> float:
-    """Return the share of the rate at a step: it warms up, stays and falls."""
-    return min((step + 1) / WARMUP, 1.0, max((total - step) / (COOLDOWN * total), 0.0))
 
 
 def mixed_precision() -> torch.autocast:

@@ -26,7 +26,7 @@ ENDINGS = (
 
 
 def story(rng: random.Random) -> str:
-    """A story of five to nine sentences."""
+    """Return a story of five to nine sentences."""
     adjective, animal = rng.choice(ADJECTIVES), rng.choice(ANIMALS)
     if rng.random() < 0.4:
         who = rng.choice(FIRST_NAMES)

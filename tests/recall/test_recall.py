@@ -31,7 +31,7 @@ MAX_TOKENS = 24
 GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
 LENGTHS = (200, 400, 600, 800, 1000, 300, 500, 700, 900, 2000)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-SEEDS = range(20, 32)
+SEEDS = range(20, 40)
 MOST_WRONG = 2
 """Of the questions of these seeds at 2,000 tokens; the card says how many are right of many more."""
 

@@ -149,7 +149,7 @@ def test_a_clause_is_asked_for_in_its_own_words() -> None:
         assert clauses.answer(clause).endswith(f"{clause.rest}{clause.tail} is")
         for each in (*asked, clauses.answer(clause)):
             assert (each.count("{y}"), each.count("{z}")) == (1, 0)
-            assert {clause.present, clause.base, clause.past} & set(each.split())
+            assert {clause.verb.present, clause.verb.base, clause.verb.past} & set(each.split())
             assert {*clause.rest.split()} <= {*each.split()}
 
 
@@ -331,7 +331,7 @@ def test_the_evaluation_asks_each_kind_at_each_length() -> None:
 def test_a_value_at_the_head_of_a_sentence_keeps_its_letters() -> None:
     """A capital there would make another string of it."""
     facts = [FactSource(names(seed), loose=seed % 2 == 1).draw() for seed in range(400)]
-    told = [(fact, framed(random.Random(index), fact)) for index, fact in enumerate(facts)]
+    told = [(fact, framed(random.Random(index), fact, variety=1.0)) for index, fact in enumerate(facts)]
     assert all(fact.value in text for fact, text in told)
     assert all(text[0] == text[0].upper() or fact.begins_with_value for fact, text in told)
 

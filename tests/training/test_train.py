@@ -17,13 +17,12 @@ from tokenizers import Tokenizer
 from sluice import LLM, SamplingParams
 from sluice.models.hub import BUNDLED
 from training import dialogue, documents, evaluate, progress, recall, train
-from training.curriculum import CURRICULUM, Batch, planned
+from training.curriculum import CURRICULUM, Batch, planned, schedule
 from training.dialogue import Turn
 from training.facts import FactSource
 from training.model import Qwen3, Shape, initialise, rotary, rotate
 from training.offsets import SHARPNESS, initialise_offsets, offset_biases
 from training.rows import Lesson, RowSource
-from training.steps import schedule
 from training.tokenizer import SPACE, train_tokenizer
 from training.words import Namer
 from training.writing import Row, TurnWriter
