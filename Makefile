@@ -31,7 +31,7 @@ setup: $(READY) ## Make .venv with all that is needed (PYTHON=python3.12 PIP_ARG
 	installed again; make clean removes it.))"
 
 # A set-up that was interrupted leaves UNFINISHED behind and is started afresh; READY is made last.
-$(READY): pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/sluice/native/*.cpp src/sluice/native/*.h)
+$(READY): pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/sluice/kernels/cpu/*.cpp src/sluice/kernels/cpu/*.h)
 	@command -v $(PYTHON) > /dev/null || { echo "error: '$(PYTHON)' not found; \
 	install Python 3.11 or newer, or name one: make setup PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Sluice needs Python 3.11 or \

@@ -12,7 +12,7 @@ from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-NATIVE = Path(__file__).parent / "src" / "sluice" / "native"
+NATIVE = Path(__file__).parent / "src" / "sluice" / "kernels" / "cpu"
 WITHOUT_KERNELS = bool(os.environ.get("SLUICE_WITHOUT_KERNELS"))
 
 

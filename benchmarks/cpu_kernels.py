@@ -28,9 +28,9 @@ from sluice.attention.packed import PackedKV
 from sluice.attention.reference import ReferenceAttention
 from sluice.attention.spec import AttentionSpec, KVShape
 from sluice.device.machine import usable_cores
+from sluice.kernels.cpu.library import Kernels, Library
 from sluice.models.linear import Packer
 from sluice.models.packers import NativePacker, OneDNNPacker
-from sluice.native.library import Kernels, Library
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 16, 8, 128, 32
 CACHED = 4000

@@ -27,7 +27,7 @@ from benchmarks.exact_recall import SHAPES, needle_prompts, write_recall_checkpo
 from sluice import LLM, SamplingParams
 from sluice.bench.results import IN_PROCESS_PACKAGES, machine, versions
 from sluice.kv.offload import OffloadLease
-from sluice.tiers.format import FileLayout, decode_header
+from sluice.storage.format import FileLayout, decode_header
 
 HEADER_BYTES = 1 << 16
 PAUSE = 0.02

@@ -42,7 +42,7 @@ from benchmarks.long_context.sparse_prefill import POLICY
 from benchmarks.long_context.speed import Speed, measured_speed
 from sluice.assembly.offloading import CHUNK_TOKENS
 from sluice.bench.results import IN_PROCESS_PACKAGES, machine, versions
-from sluice.footprint import KVSizes
+from sluice.types.footprint import KVSizes
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 UNITS = {"K": 1 << 10, "M": 1 << 20}

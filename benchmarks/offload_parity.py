@@ -22,7 +22,7 @@ from typing import Any
 
 from sluice import LLM, SamplingParams
 from sluice.bench.results import machine, versions
-from sluice.outputs import Result
+from sluice.llm.outputs import Result
 
 PAGE_SIZE = 32
 OUTPUTS = 16

@@ -22,9 +22,9 @@ from torch import nn
 
 from sluice.device.machine import usable_cores
 from sluice.device.memory import module_bytes
+from sluice.kernels.cpu.library import Kernels, Library
 from sluice.models.packers import NativePacker
 from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight
-from sluice.native.library import Kernels, Library
 
 SHAPES = "4096x14336,1024x4096,1024x6144,3072x1024"
 BYTES = 300 << 20

@@ -27,10 +27,10 @@ from benchmarks.long_context.bandwidth import read_bandwidth
 from sluice.attention.base import LayerKV
 from sluice.bench.results import machine, versions
 from sluice.runner.offload.loaders import BlockLoad, DiskLoader
-from sluice.tiers.checksums import Crc32, Crc32c
-from sluice.tiers.format import BLOCK, FileLayout, PageGeometry, split
-from sluice.tiers.opening import open_page_file
-from sluice.tiers.page_file import PageFile
+from sluice.storage.checksums import Crc32, Crc32c
+from sluice.storage.format import BLOCK, FileLayout, PageGeometry, split
+from sluice.storage.opening import open_page_file
+from sluice.storage.page_file import PageFile
 
 HEAD_DIM, LAYERS = 64, 2
 """Of the small recall checkpoint in bfloat16, with one KV head."""

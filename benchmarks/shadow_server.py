@@ -18,7 +18,6 @@ from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.protocols import Link, Pending
 from sluice.engine.trace import RecentSteps
-from sluice.limits import Limits
 from sluice.models.hub import BUNDLED
 from sluice.process.wire import Ready, Start
 from sluice.scheduler.setup import SchedulerSetup
@@ -27,6 +26,7 @@ from sluice.tracing.file import TraceFile, create
 from sluice.tracing.format import VERSION, Header
 from sluice.tracing.recorder import Recorder
 from sluice.types import BatchPlan
+from sluice.types.request_limits import Limits
 
 PAGE_SIZE = 16
 MAX_MODEL_LEN = 4096

@@ -19,10 +19,10 @@ from sluice.attention.base import Attention, ForwardBatch, LayerKV, PagedKV
 from sluice.attention.reference import ReferenceAttention, ReferenceBackend
 from sluice.attention.spec import AttentionSpec, KVShape
 from sluice.engine.engine import Engine
+from sluice.kernels.cpu.library import Kernels
 from sluice.kv.manager import KVManager
 from sluice.models.hub import BUNDLED
 from sluice.models.loader import load_model
-from sluice.native.library import Kernels
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.runner import TorchRunner
 from sluice.scheduler.scheduler import Scheduler

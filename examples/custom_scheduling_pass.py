@@ -13,12 +13,12 @@ from sluice.engine.engine import Engine
 from sluice.kv.manager import KVManager
 from sluice.scheduler.admission import admit as admit_request
 from sluice.scheduler.batch import BatchBuilder
-from sluice.scheduler.laws import Lawful
 from sluice.scheduler.passes import Pass, admit, decode, partial
 from sluice.scheduler.prefill import AddResult, PrefillAdder
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.state import SchedulerState
 from sluice.testing import ManualLink, ShadowRunner, oracle, resolved
+from sluice.testing.laws import Lawful
 from sluice.types import SchedulerLimits, Submit
 
 LIMITS = SchedulerLimits(schedule="mixed", chunked_prefill_size=16, max_batch_tokens=32, max_running_requests=4)

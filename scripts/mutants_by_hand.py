@@ -643,7 +643,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "a row follows one with drafts before it is known where that ends",
     ),
     (
-        "scheduler/drafting.py",
+        "scheduler/drafting/draft_rows.py",
         "request.max_tokens - request.num_outputs - 1)",
         "request.max_tokens - request.num_outputs)",
         "a draft has the place of the last token, behind which there is none",

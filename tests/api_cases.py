@@ -11,15 +11,15 @@ import schemathesis
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
+from sluice.http.apis.responses.store import ResponseStore
 from sluice.http.app import make_routes
-from sluice.http.backend import Backend
-from sluice.http.body import BodyLimits, BodyReader
-from sluice.http.errors import OVERLOADED
-from sluice.http.isolation import CacheIsolation
-from sluice.http.metrics import Metrics
-from sluice.http.openapi import openapi
-from sluice.http.responses.store import ResponseStore
-from sluice.http.routes import EVENT_STREAM, JSON, NDJSON
+from sluice.http.base.backend import Backend
+from sluice.http.base.body import BodyLimits, BodyReader
+from sluice.http.base.errors import OVERLOADED
+from sluice.http.base.isolation import CacheIsolation
+from sluice.http.base.openapi import openapi
+from sluice.http.base.routes import EVENT_STREAM, JSON, NDJSON
+from sluice.http.observe.metrics import Metrics
 
 ROUTES = make_routes(Backend(), BodyReader(BodyLimits()), CacheIsolation(), Metrics(), lambda: 0.0, ResponseStore(0, 0))
 SCHEMA = schemathesis.openapi.from_dict(openapi(ROUTES.operations, "0"))

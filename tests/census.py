@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from sluice.kv.flights import LoadedPage, Store
 from sluice.kv.manager import ResidentLease
 from sluice.kv.tiers import Tiers
-from sluice.scheduler.laws import Lawful
 from sluice.scheduler.queue_limits import QueueFull
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.scheduler import Scheduler
+from sluice.testing.laws import Lawful
 from sluice.types import BatchPlan, BatchResult, CopyDone, FinishReason, Output, Submit
 
 

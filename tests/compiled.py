@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sluice.native.library import Kernels, KernelsUnavailable, Level, Library
+from sluice.kernels.cpu.library import Kernels, KernelsUnavailable, Level, Library
 
 TILES = (Level.AMX, Level.SCALAR_TILES, Level.AVX512_TILES)
 """Levels that sum in another order when there are enough rows for a tile."""

@@ -16,7 +16,7 @@ from sluice.attention.native import NativeAttention, NativeBackend
 from sluice.attention.packed import PackedKV
 from sluice.attention.reference import ReferenceAttention
 from sluice.attention.spec import AttentionSpec, KVShape
-from sluice.native.library import Kernels
+from sluice.kernels.cpu.library import Kernels
 
 KERNELS = all_kernels()
 FASTEST = max((kernels for kernels in KERNELS if kernels.level not in TILES), key=lambda kernels: kernels.level)

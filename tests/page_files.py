@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from sluice.tiers.blocks import Blocks
-from sluice.tiers.checksums import Checksum, Differs, Run, best_checksum
-from sluice.tiers.format import FileLayout, PageGeometry, split
-from sluice.tiers.opening import Opened, open_page_file
-from sluice.tiers.page_file import PageFile
+from sluice.storage.blocks import Blocks
+from sluice.storage.checksums import Checksum, Differs, Run, best_checksum
+from sluice.storage.format import FileLayout, PageGeometry, split
+from sluice.storage.opening import Opened, open_page_file
+from sluice.storage.page_file import PageFile
 from sluice.types import PageKey
 
 GEOMETRY = PageGeometry(

@@ -15,13 +15,13 @@ from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.attention.reference import ReferenceAttention
 from sluice.device.pages import DevicePages
 from sluice.device.queues import plain_host_buffer
-from sluice.grammar.base import Bits, CompiledGrammars
 from sluice.parallel.layout import Layout, Place
 from sluice.parallel.member import Member
 from sluice.runner.cpu_logit_ops import CPU_LOGIT_OPS
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.features.grammars import NO_GRAMMARS, Grammars
 from sluice.runner.forwards import Model
+from sluice.runner.grammar.base import Bits, CompiledGrammars
 from sluice.runner.parallel.follower import Commands, Follower, elsewhere
 from sluice.runner.parallel.leader import Leader, Replies, publisher
 from sluice.runner.parallel.masks import GrammarsElsewhere
@@ -29,10 +29,10 @@ from sluice.runner.parallel.sampling import ShardedLogitOps
 from sluice.runner.parallel.stage_timer import StageTimer
 from sluice.runner.parallel.tokens import exchange_last_tokens
 from sluice.runner.runner import TorchRunner
+from sluice.storage.copies import NoTiers, PageCopies
+from sluice.storage.host_tier import HostTier
 from sluice.testing.groups import thread_members
 from sluice.testing.links import ThreadLeaderLink
-from sluice.tiers.copies import NoTiers, PageCopies
-from sluice.tiers.host_tier import HostTier
 from sluice.types import Submit
 from worlds import Bench
 

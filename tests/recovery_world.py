@@ -23,8 +23,8 @@ from sluice.process.delivery import OutputOrderError
 from sluice.process.heartbeat import SIZE, Counts, SharedHeartbeat
 from sluice.process.liveness import LivenessWatch
 from sluice.process.wire import Frame, Incoming, Outgoing, Outputs, WireError, decode, encode
-from sluice.scheduler.laws import Lawful
 from sluice.testing import ShadowGrammars
+from sluice.testing.laws import Lawful
 from sluice.types import BatchPlan, BatchResult, Output
 from worlds import World
 

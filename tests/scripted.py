@@ -13,17 +13,17 @@ from typing import Any
 import httpx
 
 from serving import MEMORY, parse_events
-from sluice.chat.choosing import choose
 from sluice.engine.messages import Message, Submit
 from sluice.http.app import create_app
-from sluice.http.backend import Backend, Service
-from sluice.limits import Limits
+from sluice.http.base.backend import Backend, Service
 from sluice.process.client import EngineClient
 from sluice.process.engine_state import EngineState
 from sluice.process.wire import Outputs
 from sluice.text.chat_template import ChatTemplate
+from sluice.text.parsers.choosing import choose
 from sluice.text.tokenizer import Tokenizer
 from sluice.types import FinishReason, Output, TokenLogprobs
+from sluice.types.request_limits import Limits
 from tokenizer_makers import byte_tokenizer
 
 TEMPLATE = (

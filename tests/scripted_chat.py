@@ -7,10 +7,10 @@ import io
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
-from sluice.terminal.answers import Messages, Part
-from sluice.terminal.conversation import Conversation
-from sluice.terminal.screen import Screen
-from sluice.terminal.stopping import Stopper
+from sluice.cli.chat.answers import Messages, Part
+from sluice.cli.chat.conversation import Conversation
+from sluice.cli.chat.screen import Screen
+from sluice.cli.chat.stopping import Stopper
 from sse_server import Call
 
 

@@ -26,16 +26,15 @@ from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, Message, Shutdown, Stats, Submit
 from sluice.engine.step_watch import StepsSeen, StepWatch
-from sluice.footprint import Footprint
+from sluice.http.apis.responses.store import ResponseStore
 from sluice.http.app import create_app
-from sluice.http.backend import Backend, Service
-from sluice.http.body import BodyLimits
-from sluice.http.calls import Listener
-from sluice.http.isolation import CacheIsolation
-from sluice.http.metrics import Metrics
-from sluice.http.origins import Origins
-from sluice.http.responses.store import ResponseStore
-from sluice.http.trace_feed import TraceFeed
+from sluice.http.base.backend import Backend, Service
+from sluice.http.base.body import BodyLimits
+from sluice.http.base.calls import Listener
+from sluice.http.base.isolation import CacheIsolation
+from sluice.http.base.origins import Origins
+from sluice.http.observe.metrics import Metrics
+from sluice.http.observe.trace_feed import TraceFeed
 from sluice.process.client import EngineClient
 from sluice.process.engine_state import EngineState
 from sluice.process.observer import Observers
@@ -46,6 +45,7 @@ from sluice.testing import Faults, oracle
 from sluice.text.chat_template import ChatTemplate
 from sluice.text.tokenizer import Tokenizer
 from sluice.types import SamplingDefaults, SamplingParams
+from sluice.types.footprint import Footprint
 from tokenizer_makers import byte_tokenizer
 
 Event = MutableMapping[str, Any]

@@ -20,15 +20,15 @@ from sluice.engine.protocols import Link, Pending, Runner
 from sluice.engine.trace import ChunkLog, RecentSteps
 from sluice.kv.events import NO_EVENTS, EventLog
 from sluice.kv.manager import KVManager
-from sluice.limits import Limits
-from sluice.process.kv_event_sender import KvEventSender
+from sluice.process.kv_events.sender import KvEventSender
 from sluice.process.wire import Failed, Ready, Start
 from sluice.process.zmq_link import ZmqLink
-from sluice.scheduler.laws import Lawful
-from sluice.scheduler.measured_drafter import drafter_of
+from sluice.scheduler.drafting.measured_drafter import drafter_of
 from sluice.scheduler.scheduler import Scheduler
 from sluice.testing import SHADOW_EMBEDDING_SIZE, Faults, FaultyRunner, ShadowGrammars, ShadowRunner
+from sluice.testing.laws import Lawful
 from sluice.types import BatchPlan
+from sluice.types.request_limits import Limits
 
 VOCAB = 127
 PAGE_SIZE = 4

@@ -16,12 +16,12 @@ import tiny_models
 from diffusion_reference import Answer, Rule
 from sluice import LLM, SamplingParams
 from sluice.config import ConfigError
-from sluice.limits import LimitError
 from sluice.tracing.file import TraceReader
 from sluice.tracing.format import Step
 from sluice.tracing.replay import replay
 from sluice.tracing.run import read_run
 from sluice.tracing.summary import report, summarize
+from sluice.types.request_limits import LimitError
 
 GREEDY = SamplingParams(max_tokens=11, temperature=0.0, seed=0, ignore_eos=True)
 WARM = SamplingParams(max_tokens=11, temperature=1.2, top_p=0.9, seed=3, ignore_eos=True)

@@ -13,8 +13,8 @@ from random_checkpoint import random_checkpoint
 from sluice import LLM, SamplingParams, cli
 from sluice.assembly import load
 from sluice.config import ConfigError
-from sluice.limits import LimitError
 from sluice.models.checkpoint import CheckpointError
+from sluice.types.request_limits import LimitError
 
 IDS = [7, 8, 9, 300]
 SAMPLED = SamplingParams(max_tokens=8, ignore_eos=True)

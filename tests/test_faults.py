@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.faults import Fault, FaultError, FaultKind, of_engine, parse_faults
 from sluice.types import BatchPlan, Chunk
+from sluice.types.faults import Fault, FaultError, FaultKind, of_engine, parse_faults
 
 PLAN = BatchPlan(3, (), (Chunk(1, 0, 0, 2, (4, 5), (), True), Chunk(2, 1, 0, 1, (6,), (), True)))
 

@@ -12,7 +12,7 @@ from sluice import LLM, SamplingParams
 from sluice.assembly.devices import resolve_here
 from sluice.assembly.load import load
 from sluice.config import ConfigError, EngineConfig
-from sluice.outputs import Result
+from sluice.llm.outputs import Result
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, prompt_logprobs=0)
 CACHED = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)

@@ -9,13 +9,19 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "sluice"
 FILES = sorted(SRC.rglob("*.py"))
+MODULES = {
+    ".".join(file.relative_to(SRC.parent).with_suffix("").parts).removesuffix(".__init__"): file
+    for file in SRC.parent.rglob("*.py")
+}
 CORE = ("types", "config", "kv", "scheduler", "engine")
 ARROWS = {
     unit: {unit, *imported.split()}
@@ -23,49 +29,36 @@ ARROWS = {
         "version": "",
         "types": "",
         "config": "types",
+        "kernels": "version",
         "kv": "types",
         "scheduler": "types kv",
         "engine": "types kv scheduler",
-        "native": "version",
-        "triton": "",
-        "attention": "config native",
-        "parallel": "",
-        "models": "version attention native triton parallel",
-        "faults": "types",
-        "limits": "types",
-        "footprint": "",
-        "vectors": "",
-        "device": "config attention",
         "text": "types",
-        "grammar": "types scheduler engine",
-        "tiers": "types device native",
-        "runner": "types kv faults footprint grammar attention models native triton device tiers parallel",
-        "testing": "types scheduler engine attention device runner parallel",
+        "parallel": "",
+        "attention": "config kernels",
+        "models": "version kernels parallel attention",
+        "device": "config attention",
+        "storage": "types kernels device",
+        "runner": "types kernels kv engine parallel attention models device storage",
         "tracing": "types config scheduler engine",
-        "assembly": "version types config faults limits footprint scheduler engine native attention models device tiers"
-        " text grammar runner tracing parallel kv",
-        "constraints": "types text",
-        "chat": "constraints",
-        "process": "types config faults limits footprint kv engine assembly parallel",
-        "bench": "version types config limits engine tracing assembly text process",
-        "catalog": "config models text device",
+        "assembly": "version types config kernels kv scheduler engine text parallel attention models device storage"
+        " runner tracing",
+        "process": "types config kv engine parallel assembly",
+        "bench": "version types config engine text tracing assembly process",
         "routing": "config kv",
-        "sim": "types config kv scheduler engine tracing bench assembly routing catalog",
-        "http": "version types config faults limits footprint engine assembly text constraints chat process vectors"
-        " catalog",
-        "fleet": "types config kv engine assembly models text process routing http",
-        "outputs": "types",
-        "library": "types config limits engine text constraints outputs vectors",
-        "llm": "types engine assembly text outputs library",
-        "quantize": "types config models text llm",
-        "async_llm": "types config process text outputs vectors library",
-        "terminal": "types config llm outputs",
-        "cli": "version types config tiers tracing assembly bench catalog sim http fleet llm quantize terminal",
-        "__init__": "types config llm async_llm",
+        "sim": "types config kv scheduler engine models tracing assembly bench routing",
+        "http": "version types config engine text models assembly process",
+        "fleet": "types config kv engine models assembly process routing http",
+        "llm": "types config engine text assembly process",
+        "cli": "version types config text models device storage tracing assembly bench sim http fleet llm",
+        "testing": "types kv scheduler engine parallel attention device runner",
+        "__init__": "types config llm",
         "__main__": "cli",
     }.items()
 }
 """Unit of the house -> units that it may import. Imports point to units above: there is no cycle."""
+HTTP_ROOMS = ("base", "call", "apis", "observe", "edge")
+"""The rooms of `http`. Imports point to rooms before; the modules beside the rooms import from all of them."""
 READ_ONLY = ("Mapping", "Sequence", "Final", "frozenset")
 
 
@@ -74,15 +67,20 @@ def unit_of(file: Path) -> str:
     return file.relative_to(SRC).parts[0].removesuffix(".py")
 
 
-def imports(file: Path) -> Iterator[str]:
+@cache
+def imports(file: Path) -> frozenset[str]:
+    """Return the modules that a file imports."""
+    found = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}:{node.lineno}: write imports out in full"
             assert node.module is not None
-            names = [f"sluice.{alias.name}" for alias in node.names]
-            yield from names if node.module == "sluice" else [node.module]
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            submodules = names & MODULES.keys()
+            found |= submodules if submodules == names else submodules | {node.module}
+    return frozenset(found)
 
 
 def core_files() -> list[Path]:
@@ -106,6 +104,26 @@ def test_imports_point_downward(unit: str) -> None:
     for file in files:
         ours = {name.split(".")[1] for name in imports(file) if name.startswith("sluice.")}
         assert ours <= ARROWS[unit], f"{file} may not import {ours - ARROWS[unit]}"
+
+
+def test_the_rooms_of_http_are_in_order() -> None:
+    def room_of(names: Sequence[str]) -> int:
+        return HTTP_ROOMS.index(names[0]) if names and names[0] in HTTP_ROOMS else len(HTTP_ROOMS)
+
+    for file in (SRC / "http").rglob("*.py"):
+        room = room_of(file.relative_to(SRC / "http").parts)
+        for name in imports(file):
+            if name.startswith("sluice.http."):
+                assert room_of(name.split(".")[2:]) <= room, f"{file} may not import {name}"
+
+
+def test_no_modules_import_each_other() -> None:
+    """A circle of imports works only in the order in which it was first tried."""
+    graph = {name: imports(file) & MODULES.keys() - {name} for name, file in MODULES.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
 def test_the_core_imports_the_standard_library_only() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.limits import LimitError, Limits
 from sluice.types import SamplingParams
+from sluice.types.request_limits import LimitError, Limits
 
 
 @pytest.mark.parametrize("pool", [10, 100])

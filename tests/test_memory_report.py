@@ -10,7 +10,7 @@ import torch
 
 from random_checkpoint import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, random_checkpoint
 from sluice import LLM
-from sluice.limits import LimitError
+from sluice.types.request_limits import LimitError
 
 SLACK = 1 << 20
 """Page tables, sampling parameters and the like, of a few requests."""

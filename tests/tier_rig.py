@@ -18,15 +18,15 @@ from sluice.attention.spec import KVShape
 from sluice.device.pages import DevicePages
 from sluice.device.queues import DeviceQueue, DeviceQueues, Event, inline_queues, plain_host_buffer
 from sluice.device.transport import Transport, cpu_transport, staged_transport
-from sluice.native.library import Kernels
-from sluice.tiers.blocks import Blocks
-from sluice.tiers.checksums import best_checksum
-from sluice.tiers.copies import PageCopies
-from sluice.tiers.disk_tier import DiskTier
-from sluice.tiers.format import FileLayout, PageGeometry
-from sluice.tiers.host_tier import HostTier
-from sluice.tiers.opening import Opened, open_page_file
-from sluice.tiers.page_file import PageFile
+from sluice.kernels.cpu.library import Kernels
+from sluice.storage.blocks import Blocks
+from sluice.storage.checksums import best_checksum
+from sluice.storage.copies import PageCopies
+from sluice.storage.disk_tier import DiskTier
+from sluice.storage.format import FileLayout, PageGeometry
+from sluice.storage.host_tier import HostTier
+from sluice.storage.opening import Opened, open_page_file
+from sluice.storage.page_file import PageFile
 from sluice.types import BatchPlan, CopyDone, PageCopy, Tier
 
 LAYERS, HEADS, HEAD_DIM, PAGE_SIZE = 3, 2, 16, 16

@@ -24,7 +24,7 @@ from sluice.assembly.engine import build_engine
 from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, FlushCache, Message, Stats, Submit
-from sluice.tiers.inspect import inspect
+from sluice.storage.inspect import inspect
 from sluice.types import FinishReason, Output, SamplingParams
 
 TIE = 1e-4

@@ -19,9 +19,8 @@ from sluice.engine.protocols import Runner
 from sluice.engine.trace import NullTrace
 from sluice.kv.events import NO_EVENTS, NoEvents
 from sluice.kv.manager import KVManager
-from sluice.scheduler.drafter import Drafter
-from sluice.scheduler.laws import Lawful, quiet_means_empty
-from sluice.scheduler.measured_drafter import drafter_of
+from sluice.scheduler.drafting.drafter import Drafter
+from sluice.scheduler.drafting.measured_drafter import drafter_of
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import (
@@ -36,6 +35,7 @@ from sluice.testing import (
     shadow_embedding,
     shadow_grammar,
 )
+from sluice.testing.laws import Lawful, quiet_means_empty
 from sluice.tracing.recorder import Journal, Recorder
 from sluice.types import (
     CHUNKS_BY_TIME,

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sluice.native.abi import Operation, PackedLinearCall
-from sluice.native.library import Call, Kernels
+from sluice.kernels.cpu.abi import Operation, PackedLinearCall
+from sluice.kernels.cpu.library import Call, Kernels
 
 NAMES = {Operation.PACKED_LINEAR: "linear", Operation.ATTENTION: "attention"}
 HEAD, SMALL, REST = "head", "small", "rest"

@@ -16,11 +16,11 @@ from sluice.attention.base import LayerKV
 from sluice.device.pages import DevicePages
 from sluice.device.queues import plain_host_buffer
 from sluice.device.transport import cpu_transport
-from sluice.tiers.checksums import best_checksum
-from sluice.tiers.copies import PageCopies
-from sluice.tiers.disk_tier import DiskTier
-from sluice.tiers.format import FileLayout, PageGeometry
-from sluice.tiers.opening import open_page_file
+from sluice.storage.checksums import best_checksum
+from sluice.storage.copies import PageCopies
+from sluice.storage.disk_tier import DiskTier
+from sluice.storage.format import FileLayout, PageGeometry
+from sluice.storage.opening import open_page_file
 from sluice.types import BatchPlan, CopyDone, PageCopy, PageKey, Tier
 
 LAYERS, HEADS, HEAD_DIM, PAGE_SIZE = 28, 8, 128, 32

@@ -14,15 +14,15 @@ from sluice.engine.page_feed import PageFeed
 from sluice.engine.protocols import Pending
 from sluice.engine.trace import RecentSteps
 from sluice.kv.events import NO_EVENTS, EventLog
-from sluice.limits import Limits
 from sluice.models.hub import BUNDLED
-from sluice.process.kv_event_sender import KvEventSender
+from sluice.process.kv_events.sender import KvEventSender
 from sluice.process.wire import Ready, Start
 from sluice.process.zmq_link import ZmqLink
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.world import World, work_of
 from sluice.testing import ShadowRunner
 from sluice.types import BatchPlan, BatchResult, Regime
+from sluice.types.request_limits import Limits
 
 WORLD = World(dict.fromkeys(Regime, (15_000.0, 1_750.0, 400.0, 0.15, 0.075, 0.0)))
 """Microseconds of a step, a token, a row, a key, a pair and a byte: half of those in `benchmarks/routers.py`."""

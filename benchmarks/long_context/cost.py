@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice.footprint import KVSizes
+from sluice.types.footprint import KVSizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from sluice.tiers.blocks import FileBlocks
-from sluice.tiers.checksums import Checksum, Crc32, Differs, Run
+from sluice.storage.blocks import FileBlocks
+from sluice.storage.checksums import Checksum, Crc32, Differs, Run
 
 
 @contextmanager

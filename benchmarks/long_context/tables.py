@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from benchmarks.long_context.cost import CostDevice, CostModel, decode_cost, hiding_chunk, prefill_cost
-from sluice.footprint import KVSizes, OffloadSizes, device_footprint, stored_bytes
+from sluice.types.footprint import KVSizes, OffloadSizes, device_footprint, stored_bytes
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 K, M = 1 << 10, 1 << 20

@@ -10,8 +10,8 @@ from benchmarks.on_gpu.engines import bench_of
 from benchmarks.on_gpu.models import LARGE, num_parameters
 from benchmarks.on_gpu.rates import copy_rate
 from benchmarks.on_gpu.setting import Setting, random_prompt
-from sluice.footprint import KVSizes
 from sluice.models.base import CausalLM
+from sluice.types.footprint import KVSizes
 
 BATCHES = (1, 64)
 AIM = 0.75

@@ -30,7 +30,7 @@ from sluice.bench.measure import measure_all, result_of
 from sluice.bench.options import BenchOptions
 from sluice.bench.results import write_result
 from sluice.config import ConfigError
-from sluice.limits import Limits
+from sluice.types.request_limits import Limits
 
 MakeLoop = Callable[[Settings, ThreadLink], tuple[Loop, dict[str, Any]]]
 """Loads the peer. Returns its loop and its settings, for the record."""

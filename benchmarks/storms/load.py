@@ -14,7 +14,7 @@ from benchmarks.storms.answers import Answer, answer_of, differences
 from benchmarks.storms.client import Manner, Reply, send
 from benchmarks.storms.requests import StormRequest
 from benchmarks.storms.server import StormServer
-from sluice.limits import NO_TIER
+from sluice.types.request_limits import NO_TIER
 
 ANSWER_SECONDS = 600.0
 """After which an answer counts as lost."""

@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sluice.async_llm import AsyncLLM
     from sluice.config import EngineConfig
-    from sluice.llm import LLM
+    from sluice.llm.async_llm import AsyncLLM
+    from sluice.llm.llm import LLM
     from sluice.types import SamplingParams
 
 __all__ = ["LLM", "AsyncLLM", "EngineConfig", "SamplingParams"]
@@ -20,9 +20,9 @@ __all__ = ["LLM", "AsyncLLM", "EngineConfig", "SamplingParams"]
 def __getattr__(name: str) -> Any:
     match name:
         case "LLM":
-            return import_module("sluice.llm").LLM
+            return import_module("sluice.llm.llm").LLM
         case "AsyncLLM":
-            return import_module("sluice.async_llm").AsyncLLM
+            return import_module("sluice.llm.async_llm").AsyncLLM
         case "EngineConfig":
             return import_module("sluice.config").EngineConfig
         case "SamplingParams":

@@ -17,8 +17,8 @@ from sluice.assembly.peers import Peers
 from sluice.config import ConfigError, EngineConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import OfferPages, PagesOffered, PagesTaken, TakePages
+from sluice.storage.format import BLOCK, decode_header
 from sluice.testing import ManualLink, resolved
-from sluice.tiers.format import BLOCK, decode_header
 from sluice.types import PageOffer, Submit
 
 PAGE_SIZE = 16

@@ -29,11 +29,11 @@ from sluice.assembly.tiers import RankPages
 from sluice.config import ConfigError, EngineConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Submit
-from sluice.limits import LimitError
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import Member
 from sluice.testing.groups import thread_members
 from sluice.testing.links import ThreadFollowerLink, ThreadLeaderLink
+from sluice.types.request_limits import LimitError
 from tier_schedules import BlockingLink, greedy, run_out
 
 PROMPTS = [tiny_models.prompt(40, seed) for seed in range(4)]

@@ -19,8 +19,8 @@ from sluice.assembly.offloading import (
 )
 from sluice.assembly.resolve import resolve
 from sluice.config import ConfigError, EngineConfig, OffloadConfig
-from sluice.footprint import KVSizes, device_footprint
 from sluice.types import Tier
+from sluice.types.footprint import KVSizes, device_footprint
 
 CONFIG = OffloadConfig(ring_blocks=8, ring_block_tokens=1024, sparse_policy="full")
 SIZES = Sizes(Tier.HOST, 1000, 64, 1000, 28, 512, "cuda")

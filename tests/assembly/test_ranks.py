@@ -13,7 +13,7 @@ from sluice.assembly.resolve import resolve
 from sluice.cli import main
 from sluice.config import ConfigError, EngineConfig, ParallelConfig
 from sluice.device.machine import usable_cores
-from sluice.llm import LLM
+from sluice.llm.llm import LLM
 
 
 def test_ranks_of_a_machine_divide_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:

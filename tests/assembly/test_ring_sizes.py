@@ -12,7 +12,7 @@ import tiny_models
 from sluice.assembly.load import load
 from sluice.assembly.ring_sizes import LEAST_BLOCK, MOST_BLOCK, MeasuredRates, block_tokens, measured_rates
 from sluice.config import EngineConfig
-from sluice.footprint import KVSizes
+from sluice.types.footprint import KVSizes
 
 RATES = MeasuredRates(loading=5e9, flops=2e11)
 SMALL, LARGE = KVSizes(2, 1, 64, 2), KVSizes(28, 8, 128, 2)

@@ -24,12 +24,12 @@ from sluice.assembly import loaded, tiers
 from sluice.assembly.engine import build_engine
 from sluice.assembly.info import EngineInfo
 from sluice.config import ConfigError, EngineConfig
-from sluice.limits import TierDisabled
+from sluice.storage import disk_tier
+from sluice.storage.blocks import FileBlocks
+from sluice.storage.opening import check_path
 from sluice.text.tokenizer import TokenizerError
-from sluice.tiers import disk_tier
-from sluice.tiers.blocks import FileBlocks
-from sluice.tiers.opening import check_path
 from sluice.types import FinishReason, Submit, Tier
+from sluice.types.request_limits import TierDisabled
 from tier_schedules import BlockingLink, greedy, run_out
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
@@ -112,8 +112,8 @@ def test_every_closed_llm_has_given_its_file_free(folder: Path, path: Path) -> N
 HANGS = """
 import sys, threading
 from sluice import LLM, SamplingParams
-from sluice.tiers.blocks import FileBlocks
-from sluice.tiers import disk_tier
+from sluice.storage.blocks import FileBlocks
+from sluice.storage import disk_tier
 
 def hang(self, buffers, offset):
     threading.Event().wait()

@@ -16,7 +16,7 @@ from sluice.attention.int8 import Int8KV, PackedInt8KV, quantized
 from sluice.attention.native import NativeAttention
 from sluice.attention.reference import ReferenceAttention, ReferenceBackend
 from sluice.attention.spec import KVShape
-from sluice.native.library import Kernels
+from sluice.kernels.cpu.library import Kernels
 
 each_level = pytest.mark.parametrize("kernels", KERNELS, ids=level_name)
 INT8 = torch.int8

@@ -29,7 +29,7 @@ from sluice.attention.native import NativeAttention
 from sluice.attention.packed import PackedKV
 from sluice.attention.reference import ReferenceAttention
 from sluice.attention.spec import KVShape
-from sluice.native.library import Kernels
+from sluice.kernels.cpu.library import Kernels
 
 each_level = pytest.mark.parametrize("kernels", KERNELS, ids=level_name)
 HEAD_DIMS = (64, 80, 96, 128, 256)

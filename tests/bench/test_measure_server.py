@@ -22,7 +22,7 @@ from sluice.bench.options import options_from
 from sluice.bench.records import CountedBy
 from sluice.bench.results import Result
 from sluice.config import ConfigError
-from sluice.http.http_server import HttpServer
+from sluice.http.edge.http_server import HttpServer
 from sse_server import MODELS, Call, Handler, scripted, stream_at_once
 
 

@@ -22,7 +22,7 @@ from benchmarks.long_context.tables import (
     memory_table,
     time_table,
 )
-from sluice.footprint import device_footprint, stored_bytes
+from sluice.types.footprint import device_footprint, stored_bytes
 
 DOCS = Path(__file__).parents[2] / "docs" / "long-contexts.md"
 GIB = 1 << 30

@@ -34,7 +34,7 @@ from sluice.bench.records import Run
 from sluice.bench.results import read_result
 from sluice.bench.workload import Turn
 from sluice.config import ConfigError
-from sluice.limits import Limits
+from sluice.types.request_limits import Limits
 
 SERVER = """
 import http.server, subprocess, sys

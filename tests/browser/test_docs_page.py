@@ -11,8 +11,8 @@ from playwright.sync_api import Browser, expect
 
 from serving import PATIENCE
 from sluice.http.app import create_app
-from sluice.http.backend import Backend
-from sluice.http.http_server import HttpServer
+from sluice.http.base.backend import Backend
+from sluice.http.edge.http_server import HttpServer
 from sluice.http.serve import listen
 
 START_MS = 120_000.0

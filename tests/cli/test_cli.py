@@ -14,8 +14,8 @@ import pytest
 
 from random_checkpoint import random_checkpoint
 from sluice import cli
+from sluice.cli.chat.screen import CONTROL, harmless
 from sluice.config import ENGINE_GROUPS, GROUPS, EngineConfig
-from sluice.terminal.screen import CONTROL, harmless
 
 
 def parsed(*arguments: str) -> dict[str, object]:

@@ -12,14 +12,14 @@ from sluice import cli
 from sluice.assembly.resolve import resolve
 from sluice.cli.commands import configs
 from sluice.config import ConfigError
-from sluice.http.body import fields_of
-from sluice.http.constraint_fields import ConstraintFields, NativeConstraints
-from sluice.http.generate_call import SamplingFields
-from sluice.http.openai import ChatFields, CompletionFields
-from sluice.http.sglang import NativeFields, NativeSampling, NativeText
-from sluice.http.template_fields import TemplateFields
-from sluice.http.tools import ToolFields
-from sluice.http.unsupported_fields import CHAT, COMPLETION, GENERATE, GENERATE_SAMPLING, SEND_INSTEAD, Accepted
+from sluice.http.apis.sglang import NativeFields, NativeSampling, NativeText
+from sluice.http.base.body import fields_of
+from sluice.http.base.unsupported_fields import CHAT, COMPLETION, GENERATE, GENERATE_SAMPLING, SEND_INSTEAD, Accepted
+from sluice.http.call.constraint_fields import ConstraintFields, NativeConstraints
+from sluice.http.call.generate_call import SamplingFields
+from sluice.http.call.openai import ChatFields, CompletionFields
+from sluice.http.call.template_fields import TemplateFields
+from sluice.http.call.tools import ToolFields
 
 VLLM = {
     "": "",

@@ -16,7 +16,7 @@ from sluice.fleet.page_news import AT_ONCE, EVERYTHING, PageBook, PageNews
 from sluice.kv.digests import page_digests
 from sluice.kv.events import PageEvent, PagesCleared, PagesRemoved, PagesStored
 from sluice.process.client import UNNUMBERED
-from sluice.process.kv_event_wire import EventBatch, encode_batch
+from sluice.process.kv_events.wire import EventBatch, encode_batch
 from sluice.routing.dispatch import Dispatcher
 from sluice.routing.policies import TOLD, RouterOptions, make_policy
 from sluice.routing.prefixes import PrefixIndex

@@ -14,8 +14,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from agent_apis import events_of, message_of, response_of
 from scripted import Scripted, scripted
 from serving import run
-from sluice.http.anthropic.fields import parse_messages
-from sluice.http.generate_call import Conversation
+from sluice.http.apis.anthropic.fields import parse_messages
+from sluice.http.call.generate_call import Conversation
 from sluice.types import FinishReason
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"

@@ -12,10 +12,10 @@ import pytest
 
 import sluice
 from shadow_engine import LIMITS
-from sluice.chat.choosing import choose
 from sluice.config import EngineConfig
-from sluice.http.announcement import announcement, own_command
+from sluice.http.observe.announcement import announcement, own_command
 from sluice.process.wire import Ready
+from sluice.text.parsers.choosing import choose
 
 
 @pytest.mark.parametrize(

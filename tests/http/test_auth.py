@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from serving import Caller, run, serving
-from sluice.http.auth import SENT_KEY, client_of
+from sluice.http.base.auth import SENT_KEY, client_of
 
 KEYS = {"sesame", "other-key"}
 PATHS = [

@@ -16,13 +16,13 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from serving import Caller, run, serving
-from sluice.http import generation
-from sluice.http.body import BODIES, LONG_BODY
-from sluice.http.errors import ApiError
-from sluice.http.http_server import HttpServer
-from sluice.http.messages import MAX_MESSAGES, checked_messages
+from sluice.http.base.body import BODIES, LONG_BODY
+from sluice.http.base.errors import ApiError
+from sluice.http.call import generation
+from sluice.http.call.messages import MAX_MESSAGES, checked_messages
+from sluice.http.edge.http_server import HttpServer
+from sluice.http.edge.timeouts import STALL_SECONDS, TimeLimitedProtocol, kernel_unsent
 from sluice.http.serve import listen
-from sluice.http.timeouts import STALL_SECONDS, TimeLimitedProtocol, kernel_unsent
 
 
 def test_the_long_bodies_of_all_calls_are_bounded() -> None:

@@ -15,7 +15,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from serving import Server, run, serving
-from sluice.http.calls import Call, Calls, RequestLog, facts_of
+from sluice.http.base.calls import Call, Calls, RequestLog, facts_of
 from sluice.process.logs import JsonFormatter, TextFormatter, configure_logging
 from sluice.text.tokenizer import Tokenizer
 from tokenizer_makers import byte_tokenizer

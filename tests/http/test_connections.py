@@ -14,9 +14,9 @@ import pytest
 from serving import run
 from sluice.config import ConfigError
 from sluice.http.app import create_app
-from sluice.http.backend import Backend
-from sluice.http.connections import LEAST_RESERVED, Acceptor, max_connections
-from sluice.http.http_server import HttpServer
+from sluice.http.base.backend import Backend
+from sluice.http.edge.connections import LEAST_RESERVED, Acceptor, max_connections
+from sluice.http.edge.http_server import HttpServer
 from sluice.http.serve import listen
 
 LIMIT = 3

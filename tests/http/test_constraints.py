@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from serving import serving
-from sluice.constraints.shapes import (
+from sluice.http.apis.sglang import parse_generate
+from sluice.http.call.openai import parse_chat, parse_completion
+from sluice.text.constraints.shapes import (
     AnyOf,
     Choice,
     FreeText,
@@ -23,8 +25,6 @@ from sluice.constraints.shapes import (
     Tag,
     Tagged,
 )
-from sluice.http.openai import parse_chat, parse_completion
-from sluice.http.sglang import parse_generate
 from sluice.types import Submit
 
 HI = [{"role": "user", "content": "hi"}]

@@ -10,9 +10,9 @@ import pytest
 
 from serving import run, serving
 from sluice.config import ConfigError, ServerConfig
-from sluice.http.hosts import answered_names
-from sluice.http.options import check_server
-from sluice.http.origins import Origins, allowed_origins
+from sluice.http.base.options import check_server
+from sluice.http.base.origins import Origins, allowed_origins
+from sluice.http.edge.hosts import answered_names
 
 LOOPBACK = "127.0.0.1"
 PAGE = "https://chat.example"

@@ -16,8 +16,8 @@ import pytest
 from serving import Caller, expected_text, run, serving
 from shadow_engine import MAX_MODEL_LEN
 from sluice.engine.messages import Abort
-from sluice.http.calls import RequestLog
-from sluice.http.errors import CLIENT_LEFT
+from sluice.http.base.calls import RequestLog
+from sluice.http.base.errors import CLIENT_LEFT
 from sluice.types import FinishReason
 
 LONG = {"prompt": "a", "max_tokens": MAX_MODEL_LEN - 1}

@@ -13,9 +13,9 @@ import pytest
 
 from serving import MODEL, expected_text, run, serving
 from shadow_engine import MAX_MODEL_LEN, VOCAB
-from sluice.http.metrics_page import Page
+from sluice.http.observe.metrics_page import Page
 from sluice.testing import SHADOW_EMBEDDING_SIZE, shadow_embedding
-from sluice.vectors import cosine, unit_vector
+from sluice.text.vectors import cosine, unit_vector
 
 
 def vector_of(text: str, dimensions: int | None = None) -> list[float]:

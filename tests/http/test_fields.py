@@ -11,11 +11,11 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from serving import CHAT_TEMPLATE, expected_text, run, serving
-from sluice.http.body import LONG_BODY
-from sluice.http.calls import Call
-from sluice.http.field_tables import TABLES
-from sluice.http.unknown_fields import LOG_NAMES, LOG_SECONDS, IgnoredFieldsLog, misspelt
-from sluice.http.unsupported_fields import KINDS
+from sluice.http.apis.field_tables import TABLES
+from sluice.http.base.body import LONG_BODY
+from sluice.http.base.calls import Call
+from sluice.http.base.unknown_fields import LOG_NAMES, LOG_SECONDS, IgnoredFieldsLog, misspelt
+from sluice.http.base.unsupported_fields import KINDS
 from sluice.text.tokenizer import Tokenizer
 from tokenizer_makers import byte_tokenizer
 

@@ -7,7 +7,7 @@ import httpx
 from serving import run, serving
 from sluice.engine.heartbeat import LoadingPart, Phase
 from sluice.http.app import create_app
-from sluice.http.backend import Backend
+from sluice.http.base.backend import Backend
 from sluice.process.engine_state import Loading
 from sluice.process.heartbeat import Reading
 

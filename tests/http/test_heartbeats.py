@@ -18,16 +18,16 @@ from serving import Caller, run
 from sluice.engine.messages import Abort, Message, QueryStats, Stats
 from sluice.engine.prompt_meter import PromptProgress
 from sluice.http.app import create_app
-from sluice.http.backend import Backend, Service
-from sluice.http.calls import Call
-from sluice.http.heartbeats import SILENT_SECONDS, Heartbeats
-from sluice.http.progress import PromptQueries, together
-from sluice.limits import Limits
+from sluice.http.base.backend import Backend, Service
+from sluice.http.base.calls import Call
+from sluice.http.base.heartbeats import SILENT_SECONDS, Heartbeats
+from sluice.http.base.progress import PromptQueries, together
 from sluice.process.client import EngineClient
 from sluice.process.engine_state import EngineState
 from sluice.process.wire import Outputs
 from sluice.text.tokenizer import Tokenizer
 from sluice.types import FinishReason, Occupancy, Output, Submit
+from sluice.types.request_limits import Limits
 from tokenizer_makers import byte_tokenizer
 
 MODEL = "patient"
@@ -277,7 +277,7 @@ def test_an_answer_in_one_piece_gets_none() -> None:
 
 def test_time_alone_wakes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heartbeats that nothing calls. A timer that stays when no stream is open would keep a loop busy for ever."""
-    monkeypatch.setattr("sluice.http.heartbeats.TICK_SECONDS", 0.0)
+    monkeypatch.setattr("sluice.http.base.heartbeats.TICK_SECONDS", 0.0)
 
     async def test() -> None:
         now, woken = [0.0], asyncio.Event()

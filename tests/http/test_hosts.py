@@ -7,8 +7,8 @@ import pytest
 
 from serving import run, serving
 from sluice.config import ConfigError, ServerConfig
-from sluice.http.hosts import answered_names
-from sluice.http.options import check_server
+from sluice.http.base.options import check_server
+from sluice.http.edge.hosts import answered_names
 
 LOOPBACK = "127.0.0.1"
 OWN = ["localhost", "LOCALHOST:80", "localhost.", "a.localhost:8000", "127.0.0.1:8000", "192.168.0.7", "[::1]:8000"]

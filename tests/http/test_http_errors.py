@@ -16,8 +16,8 @@ import tokenizers
 from serving import MODEL, expected_text, run, serving
 from shadow_engine import MAX_MODEL_LEN, VOCAB
 from sluice.engine.messages import Abort
-from sluice.http.backend import Backend
-from sluice.http.body import LONG_BODY, parsed
+from sluice.http.base.backend import Backend
+from sluice.http.base.body import LONG_BODY, parsed
 from sluice.testing import Faults
 from sluice.text.chat_template import ChatTemplate
 from sluice.text.tokenizer import Tokenizer

@@ -14,8 +14,8 @@ import pytest
 from serving import MODEL, Server, run, serving
 from shadow_engine import PAGE_SIZE
 from sluice.config import CacheConfig, ConfigError, EngineConfig, ServerConfig, SpeculativeConfig
-from sluice.http.isolation import SECRET, CacheIsolation, read_isolation, secret_path
-from sluice.http.options import check_server
+from sluice.http.base.isolation import SECRET, CacheIsolation, read_isolation, secret_path
+from sluice.http.base.options import check_server
 from sluice.process.secret_file import SIZE, read_or_make_secret
 
 KEYS = ("alice", "bob")

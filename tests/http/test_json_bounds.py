@@ -7,8 +7,8 @@ import json
 import pytest
 
 from serving import run, serving
-from sluice.http.errors import ApiError
-from sluice.http.json_bounds import MAX_LISTS, MAX_VALUES, PIECE, check_contents
+from sluice.http.base.errors import ApiError
+from sluice.http.base.json_bounds import MAX_LISTS, MAX_VALUES, PIECE, check_contents
 
 STRUCTURE = '[{",: \\" \\\\ \\n'
 """What would be counted outside of strings."""

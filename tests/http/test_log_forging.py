@@ -15,10 +15,10 @@ import pytest
 
 from serving import MODEL, run, serving
 from sluice.http.app import create_app
-from sluice.http.backend import Backend
-from sluice.http.calls import LONGEST_PATH, Call, RequestLog
-from sluice.http.http_server import HttpServer
-from sluice.http.otel import attributes_of
+from sluice.http.base.backend import Backend
+from sluice.http.base.calls import LONGEST_PATH, Call, RequestLog
+from sluice.http.edge.http_server import HttpServer
+from sluice.http.observe.otel import attributes_of
 from sluice.http.serve import listen
 from sluice.process.logs import JsonFormatter, TextFormatter, one_line
 from sluice.text.tokenizer import Tokenizer

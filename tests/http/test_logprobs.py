@@ -13,7 +13,7 @@ from tokenizers import decoders, models
 
 from serving import expected_text, run, serving
 from shadow_engine import VOCAB
-from sluice.http.logprobs import (
+from sluice.http.call.logprobs import (
     chat_logprobs,
     completion_logprobs,
     finite,

@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 
 from serving import run
-from sluice.http.loop_watchdog import LOG_SECONDS, LoopWatchdog, Pause, PauseLog
+from sluice.http.observe.loop_watchdog import LOG_SECONDS, LoopWatchdog, Pause, PauseLog
 
 STEP = 0.03
 """Seconds between two looks at the fake clock."""

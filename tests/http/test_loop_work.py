@@ -22,15 +22,15 @@ import pytest
 from serving import CHAT_TEMPLATE, MEMORY, run
 from sluice.engine.messages import Message
 from sluice.http.app import create_app
-from sluice.http.backend import Backend, Service
-from sluice.http.body import BodyLimits
-from sluice.http.metrics import Metrics
-from sluice.limits import Limits
+from sluice.http.base.backend import Backend, Service
+from sluice.http.base.body import BodyLimits
+from sluice.http.observe.metrics import Metrics
 from sluice.process.client import EngineClient
 from sluice.process.engine_state import EngineState
 from sluice.process.wire import Outputs, decode, encode_outputs, portions
 from sluice.text.tokenizer import Tokenizer
 from sluice.types import FinishReason, Output, Submit, TokenLogprobs
+from sluice.types.request_limits import Limits
 from tokenizer_makers import byte_tokenizer
 
 MOST_CALLS = 40_000

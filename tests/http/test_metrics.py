@@ -15,11 +15,11 @@ from starlette.applications import Starlette
 from serving import MODEL, run, serving
 from sluice.engine.messages import Message, QueryStats, Stats
 from sluice.engine.meter import Totals
-from sluice.http.backend import Backend
-from sluice.http.calls import CALL, Call
-from sluice.http.metrics import Metrics
-from sluice.http.metrics_page import Page, add_metrics
-from sluice.http.routes import Routes
+from sluice.http.base.backend import Backend
+from sluice.http.base.calls import CALL, Call
+from sluice.http.base.routes import Routes
+from sluice.http.observe.metrics import Metrics
+from sluice.http.observe.metrics_page import Page, add_metrics
 from sluice.process.client import UNNUMBERED, EngineClient
 from sluice.testing import Faults, resolved
 from sluice.types import FinishReason, Occupancy, Output, Submit, Tier, TierUse

@@ -13,8 +13,8 @@ import pytest
 from serving import MODEL, Server, expected_text, run, serving
 from sluice.engine.messages import Submit
 from sluice.testing import Faults, shadow_embedding
+from sluice.text.vectors import unit_vector
 from sluice.types import FinishReason, SamplingDefaults
-from sluice.vectors import unit_vector
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 HI = [{"role": "user", "content": "hi"}]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sluice.config import ConfigError, ServerConfig
-from sluice.http.options import check_server
+from sluice.http.base.options import check_server
 
 
 @pytest.mark.parametrize(

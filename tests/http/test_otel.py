@@ -17,8 +17,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from collecting import collector
 from serving import MODEL, Server, run, serving
 from sluice.config import ConfigError
-from sluice.http.calls import Call
-from sluice.http.otel import OtlpTraces, attributes_of, open_traces
+from sluice.http.base.calls import Call
+from sluice.http.observe.otel import OtlpTraces, attributes_of, open_traces
 from sluice.testing import Faults
 from sluice.types import FinishReason
 

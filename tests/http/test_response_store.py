@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.http.errors import ApiError
-from sluice.http.responses.store import OVERHEAD, ResponseStore, StoredResponse, owner_of
+from sluice.http.apis.responses.store import OVERHEAD, ResponseStore, StoredResponse, owner_of
+from sluice.http.base.errors import ApiError
 
 OWNER = owner_of(b"key", "")
 

@@ -10,7 +10,7 @@ import pytest
 from agent_apis import events_of, response_of
 from serving import MODEL, Caller, Server, expected_text, run, serving
 from sluice.engine.messages import Submit
-from sluice.http.responses.store import OVERHEAD, ResponseStore
+from sluice.http.apis.responses.store import OVERHEAD, ResponseStore
 from sluice.testing import Faults
 
 RESPONSES = "/v1/responses"

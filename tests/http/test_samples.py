@@ -15,7 +15,7 @@ from serving import CHAT_TEMPLATE, MEMORY, MODEL, Server, run, serving
 from shadow_engine import LIMITS, PAGE_SIZE, VOCAB
 from sluice.engine.messages import Message, Submit
 from sluice.http.app import create_app
-from sluice.http.backend import Backend, Service
+from sluice.http.base.backend import Backend, Service
 from sluice.process.client import EngineClient
 from sluice.testing import oracle
 from sluice.text.tokenizer import Tokenizer

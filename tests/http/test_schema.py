@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from api_cases import OPERATIONS, Described, Sent, case_of, complaint
 from serving import PATIENCE, Server, expected_text, serving
-from sluice.http.generate_call import SamplingFields
-from sluice.http.sglang import NativeSampling
+from sluice.http.apis.sglang import NativeSampling
+from sluice.http.call.generate_call import SamplingFields
 from sluice.types import SamplingParams
 
 DESCRIBED = Described()

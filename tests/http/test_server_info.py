@@ -9,7 +9,7 @@ from typing import Any
 from serving import MEMORY, MODEL, Server, run, serving
 from shadow_engine import NUM_PAGES, PAGE_SIZE
 from sluice.config import ENGINE_GROUPS, GROUPS, options_of
-from sluice.http.info import occupancy_as_json
+from sluice.http.observe.info import occupancy_as_json
 from sluice.types import Occupancy, Tier, TierUse
 
 

@@ -10,9 +10,9 @@ import pytest
 from serving import MODEL, Server, expected_text, run, serving
 from shadow_engine import MAX_MODEL_LEN, NUM_PAGES, PAGE_SIZE, VOCAB
 from sluice.engine.messages import Submit
-from sluice.http.generation import Generation
-from sluice.http.sglang import NativeAnswer, parse_generate
-from sluice.http.turns import Turns, fragments
+from sluice.http.apis.sglang import NativeAnswer, parse_generate
+from sluice.http.base.turns import Turns, fragments
+from sluice.http.call.generation import Generation
 from sluice.testing import oracle_logprobs
 from sluice.text.text_stream import Piece
 from sluice.types import FinishReason, TokenLogprobs

@@ -11,7 +11,7 @@ import pytest
 from serve_process import announced, server, shadow
 from shadow_engine import PAGE_SIZE
 from sluice.config import ConfigError, ServerConfig
-from sluice.http.chat_template_file import MAX_BYTES, read_chat_template
+from sluice.http.base.chat_template_file import MAX_BYTES, read_chat_template
 
 SPECIAL = "<|end|>"
 

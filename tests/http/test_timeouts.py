@@ -13,8 +13,8 @@ from uvicorn.server import ServerState
 
 from serving import run
 from sluice.http.app import create_app
-from sluice.http.backend import Backend
-from sluice.http.timeouts import TimeLimitedProtocol
+from sluice.http.base.backend import Backend
+from sluice.http.edge.timeouts import TimeLimitedProtocol
 
 HEAD = b"GET /version HTTP/1.1\r\nHost: test\r\n"
 

@@ -15,7 +15,7 @@ import pytest
 from serve_process import announced, server, shadow
 from serving import PATIENCE
 from sluice.config import ConfigError, ServerConfig
-from sluice.http.tls import read_certificate
+from sluice.http.edge.tls import read_certificate
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 

@@ -13,9 +13,9 @@ import pytest
 
 from serving import Caller, Server, run, serving
 from shadow_engine import MAX_MODEL_LEN
-from sluice.http import tokenize
-from sluice.http.errors import CLIENT_LEFT
-from sluice.http.tokenizer_threads import PIECE, THREADED_TEXT, UNCOUNTED, TooManyTokens, bounded_ids
+from sluice.http.base.errors import CLIENT_LEFT
+from sluice.http.base.tokenizer_threads import PIECE, THREADED_TEXT, UNCOUNTED, TooManyTokens, bounded_ids
+from sluice.http.call import tokenize
 from sluice.text.tokenizer import Tokenizer
 from tokenizer_makers import byte_tokenizer
 

@@ -13,7 +13,7 @@ import pytest
 
 from serving import MODEL, run, serving
 from shadow_engine import MAX_MODEL_LEN, VOCAB
-from sluice.http.tokenizer_threads import THREADED_TEXT
+from sluice.http.base.tokenizer_threads import THREADED_TEXT
 from sluice.text.chat_template import ChatTemplate
 from sluice.text.tokenizer import Tokenizer
 from tokenizer_makers import byte_tokenizer

@@ -15,7 +15,7 @@ from serve_process import announced, shadow
 from serve_process import server as server_process
 from serving import run
 from sluice.config import ConfigError, ServerConfig
-from sluice.http.parsers import check_parsers
+from sluice.http.base.parsers import check_parsers
 from sluice.types import FinishReason
 
 SAID = [{"role": "user", "content": "Is it warm in Ulm?"}]

@@ -14,15 +14,15 @@ from serving import Event, Server, run, serving
 from shadow_engine import PAGE_SIZE
 from sluice.engine.messages import WatchSteps
 from sluice.engine.step_watch import StepsSeen
+from sluice.http.apis.responses.store import ResponseStore
 from sluice.http.app import make_routes
-from sluice.http.backend import Backend
-from sluice.http.body import BodyLimits, BodyReader
-from sluice.http.errors import ApiError
-from sluice.http.isolation import CacheIsolation
-from sluice.http.metrics import Metrics
-from sluice.http.openapi import openapi
-from sluice.http.responses.store import ResponseStore
-from sluice.http.trace_events import (
+from sluice.http.base.backend import Backend
+from sluice.http.base.body import BodyLimits, BodyReader
+from sluice.http.base.errors import ApiError
+from sluice.http.base.isolation import CacheIsolation
+from sluice.http.base.openapi import openapi
+from sluice.http.observe.metrics import Metrics
+from sluice.http.observe.trace_events import (
     DroppedEvent,
     EngineEvent,
     HelloEvent,
@@ -31,7 +31,7 @@ from sluice.http.trace_events import (
     TracedEnd,
     TraceEvent,
 )
-from sluice.http.trace_feed import MOST_GATHERED, MOST_SUBSCRIBERS, MOST_WAITING, TraceFeed
+from sluice.http.observe.trace_feed import MOST_GATHERED, MOST_SUBSCRIBERS, MOST_WAITING, TraceFeed
 from sluice.process.client import EngineClient
 from sluice.types import FinishReason, Occupancy, Output
 
@@ -329,7 +329,7 @@ def test_it_is_there_with_the_page_alone(page: bool) -> None:
 
 def test_a_silent_stream_shows_that_it_lives() -> None:
     """A proxy closes a connection on which nothing comes."""
-    from sluice.http.trace_routes import COMMENT, _events
+    from sluice.http.observe.trace_routes import COMMENT, _events
 
     async def test() -> None:
         feed, client = TraceFeed(lambda: 0.0, ""), EngineClient()

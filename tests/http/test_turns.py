@@ -10,7 +10,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from serving import run
-from sluice.http.turns import PIECE_BYTES, BegunInTurns, JsonList, Turns, fragments, in_turns, json_of, pieces
+from sluice.http.base.turns import PIECE_BYTES, BegunInTurns, JsonList, Turns, fragments, in_turns, json_of, pieces
 
 
 def test_json_made_while_it_is_written_equals_json_made_at_once() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serving import expected_text, run, serving
-from sluice.http.generation import Usage
+from sluice.http.call.generation import Usage
 from sluice.types import CachedTokens, Drafted
 
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from sluice.engine.messages import Submit
-from sluice.scheduler import laws
-from sluice.scheduler.laws import LawBroken
 from sluice.scheduler.state import SchedulerState
-from sluice.testing import resolved
+from sluice.testing import laws, resolved
+from sluice.testing.laws import LawBroken
 from sluice.types import BatchPlan, BatchResult
 from worlds import Bench, World, limits_of
 

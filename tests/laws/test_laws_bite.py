@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from sluice.engine.messages import Submit
-from sluice.scheduler import laws
-from sluice.scheduler.laws import LawBroken, View
 from sluice.scheduler.request import Status
 from sluice.scheduler.state import SchedulerState
-from sluice.testing import resolved
+from sluice.testing import laws, resolved
+from sluice.testing.laws import LawBroken, View
 from sluice.types import BatchPlan, FinishReason, Output, TokenLogprobs
 from worlds import Bench, World, limits_of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.scheduler.laws import LawBroken
 from sluice.testing import ShadowRunner, resolved
+from sluice.testing.laws import LawBroken
 from sluice.types import Submit, TierLimits
 from worlds import Bench, World, limits_of, offload_of
 

@@ -10,9 +10,9 @@ import pytest
 from sluice.kv.flights import Load
 from sluice.kv.nodes import Node
 from sluice.kv.tier_pool import TierPool
-from sluice.scheduler import laws
-from sluice.scheduler.laws import LawBroken, View
 from sluice.scheduler.state import SchedulerState
+from sluice.testing import laws
+from sluice.testing.laws import LawBroken, View
 from sluice.types import PageCopy, Tier
 from tier_worlds import TierBench, prompt, world_of
 

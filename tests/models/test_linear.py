@@ -13,11 +13,11 @@ from torch import nn
 
 import tiny_models
 from paged_model import chunked_logits
+from sluice.kernels.cpu.library import Kernels, KernelsUnavailable, Library
 from sluice.models.linear import Packer
 from sluice.models.loader import load_model
 from sluice.models.packers import NativePacker, OneDNNPacker, has_onednn_bfloat16
 from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedLinear, int4_linear
-from sluice.native.library import Kernels, KernelsUnavailable, Library
 
 PACKERS: dict[str, Packer] = {"plain": Packer()}
 if has_onednn_bfloat16():

@@ -16,13 +16,13 @@ from sluice.assembly.devices import resolve_here
 from sluice.assembly.tiers import page_geometry
 from sluice.config import ConfigError, EngineConfig
 from sluice.device.memory import module_bytes
+from sluice.kernels.cpu.library import Kernels
 from sluice.models.base import PagedLM
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.hub import BUNDLED
 from sluice.models.linear import Packer
 from sluice.models.loader import load_model
 from sluice.models.packers import NativePacker
-from sluice.native.library import Kernels
 from sluice.runner.device_state import DeviceShape
 
 Folder = Callable[[str], Path]

@@ -16,10 +16,10 @@ from paged_model import chunked_logits
 from sluice.attention.base import PagedKV
 from sluice.attention.int8 import Int8KV
 from sluice.attention.spec import KVShape
+from sluice.kernels.cpu.library import Kernels
 from sluice.models.hub import BUNDLED
 from sluice.models.loader import load_model
 from sluice.models.packers import NativePacker
-from sluice.native.library import Kernels
 from training.tokenizer import texts
 
 TOKENS = 1200

@@ -18,10 +18,10 @@ from paged_model import chunked_logits
 from peak_memory import PeakMemory
 from sluice.attention.reference import ReferenceAttention
 from sluice.device.memory import module_bytes
+from sluice.kernels.cpu.library import Kernels
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.loader import load_model
 from sluice.models.packers import NativePacker
-from sluice.native.library import Kernels
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import Member
 from sluice.testing.groups import run_ranks, thread_members

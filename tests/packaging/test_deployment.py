@@ -17,7 +17,7 @@ import yaml
 from sluice.cli import build_parser
 from sluice.cli.commands import configs
 from sluice.config import ServerConfig
-from sluice.http.auth import OPEN_PATHS
+from sluice.http.base.auth import OPEN_PATHS
 from sluice.version import DISTRIBUTION, VERSION
 
 ROOT = Path(__file__).parents[2]

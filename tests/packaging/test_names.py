@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import sluice_llm
-from sluice.native.sources import SUFFIXES
+import sluice_namesakes
+from sluice.kernels.cpu.sources import SUFFIXES
 from sluice.version import DISTRIBUTION, VERSION
 
 ROOT = Path(__file__).parents[2]
@@ -51,10 +52,10 @@ def test_others_of_the_name_are_told_apart(tmp_path: Path) -> None:
     installed(tmp_path, DISTRIBUTION)
     installed(tmp_path, "sluice_llm", "0.0.9")  # an older one of ours, under another spelling
     installed(tmp_path, "job-tool", files=("job_tool/sluice/__init__.py", "sluice.py"))
-    assert sluice_llm.namesakes(distributions(path=[str(tmp_path)])) == []
+    assert sluice_namesakes.namesakes(distributions(path=[str(tmp_path)])) == []
     installed(tmp_path, "sluice")
     installed(tmp_path, "sluice-pipeline", "0.4.0")
-    found = sluice_llm.namesakes(distributions(path=[str(tmp_path)]))
+    found = sluice_namesakes.namesakes(distributions(path=[str(tmp_path)]))
     assert found == ["sluice 1.2.3", "sluice-pipeline 0.4.0"]
 
 

@@ -17,8 +17,8 @@ import tiny_models
 from sluice import LLM, SamplingParams
 from sluice.assembly.resolve import resolve
 from sluice.config import ConfigError, EngineConfig
+from sluice.llm.outputs import Result
 from sluice.models.hub import BUNDLED
-from sluice.outputs import Result
 from sluice.scheduler.request import Request
 
 PROMPTS = [tiny_models.prompt(length, seed) for seed, length in enumerate((61, 5, 34, 1))]

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 import tiny_models
 from sluice import LLM, SamplingParams
-from sluice.limits import LimitError
-from sluice.vectors import unit_vector
+from sluice.text.vectors import unit_vector
+from sluice.types.request_limits import LimitError
 
 PROMPTS = [tiny_models.prompt(length, seed=length) for length in (1, 9, 16, 41)]
 OPTIONS = {"max_total_tokens": 512, "page_size": 8, "dtype": "float32"}

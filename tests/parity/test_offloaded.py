@@ -11,7 +11,7 @@ import torch
 
 import tiny_models
 from sluice import LLM, SamplingParams
-from sluice.outputs import Result
+from sluice.llm.outputs import Result
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 LONG = [tiny_models.prompt(450, 1), tiny_models.prompt(333, 2)]

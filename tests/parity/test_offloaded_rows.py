@@ -11,7 +11,7 @@ import pytest
 import tiny_models
 from drafted import KnownDrafter
 from sluice import LLM, SamplingParams
-from sluice.outputs import Result, Sample
+from sluice.llm.outputs import Result, Sample
 from sluice.types import TokenLogprobs
 from worlds import assert_same_logprobs
 

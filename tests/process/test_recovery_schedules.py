@@ -12,8 +12,8 @@ from recovery_world import Server, arrived, in_a_loop
 from scenarios import random_scenario, random_submit
 from sluice.engine.messages import Submit
 from sluice.process.client import UNNUMBERED, Inbox
-from sluice.scheduler.laws import quiet_means_empty
 from sluice.testing import shadow_embedding
+from sluice.testing.laws import quiet_means_empty
 from sluice.types import FinishReason, Output, TokenLogprobs
 from worlds import assert_same_logprobs, end_of, oracle_of
 

@@ -27,7 +27,6 @@ from sluice.engine.meter import DraftTotals, GrammarTotals, ItlTotals, PaceTotal
 from sluice.engine.prompt_meter import PromptProgress
 from sluice.engine.step_watch import ChunkSeen, SliceSeen, StepSeen, StepsSeen
 from sluice.engine.trace import StepRecord
-from sluice.limits import Limits
 from sluice.process.wire import (
     MAX_LOGPROBS,
     PACKED,
@@ -64,6 +63,7 @@ from sluice.types import (
     TierUse,
     TokenLogprobs,
 )
+from sluice.types.request_limits import Limits
 
 IDS = st.integers(0, 2**63 - 1)
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)

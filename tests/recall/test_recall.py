@@ -18,8 +18,8 @@ import tiny_models
 from processes import free_port, served_at
 from recording import RecordingRunner
 from sluice import LLM, SamplingParams
+from sluice.llm.outputs import Result
 from sluice.models.hub import BUNDLED
-from sluice.outputs import Result
 from sluice.types import BatchPlan
 from training.planted import Question, question
 from training.recall import ask_all

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ranks import FakeGrammar, FakeMatcher
-from sluice.grammar.base import Bits, CompiledGrammar, GrammarError
 from sluice.runner.constrained_row import ConstrainedRow
 from sluice.runner.draft_masks import DraftMasks, only
+from sluice.runner.grammar.base import Bits, CompiledGrammar, GrammarError
 from sluice.testing import resolved
 from sluice.types import NewSlot, Submit
 

@@ -19,7 +19,6 @@ from sluice.assembly.drafting import DraftSetup
 from sluice.attention.reference import ReferenceAttention, ReferenceBackend
 from sluice.device.queues import plain_host_buffer
 from sluice.device.transport import staged_transport
-from sluice.grammar.base import CompiledGrammars
 from sluice.models.base import PagedLM
 from sluice.models.eagle3 import Eagle3
 from sluice.models.eagle3_loader import load_eagle3
@@ -31,6 +30,7 @@ from sluice.runner.drafting.nets import DraftModel, DraftNet, Eagle3Net
 from sluice.runner.drafting.pages import DraftSizes
 from sluice.runner.features.grammars import NO_GRAMMARS, Grammars
 from sluice.runner.forwards import EagerForwards
+from sluice.runner.grammar.base import CompiledGrammars
 from sluice.runner.graphs import DecodeGraphs
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS
 from sluice.runner.runner import TorchRunner

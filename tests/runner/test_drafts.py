@@ -15,11 +15,11 @@ from drafted import Answer, Planner, guesser, plain
 from ranks import FakeGrammar, FakeMatcher
 from shadow_model import ShadowModel, shadow_runner, shadow_shape, shadow_state
 from sluice.attention.reference import ReferenceAttention
-from sluice.grammar.base import Bits, CompiledGrammars
 from sluice.models.base import PagedLM
 from sluice.models.loader import load_model
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.features.grammars import NO_GRAMMARS, Grammars
+from sluice.runner.grammar.base import Bits, CompiledGrammars
 from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.offload.offloader import OffloadFailed
 from sluice.runner.runner import TorchRunner

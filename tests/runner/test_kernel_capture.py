@@ -17,9 +17,9 @@ from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.config import EngineConfig
 from sluice.engine.heartbeat import Heartbeat, Phase
 from sluice.engine.messages import Submit
+from sluice.kernels.cpu.library import Kernels, KernelsUnavailable, Library
 from sluice.models.native_ops import NativeOps
 from sluice.models.ops import Norm
-from sluice.native.library import Kernels, KernelsUnavailable, Library
 from sluice.runner.forwards import Model
 from sluice.runner.kernel_capture import Arena, CaptureError, KernelCapture
 from sluice.runner.runner import TorchRunner

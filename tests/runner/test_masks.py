@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compiled import library
-from sluice.native.library import Kernels
+from sluice.kernels.cpu.library import Kernels
 from sluice.runner.cpu_logit_ops import CPU_LOGIT_OPS, MINUS_INF
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.native_logit_ops import NativeLogitOps

@@ -8,10 +8,10 @@ from sluice.assembly.load import load
 from sluice.assembly.loaded import LoadedModel
 from sluice.config import EngineConfig
 from sluice.engine.messages import Submit
-from sluice.faults import parse_faults
 from sluice.runner.features.base import BAD_LOGITS
 from sluice.testing import ManualLink, resolved
 from sluice.types import FinishReason
+from sluice.types.faults import parse_faults
 
 PROMPTS = [tuple(range(10 * n + 10, 10 * n + 30)) for n in range(4)]
 

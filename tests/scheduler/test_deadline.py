@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.kv.manager import KVManager
-from sluice.scheduler.laws import steps_to_prefill
 from sluice.scheduler.queue import CLASS_WINDOW, PROMOTE_AFTER, WINDOW
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.scheduler import Scheduler
 from sluice.testing import resolved
+from sluice.testing.laws import steps_to_prefill
 from sluice.types import BatchResult, PriorityClass, SchedulerLimits, Submit
 from support import queue, shapes_of, steps_of
 from timed import Timed

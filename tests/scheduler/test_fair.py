@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from sluice.kv.manager import KVManager
 from sluice.scheduler.fair import DUE_AFTER
-from sluice.scheduler.laws import steps_to_prefill
 from sluice.scheduler.scheduler import Scheduler
 from sluice.testing import resolved
+from sluice.testing.laws import steps_to_prefill
 from sluice.types import BatchResult, Bound, SchedulerLimits, Submit
 from support import queue, shape, shapes_of, steps_of
 from worlds import Bench, World, limits_of

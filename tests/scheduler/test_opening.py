@@ -10,10 +10,10 @@ import pytest
 from sluice.engine.messages import Abort, Submit
 from sluice.kv.offload import OffloadPool
 from sluice.scheduler.admission import open_further
-from sluice.scheduler.laws import LawBroken
-from sluice.scheduler.laws.opening import Openings
 from sluice.scheduler.request import Status
 from sluice.testing import ShadowRunner, resolved
+from sluice.testing.laws import LawBroken
+from sluice.testing.laws.opening import Openings
 from sluice.types import FinishReason, TierLimits
 from worlds import Bench, SlowDisk, World, check_ends, enough_steps, limits_of, offload_of
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.cost import CostPrior, Load
-from sluice.scheduler.laws.plans import steps_to_prefill
 from sluice.scheduler.pacer import Pacing, tokens_within
+from sluice.testing.laws.plans import steps_to_prefill
 from sluice.types import BatchPlan, Bound, Regime, SchedulerLimits
 from timed import Timed, time_of
 from worlds import limits_of, offload_of

@@ -9,9 +9,9 @@ import pytest
 
 from recording import RecordingRunner
 from sluice.engine.protocols import Runner
-from sluice.scheduler.laws import quiet_means_empty
 from sluice.scheduler.scheduler import DuplicateRequest
 from sluice.testing import Faults, FaultyRunner, oracle, resolved
+from sluice.testing.laws import quiet_means_empty
 from sluice.types import BatchPlan, BatchResult, FinishReason, RowError, Submit
 from worlds import VOCAB, Bench, World, check_ends, limits_of
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from scenarios import random_submit
 from sluice.engine.messages import Submit
-from sluice.scheduler.laws import quiet_means_empty
 from sluice.testing import oracle, resolved
+from sluice.testing.laws import quiet_means_empty
 from sluice.types import FinishReason
 from worlds import (
     VOCAB,

@@ -10,9 +10,9 @@ import pytest
 from recording import RecordingRunner
 from sluice.engine.messages import Abort, Submit
 from sluice.scheduler import passes
-from sluice.scheduler.laws import LawBroken
 from sluice.scheduler.state import SchedulerState
 from sluice.testing import resolved
+from sluice.testing.laws import LawBroken
 from sluice.types import BatchPlan
 from worlds import Bench, World, check_ends, limits_of
 

@@ -12,7 +12,6 @@ import pytest
 
 from sluice.bench.records import Record
 from sluice.cli import main
-from sluice.scheduler.laws import check_state
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.disaggregate import IsApart, decode_replicas_of, simulate_disaggregated
@@ -23,6 +22,7 @@ from sluice.sim.routers import sim_router
 from sluice.sim.simulate import replicas_of, simulate
 from sluice.sim.workload import Arrival, Leaves, Prompt, Segment
 from sluice.sim.world import CopyRates, Residual, World, WorldTimes
+from sluice.testing.laws import check_state
 from sluice.types import BatchPlan, Chunk, Regime, SchedulerLimits
 
 LIMITS = SchedulerLimits(schedule="mixed", chunked_prefill_size=64, max_batch_tokens=128, max_running_requests=8)

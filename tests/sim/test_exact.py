@@ -19,7 +19,7 @@ from scenarios import (
     run,
 )
 from sluice.cli import main
-from sluice.llm import LLM
+from sluice.llm.llm import LLM
 from sluice.sim.exact import Followed, follow
 from sluice.tracing.file import TraceReader
 from sluice.tracing.format import TraceError

@@ -14,7 +14,7 @@ from sluice.assembly.resolve import Resolution, resolve
 from sluice.attention.select import backend_named, choose_attention, kv_dtype
 from sluice.config import ConfigError, EngineConfig, ModelConfig, threads_from_environment
 from sluice.device.machine import usable_cores, usable_processors
-from sluice.native.library import NAMES, KernelsUnavailable, Library
+from sluice.kernels.cpu.library import NAMES, KernelsUnavailable, Library
 
 TORCH = "torch"
 OLDEST_FOR_TRITON = (8, 0)

@@ -15,6 +15,7 @@ from sluice.assembly.small_operations import fuse_small_operations
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.select import REFERENCE
 from sluice.config import ConfigError, EngineConfig
+from sluice.kernels.cpu.library import Kernels
 from sluice.models.base import PagedLM
 from sluice.models.eagle3 import Eagle3
 from sluice.models.eagle3_loader import load_eagle3
@@ -23,7 +24,6 @@ from sluice.models.llama import Llama
 from sluice.models.loader import load_model
 from sluice.models.packers import packer_for
 from sluice.models.spec import ModelSpec
-from sluice.native.library import Kernels
 from sluice.runner.device_state import DeviceState
 from sluice.runner.drafting.drafter import RunnerDrafter
 from sluice.runner.drafting.nets import DraftModel, DraftNet, Eagle3Net

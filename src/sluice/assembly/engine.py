@@ -27,11 +27,11 @@ from sluice.engine.heartbeat import Heartbeat
 from sluice.engine.messages import BlocksLoaded, Copied
 from sluice.engine.meter import RingTotals
 from sluice.engine.protocols import Link
-from sluice.faults import Fault
 from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.parallel.tokens import exchange_last_tokens
 from sluice.tracing.file import create
 from sluice.types import CHUNKS_BY_TIME, Tier
+from sluice.types.faults import Fault
 
 LOGGER = logging.getLogger("sluice.engine")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from sluice.config import EngineConfig
-from sluice.footprint import Footprint, KVSizes, OffloadSizes, bounds_bytes, device_footprint, stored_bytes
-from sluice.limits import Limits
 from sluice.types import SamplingDefaults, Tier
+from sluice.types.footprint import Footprint, KVSizes, OffloadSizes, bounds_bytes, device_footprint, stored_bytes
+from sluice.types.request_limits import Limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,7 @@ from sluice.config import ConfigError, EngineConfig, MemoryShortage, ModelConfig
 from sluice.device.machine import keep_freed_memory
 from sluice.device.memory import module_bytes
 from sluice.engine.heartbeat import Heartbeat, LoadingPart
-from sluice.footprint import Footprint
-from sluice.limits import Limits
+from sluice.kernels.cpu.library import NAMES, Kernels, Library
 from sluice.models.base import PagedLM
 from sluice.models.checkpoint import read_config
 from sluice.models.hub import BUNDLED, resolve_checkpoint
@@ -42,11 +41,12 @@ from sluice.models.loader import check_layout, load_model
 from sluice.models.packers import packer_for
 from sluice.models.pooling import why_no_embeddings
 from sluice.models.spec import AS_STORED, ON_LOAD, ModelSpec
-from sluice.native.library import NAMES, Kernels, Library
 from sluice.parallel.member import ALONE, Member
 from sluice.runner.logit_ops import LogitOps
 from sluice.runner.parallel.sampling import ShardedLogitOps
 from sluice.types import SamplingDefaults, Tier
+from sluice.types.footprint import Footprint
+from sluice.types.request_limits import Limits
 
 LOGGER = logging.getLogger("sluice.engine")
 NO_EMBEDDINGS = "it fills in blocks of tokens, whose last one says nothing about the whole"

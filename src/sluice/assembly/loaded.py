@@ -30,21 +30,19 @@ from sluice.engine.page_feed import PageFeed
 from sluice.engine.protocols import Grammars, Link, Runner
 from sluice.engine.trace import ChunkLog, PaceLog, RecentSteps, TraceSink
 from sluice.engine.transfer import Handover
-from sluice.faults import Fault, FaultKind
-from sluice.footprint import device_footprint
-from sluice.grammar.base import CompiledGrammars
-from sluice.grammar.compiler import GrammarCompiler
-from sluice.grammar.guidance import END, Guidance
+from sluice.kernels.cpu.library import Kernels
 from sluice.kv.events import NO_EVENTS, EventLog, NoEvents
 from sluice.models.base import PagedLM
 from sluice.models.spec import ModelSpec
-from sluice.native.library import Kernels
 from sluice.parallel.member import ALONE, Member
 from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
 from sluice.runner.features import NewGrammars
 from sluice.runner.features.grammars import NO_GRAMMARS, Publish, keep
 from sluice.runner.features.grammars import Grammars as MaskGrammars
 from sluice.runner.forwards import EagerForwards, Forwards
+from sluice.runner.grammar.base import CompiledGrammars
+from sluice.runner.grammar.compiler import GrammarCompiler
+from sluice.runner.grammar.guidance import END, Guidance
 from sluice.runner.kernel_capture import cpu_graphs
 from sluice.runner.launched import Elsewhere
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
@@ -59,6 +57,8 @@ from sluice.text.tokenizer_files import load_tokenizer
 from sluice.tracing.file import TraceFile
 from sluice.tracing.format import VERSION, Header, Platform
 from sluice.tracing.recorder import Recorder
+from sluice.types.faults import Fault, FaultKind
+from sluice.types.footprint import device_footprint
 from sluice.version import VERSION as SLUICE_VERSION
 
 

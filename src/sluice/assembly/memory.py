@@ -22,7 +22,6 @@ from sluice.device.machine import free_memory
 from sluice.device.memory import CudaMemory, PoolRequest, Room, cpu_room, cuda_room, pool_pages
 from sluice.device.queues import noop
 from sluice.device.transport import transport_for
-from sluice.footprint import KVSizes
 from sluice.models.base import PagedLM
 from sluice.models.spec import ModelSpec
 from sluice.parallel.layout import Place
@@ -32,8 +31,9 @@ from sluice.runner.launched import Elsewhere
 from sluice.runner.logit_ops import LogitOps
 from sluice.runner.parallel.follower import elsewhere
 from sluice.runner.runner import TorchRunner
-from sluice.scheduler.drafting import most_drafts
+from sluice.scheduler.drafting.draft_rows import most_drafts
 from sluice.types import MAX_LOGPROBS, BatchPlan, Chunk, NewSlot, SamplingParams, Submit
+from sluice.types.footprint import KVSizes
 
 LOGGER = logging.getLogger("sluice.engine")
 GRAPH_BYTES = 16 << 20

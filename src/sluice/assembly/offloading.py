@@ -14,9 +14,8 @@ from sluice.attention.base import Attention, PagedKV
 from sluice.config import ConfigError, MemoryShortage, OffloadConfig, flag
 from sluice.device.queues import CudaQueue, InlineQueue
 from sluice.device.transport import Transport
-from sluice.footprint import KVSizes, OffloadSizes
+from sluice.kernels.cpu.library import Kernels
 from sluice.models.spec import ModelSpec
-from sluice.native.library import Kernels
 from sluice.runner.device_state import DeviceState, KVMaker
 from sluice.runner.forwards import Model
 from sluice.runner.offload.loaders import DiskLoader, Loader, QueueLoader, Report
@@ -25,6 +24,7 @@ from sluice.runner.offload.offloader import Offloader, RingShape
 from sluice.runner.offload.quest import Quest, torch_upper_bounds
 from sluice.runner.offload.sparse import Full, SparsePolicy, Window
 from sluice.types import Group, OffloadLimits, Tier
+from sluice.types.footprint import KVSizes, OffloadSizes
 
 CHUNK_TOKENS = {"cpu": 512, "cuda": 2048}
 """Tokens of an offloaded chunk: more than of others, since each loads all that is before it, and its work is spread

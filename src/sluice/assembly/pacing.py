@@ -14,11 +14,11 @@ from sluice.assembly.offloading import ATTENTION_COST
 from sluice.config import ConfigError, EngineConfig
 from sluice.engine.clock import Clock
 from sluice.engine.trace import StepRecord, StepTimes, TraceSink
-from sluice.footprint import KVSizes
 from sluice.models.spec import ModelSpec
 from sluice.scheduler.cost import CostPrior, Load, StepCost
 from sluice.scheduler.pacer import LearntPace, Pacer, Pacing
 from sluice.types import CHUNKS_BY_TIME, BatchPlan, BatchResult, Regime
+from sluice.types.footprint import KVSizes
 
 LOGGER = logging.getLogger("sluice.engine")
 SAVE_SECONDS = 10.0

@@ -8,8 +8,8 @@ from pathlib import Path
 from sluice.assembly.tiers import OpenTiers, TierSetup
 from sluice.kv.handover import Taking, stored_pages
 from sluice.kv.manager import KVManager
-from sluice.tiers.format import PageGeometry
-from sluice.tiers.remote_pages import RemotePages
+from sluice.storage.format import PageGeometry
+from sluice.storage.remote_pages import RemotePages
 from sluice.types import PageOffer
 
 PAGES_AT_ONCE = 128

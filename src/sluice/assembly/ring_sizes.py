@@ -21,10 +21,10 @@ import torch
 from sluice.assembly.memory import kv_sizes_of
 from sluice.attention.backend import AttentionBackend
 from sluice.config import EngineConfig, OffloadConfig
-from sluice.footprint import KVSizes
 from sluice.models.spec import ModelSpec
-from sluice.tiers.blocks import FileBlocks
-from sluice.tiers.checksums import Run, best_checksum, find_checksum
+from sluice.storage.blocks import FileBlocks
+from sluice.storage.checksums import Run, best_checksum, find_checksum
+from sluice.types.footprint import KVSizes
 
 LOAD_SECONDS = 2e-4
 """Least time that a block should take to load."""

@@ -21,14 +21,14 @@ from sluice.device.queues import CudaQueue, pinned_host_buffer, plain_host_buffe
 from sluice.models.spec import ModelSpec
 from sluice.models.weights import fingerprint
 from sluice.runner.device_state import DeviceShape, DeviceState
-from sluice.tiers.checksums import best_checksum
-from sluice.tiers.copies import Copies, NoTiers, PageCopies
-from sluice.tiers.disk_tier import DiskTier
-from sluice.tiers.format import FileLayout, PageFileError, PageGeometry
-from sluice.tiers.host_tier import HostTier
-from sluice.tiers.opening import check_path, open_page_file
-from sluice.tiers.page_file import PageFile
-from sluice.tiers.remote_pages import RemotePages
+from sluice.storage.checksums import best_checksum
+from sluice.storage.copies import Copies, NoTiers, PageCopies
+from sluice.storage.disk_tier import DiskTier
+from sluice.storage.format import FileLayout, PageFileError, PageGeometry
+from sluice.storage.host_tier import HostTier
+from sluice.storage.opening import check_path, open_page_file
+from sluice.storage.page_file import PageFile
+from sluice.storage.remote_pages import RemotePages
 from sluice.types import CopyDone, StoredPage, Tier, TierLimits
 from sluice.version import VERSION
 

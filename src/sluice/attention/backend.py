@@ -11,7 +11,7 @@ import torch
 
 from sluice.attention.base import Attention, LayerKV, PagedKV
 from sluice.attention.spec import AttentionSpec, KVShape
-from sluice.native.library import Kernels
+from sluice.kernels.cpu.library import Kernels
 
 NO_DTYPES: Mapping[str, torch.dtype] = MappingProxyType({})
 

@@ -25,8 +25,8 @@ import torch
 from sluice.attention.base import LayerKV
 from sluice.attention.packed import GROUP, STEPS, PackedKV, dense_heads, store_call
 from sluice.attention.spec import SCALE_BYTES, KVShape
-from sluice.native.abi import RotateStoreCall
-from sluice.native.library import Kernels
+from sluice.kernels.cpu.abi import RotateStoreCall
+from sluice.kernels.cpu.library import Kernels
 
 MOST = 127
 TINY = 1e-30

@@ -1,9 +1,9 @@
 """Attention by the compiled CPU kernels: one call for a mixed batch, straight from the pages.
 
-Queries and keys are multiplied in their own dtype and summed in float32, as is everything after; weights are rounded to
-the dtype of the values before they are multiplied. Over pages of int8, queries and weights are rounded to sixteen bits,
-and products are summed exactly (`native/int8_attention.h`). A query's result depends on its position and keys alone,
-not on the rest of the batch or the number of threads (`native/plan.h`).
+Queries and keys are multiplied in their own dtype and summed in float32, as is everything after; weights are rounded
+to the dtype of the values before they are multiplied. Over pages of int8, queries and weights are rounded to sixteen
+bits, and products are summed exactly (`kernels/cpu/int8_attention.h`). A query's result depends on its position and
+keys alone, not on the rest of the batch or the number of threads (`kernels/cpu/plan.h`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.attention.int8 import PackedInt8KV
 from sluice.attention.packed import GROUP, STEPS, PackedKV, dense_heads
 from sluice.attention.spec import AttentionSpec, KVShape
-from sluice.native.abi import AttentionCall
-from sluice.native.library import MAX_HEAD_DIM, Kernels
+from sluice.kernels.cpu.abi import AttentionCall
+from sluice.kernels.cpu.library import MAX_HEAD_DIM, Kernels
 
 MAX_SCORES = 2**25
 """Pairs of a query and a key, times heads, that one call computes: a tenth of a second or so, a few without AVX2."""

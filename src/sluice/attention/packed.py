@@ -14,8 +14,8 @@ from typing import ClassVar, Protocol, Self
 import torch
 
 from sluice.attention.spec import KVShape
-from sluice.native.abi import RotateStoreCall
-from sluice.native.library import Kernels
+from sluice.kernels.cpu.abi import RotateStoreCall
+from sluice.kernels.cpu.library import Kernels
 
 GROUP = 16
 """Tokens of a group of keys; a page holds a multiple of it."""

@@ -16,7 +16,7 @@ from sluice.attention.backend import AttentionBackend
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.attention.int8 import Int8KV
 from sluice.attention.spec import AttentionSpec, KVShape
-from sluice.native.library import Kernels
+from sluice.kernels.cpu.library import Kernels
 
 MAX_SCORES = 1 << 22
 """Scores (heads x queries x keys) held at once: 16 MiB in float32."""

@@ -18,8 +18,8 @@ from sluice.bench.records import Arrival, CountedBy, Failure
 from sluice.bench.workload import Turn
 from sluice.engine.clock import micros_at
 from sluice.engine.messages import Message, Shutdown, Stats
-from sluice.limits import LimitError, Limits
 from sluice.types import Output, SamplingParams, Submit
+from sluice.types.request_limits import LimitError, Limits
 
 
 class Loop(Protocol):

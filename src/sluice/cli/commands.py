@@ -43,7 +43,7 @@ def explain(given: dict[str, Any]) -> int:
     """`sluice explain`."""
     from sluice.assembly.devices import resolve_here
     from sluice.assembly.explain import explain, table
-    from sluice.catalog.explained import facts_json, facts_table, model_facts
+    from sluice.cli.models.explained import facts_json, facts_table, model_facts
 
     as_json = given.pop("as_json", False)
     try:
@@ -66,7 +66,7 @@ def configs(given: dict[str, Any]) -> tuple[ServerConfig, EngineConfig, frozense
     Raises:
         ConfigError: a bad name or value.
     """
-    from sluice.http.options import check_server
+    from sluice.http.base.options import check_server
 
     own = {name for name, _ in options_of(ServerConfig)} & given.keys()
     server = ServerConfig(**{name: given[name] for name in own})
@@ -88,10 +88,10 @@ def generate(given: dict[str, Any]) -> int:
         EngineConfig.from_options(given)
     except ValueError as error:
         return fail("generate", error, EXIT_USAGE)
-    from sluice.http.announcement import own_command
-    from sluice.llm import LLM
-    from sluice.terminal.progress import PromptBar
-    from sluice.terminal.screen import Screen
+    from sluice.cli.chat.progress import PromptBar
+    from sluice.cli.chat.screen import Screen
+    from sluice.http.observe.announcement import own_command
+    from sluice.llm.llm import LLM
 
     screen = Screen(sys.stdout, is_conversation=False)
     try:
@@ -114,8 +114,8 @@ def generate(given: dict[str, Any]) -> int:
 def chat(given: dict[str, Any]) -> int:
     """`sluice chat`."""
     _warn_of_namesakes()
-    from sluice.terminal.command import run_chat
-    from sluice.terminal.keys import Keys
+    from sluice.cli.chat.command import run_chat
+    from sluice.cli.chat.keys import Keys
 
     keys = Keys(None, os.environ.get("SLUICE_API_KEY") or None, os.environ.get("OPENAI_API_KEY") or None)
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
@@ -125,8 +125,8 @@ def chat(given: dict[str, Any]) -> int:
 
 def models(given: dict[str, Any]) -> int:
     """`sluice models`."""
-    from sluice.catalog.command import run_models
-    from sluice.http.announcement import own_command
+    from sluice.cli.models.command import run_models
+    from sluice.http.observe.announcement import own_command
 
     return _run("models", partial(run_models, command=own_command(sys.argv[0], sys.executable)), given)
 
@@ -161,7 +161,7 @@ def tune(given: dict[str, Any]) -> int:
 
 def quantize(given: dict[str, Any]) -> int:
     """`sluice quantize`."""
-    from sluice.quantize.command import run_quantize
+    from sluice.cli.quantize.command import run_quantize
 
     return _run("quantize", run_quantize, given)
 
@@ -182,14 +182,14 @@ def replay(given: dict[str, Any]) -> int:
 
 def cache_inspect(given: dict[str, Any]) -> int:
     """`sluice cache inspect`."""
-    from sluice.tiers.command import run_inspect
+    from sluice.storage.command import run_inspect
 
     return _run("cache inspect", run_inspect, given)
 
 
 def _warn_of_namesakes() -> None:
     """Say so if another distribution has installed a package `sluice` over this one, or under it."""
-    from sluice_llm import warning
+    from sluice_namesakes import warning
 
     if (line := warning()) is not None:
         print(line, file=sys.stderr)
@@ -207,7 +207,7 @@ def _run(command: str, work: Callable[[dict[str, Any]], int], given: dict[str, A
 
 def fail(command: str, error: Exception, status: int) -> int:
     """Report an error in one line and return the exit status. Its text may be a server's."""
-    from sluice.terminal.screen import harmless
+    from sluice.cli.chat.screen import harmless
 
     print(f"sluice {command}: error: {harmless(' '.join(str(error).split()))}", file=sys.stderr)
     return status

@@ -66,7 +66,7 @@ class ShowVersion(argparse.Action):
     """Looks up the version when it is shown: that takes longer than the rest of a `--help`."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from sluice_llm import warning
+        from sluice_namesakes import warning
 
         print(f"sluice {VERSION} ({DISTRIBUTION})")
         if (line := warning()) is not None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from sluice.bench.options import add_bench_arguments, add_compare_arguments
 from sluice.cli import commands as run
+from sluice.cli.chat.command import add_chat_arguments
 from sluice.cli.completion import add_completion_arguments, run_completion
 from sluice.cli.parsing import (
     EXIT_FAILED,
@@ -27,14 +28,13 @@ from sluice.cli.parsing import (
     add_plain_command,
     add_sampling_arguments,
 )
+from sluice.cli.quantize.command import add_quantize_arguments
 from sluice.config import ENGINE_GROUPS
 from sluice.config.arguments import add_foreign_flags, add_options
 from sluice.fleet.arguments import add_fleet_arguments
-from sluice.quantize.command import add_quantize_arguments
 from sluice.sim.command import add_simulate_arguments
 from sluice.sim.tune_command import add_tune_arguments
-from sluice.terminal.command import add_chat_arguments
-from sluice.tiers.command import add_inspect_arguments
+from sluice.storage.command import add_inspect_arguments
 from sluice.tracing.command import add_replay_arguments, add_trace_arguments
 
 NOT_OF_BENCH = ("seed", "tokenizer", "generation_config", "override_generation_config")

@@ -18,11 +18,11 @@ from sluice.fleet.front import ip_address_of
 from sluice.fleet.identity import Identity
 from sluice.fleet.options import FleetPlan
 from sluice.fleet.resources import refuse_shortage, resources_of_replica
-from sluice.http.announcement import curl
-from sluice.http.auth import read_keys
-from sluice.http.chat_template_file import read_chat_template
-from sluice.http.options import check_server, model_names
-from sluice.http.parsers import check_parsers
+from sluice.http.base.auth import read_keys
+from sluice.http.base.chat_template_file import read_chat_template
+from sluice.http.base.options import check_server, model_names
+from sluice.http.base.parsers import check_parsers
+from sluice.http.observe.announcement import curl
 from sluice.http.serve import exposure_warning, listen, url_of
 from sluice.process.wire import Ready, decode
 

@@ -19,21 +19,21 @@ from sluice.fleet.link import EPOCH, FleetLink
 from sluice.fleet.options import RAY_PREFIX, FleetPlan, limits_of
 from sluice.fleet.replica_metrics import replica_metrics
 from sluice.fleet.replicas import Replicas
+from sluice.http.apis.responses.store import ResponseStore
 from sluice.http.app import create_app
-from sluice.http.auth import read_keys
-from sluice.http.backend import Backend
-from sluice.http.body import BodyLimits
-from sluice.http.calls import Listener, RequestLog
-from sluice.http.chat_template_file import read_chat_template
-from sluice.http.hosts import answered_names
-from sluice.http.isolation import read_isolation
-from sluice.http.metrics import Metrics
-from sluice.http.origins import allowed_origins
-from sluice.http.otel import open_traces
-from sluice.http.parsers import check_parsers
-from sluice.http.responses.store import ResponseStore
-from sluice.http.served_model import ServedModel
-from sluice.http.unknown_fields import IgnoredFieldsLog
+from sluice.http.base.auth import read_keys
+from sluice.http.base.backend import Backend
+from sluice.http.base.body import BodyLimits
+from sluice.http.base.calls import Listener, RequestLog
+from sluice.http.base.chat_template_file import read_chat_template
+from sluice.http.base.isolation import read_isolation
+from sluice.http.base.origins import allowed_origins
+from sluice.http.base.parsers import check_parsers
+from sluice.http.base.served_model import ServedModel
+from sluice.http.base.unknown_fields import IgnoredFieldsLog
+from sluice.http.edge.hosts import answered_names
+from sluice.http.observe.metrics import Metrics
+from sluice.http.observe.otel import open_traces
 from sluice.process.client import EngineClient
 from sluice.process.engine_process import freeze_gc
 from sluice.process.engine_state import EngineState

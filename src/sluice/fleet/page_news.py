@@ -12,7 +12,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from sluice.kv.events import PageEvent, PagesCleared, PagesRemoved, PagesStored
-from sluice.process.kv_event_wire import EventBatch, decode_batch, encode_batch
+from sluice.process.kv_events.wire import EventBatch, decode_batch, encode_batch
 from sluice.types import Tier
 
 MOST_KEPT = 1 << 16

@@ -8,7 +8,7 @@ from sluice.engine.messages import Stats
 from sluice.fleet.apart import Apart
 from sluice.fleet.choosing import Chooser
 from sluice.fleet.totals import FleetTotals
-from sluice.http.metrics_page import Page
+from sluice.http.observe.metrics_page import Page
 
 LABEL = "replica"
 

@@ -10,8 +10,32 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sluice.constraints.checker import ConstraintChecker
-from sluice.http.answer_types import (
+from sluice.http.apis.anthropic.routes import add_anthropic
+from sluice.http.apis.ollama.routes import add_ollama
+from sluice.http.apis.responses.routes import add_responses
+from sluice.http.apis.responses.store import ResponseStore
+from sluice.http.apis.scoring import (
+    RERANK_BODY,
+    RERANK_PATHS,
+    SCORE_BODY,
+    RerankAnswer,
+    ScoreAnswer,
+    parse_rerank,
+    parse_score,
+)
+from sluice.http.apis.sglang import GENERATE_BODY, NativeAnswer, parse_generate
+from sluice.http.base.auth import KeyRequired
+from sluice.http.base.backend import Backend
+from sluice.http.base.body import BodyLimits, BodyReader
+from sluice.http.base.calls import Calls, Listener
+from sluice.http.base.errors import ERROR_HANDLERS
+from sluice.http.base.heartbeats import Heartbeats
+from sluice.http.base.isolation import CacheIsolation
+from sluice.http.base.origins import Origins
+from sluice.http.base.routes import Routes
+from sluice.http.base.tokenizer_threads import TokenizerThreads
+from sluice.http.base.turns import BegunInTurns, Turns
+from sluice.http.call.answer_types import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
@@ -22,46 +46,14 @@ from sluice.http.answer_types import (
     Reranked,
     Scored,
 )
-from sluice.http.answers import (
+from sluice.http.call.answers import (
     ChatAnswer,
     CompletionAnswer,
 )
-from sluice.http.anthropic.routes import add_anthropic
-from sluice.http.auth import KeyRequired
-from sluice.http.backend import Backend
-from sluice.http.body import BodyLimits, BodyReader
-from sluice.http.calls import Calls, Listener
-from sluice.http.connections import RefuseExtra
-from sluice.http.cross_site import CrossSiteChecked, with_cors
-from sluice.http.docs_page import add_docs_page
-from sluice.http.embeddings import EMBEDDING_BODY, EmbeddingAnswer, parse_embedding
-from sluice.http.errors import ERROR_HANDLERS
-from sluice.http.generating import Embed, make_embed, make_generate, while_client_is_there
-from sluice.http.heartbeats import Heartbeats
-from sluice.http.hosts import HostChecked
-from sluice.http.info import add_description, add_health, add_info
-from sluice.http.isolation import CacheIsolation
-from sluice.http.metrics import Metrics
-from sluice.http.metrics_page import Page, add_metrics
-from sluice.http.ollama_routes import add_ollama
-from sluice.http.openai import CHAT_BODY, COMPLETION_BODY, parse_chat, parse_completion
-from sluice.http.origins import Origins
-from sluice.http.page import add_greeting, add_page
-from sluice.http.responses.routes import add_responses
-from sluice.http.responses.store import ResponseStore
-from sluice.http.routes import Routes
-from sluice.http.scoring import (
-    RERANK_BODY,
-    RERANK_PATHS,
-    SCORE_BODY,
-    RerankAnswer,
-    ScoreAnswer,
-    parse_rerank,
-    parse_score,
-)
-from sluice.http.sglang import GENERATE_BODY, NativeAnswer, parse_generate
-from sluice.http.sleep_routes import add_sleep
-from sluice.http.tokenize import (
+from sluice.http.call.embeddings import EMBEDDING_BODY, EmbeddingAnswer, parse_embedding
+from sluice.http.call.generating import Embed, make_embed, make_generate, while_client_is_there
+from sluice.http.call.openai import CHAT_BODY, COMPLETION_BODY, parse_chat, parse_completion
+from sluice.http.call.tokenize import (
     DETOKENIZE_BODY,
     TOKENIZE_BODY,
     Detokenized,
@@ -71,11 +63,19 @@ from sluice.http.tokenize import (
     parse_tokenize,
     tokenize,
 )
-from sluice.http.tokenizer_threads import TokenizerThreads
-from sluice.http.trace_feed import TraceFeed
-from sluice.http.trace_routes import add_trace
-from sluice.http.turns import BegunInTurns, Turns
+from sluice.http.edge.connections import RefuseExtra
+from sluice.http.edge.cross_site import CrossSiteChecked, with_cors
+from sluice.http.edge.hosts import HostChecked
+from sluice.http.observe.docs_page import add_docs_page
+from sluice.http.observe.info import add_description, add_health, add_info
+from sluice.http.observe.metrics import Metrics
+from sluice.http.observe.metrics_page import Page, add_metrics
+from sluice.http.observe.page import add_greeting, add_page
+from sluice.http.observe.sleep_routes import add_sleep
+from sluice.http.observe.trace_feed import TraceFeed
+from sluice.http.observe.trace_routes import add_trace
 from sluice.process.sleep import Sleep
+from sluice.text.constraints.checker import ConstraintChecker
 
 T = TypeVar("T")
 

@@ -23,34 +23,34 @@ from typing import Any
 from sluice.assembly.ranks import refuse_ranks
 from sluice.config import ConfigError, EngineConfig, ServerConfig
 from sluice.engine.clock import WallClock
-from sluice.http.announcement import announcement, own_command
+from sluice.http.apis.responses.store import ResponseStore
 from sluice.http.app import create_app
-from sluice.http.auth import read_admin_keys, read_keys
-from sluice.http.backend import Backend
-from sluice.http.body import BodyLimits
-from sluice.http.calls import Listener, RequestLog
-from sluice.http.chat_template_file import read_chat_template
-from sluice.http.connections import descriptor_limit, max_connections
-from sluice.http.hosts import answered_names
-from sluice.http.http_server import HttpServer
-from sluice.http.isolation import read_isolation
-from sluice.http.loop_watchdog import LoopWatchdog
-from sluice.http.metrics import Metrics
-from sluice.http.origins import allowed_origins
-from sluice.http.otel import open_traces
-from sluice.http.parsers import check_parsers
-from sluice.http.responses.store import ResponseStore
-from sluice.http.served_model import ServedModel
-from sluice.http.tls import read_certificate
-from sluice.http.trace_feed import TraceFeed
-from sluice.http.unknown_fields import IgnoredFieldsLog
+from sluice.http.base.auth import read_admin_keys, read_keys
+from sluice.http.base.backend import Backend
+from sluice.http.base.body import BodyLimits
+from sluice.http.base.calls import Listener, RequestLog
+from sluice.http.base.chat_template_file import read_chat_template
+from sluice.http.base.isolation import read_isolation
+from sluice.http.base.origins import allowed_origins
+from sluice.http.base.parsers import check_parsers
+from sluice.http.base.served_model import ServedModel
+from sluice.http.base.unknown_fields import IgnoredFieldsLog
+from sluice.http.edge.connections import descriptor_limit, max_connections
+from sluice.http.edge.hosts import answered_names
+from sluice.http.edge.http_server import HttpServer
+from sluice.http.edge.tls import read_certificate
+from sluice.http.observe.announcement import announcement, own_command
+from sluice.http.observe.loop_watchdog import LoopWatchdog
+from sluice.http.observe.metrics import Metrics
+from sluice.http.observe.otel import open_traces
+from sluice.http.observe.trace_feed import TraceFeed
 from sluice.process.client import EngineClient
 from sluice.process.engine_process import freeze_gc
 from sluice.process.engine_state import EngineState
 from sluice.process.launch import EngineStartError, EngineTimeouts
 from sluice.process.logs import configure_logging, one_line
 from sluice.process.observer import Observers
-from sluice.process.rank_node import run_node
+from sluice.process.ranks.node import run_node
 from sluice.process.sleep import Sleep
 from sluice.process.supervisor import Supervisor
 from sluice.process.wire import FACTORY, Ready, Start

@@ -62,7 +62,7 @@ class RowWiseFp8(Product):
         return weight.in_features % 16 == 0 and weight.out_features % 16 == 0 and weight.in_features <= MAX_ROW
 
     def layer(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> nn.Module:
-        from sluice.triton.fp8 import quantize_rows
+        from sluice.kernels.triton.fp8 import quantize_rows
 
         assert isinstance(weight, Fp8Weight), f"a weight of {type(weight).__name__}"
         return Fp8Linear(weight, bias, lambda x: Fp8Rows(*quantize_rows(dense_rows(x)), x.dtype))
@@ -77,7 +77,7 @@ class W4A16(Product):
 
     def takes(self, weight: QuantizedWeight) -> bool:
         assert isinstance(weight, Int4Weight), f"a weight of {type(weight).__name__}"
-        from sluice.triton.int4_linear import INPUTS
+        from sluice.kernels.triton.int4_linear import INPUTS
 
         return weight.group % INPUTS == 0 or INPUTS % weight.group == 0 or weight.group == weight.in_features
 
@@ -101,7 +101,7 @@ class W4A16Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in_features] to [N, out_features]."""
-        from sluice.triton.int4_linear import int4_linear
+        from sluice.kernels.triton.int4_linear import int4_linear
 
         return int4_linear(dense_rows(x), self.values, self.scales, self.minimums, self.bias)
 

@@ -8,10 +8,10 @@ from torch.nn import functional
 from sluice.attention.base import PagedKV
 from sluice.attention.int8 import PackedInt8KV
 from sluice.attention.packed import STEPS, PackedKV, dense_heads
+from sluice.kernels.cpu.abi import NormCall, SiluMulCall
+from sluice.kernels.cpu.library import Kernels
 from sluice.models.fp8_rows import Rows
 from sluice.models.ops import ACTIVATIONS, Angles, HeadNorms, Norm, Ops, dense_rows
-from sluice.native.abi import NormCall, SiluMulCall
-from sluice.native.library import Kernels
 
 
 class NativeOps(Ops):

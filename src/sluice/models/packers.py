@@ -9,19 +9,19 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from sluice.kernels.cpu.abi import PackedLinearCall
+from sluice.kernels.cpu.library import Kernels
 from sluice.models.cuda_packer import CudaPacker
 from sluice.models.linear import Packer, Source, Tied, activated, int8_of
 from sluice.models.ops import Ops
 from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight, narrowest
-from sluice.native.abi import PackedLinearCall
-from sluice.native.library import Kernels
 
 BLOCK = 32
-"""Outputs in a block of the packed weight (`native/packing.h`)."""
+"""Outputs in a block of the packed weight (`kernels/cpu/packing.h`)."""
 CODES: Mapping[str | None, int] = {None: 0, "silu": 1, "swish": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
-"""Numbers in `native/abi.h` of the activations that the kernel applies."""
+"""Numbers in `kernels/cpu/abi.h` of the activations that the kernel applies."""
 SCALE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""In the order of `native/abi.h`."""
+"""In the order of `kernels/cpu/abi.h`."""
 
 
 def packer_for(device: torch.device, kernels: Kernels | None) -> Packer:
@@ -75,7 +75,7 @@ class OneDNNPacker(Packer):
 
 
 class PackedWeight(NamedTuple):
-    """A weight in the layout of `native/packing.h`. The last block may hold more outputs than the layer."""
+    """A weight in the layout of `kernels/cpu/packing.h`. The last block may hold more outputs than the layer."""
 
     values: torch.Tensor
     """[blocks, in_features / 2, 32, 2] bfloat16, output `32 * block + n` at [block, :, n, :]; or

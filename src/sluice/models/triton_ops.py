@@ -6,11 +6,11 @@ import torch
 
 from sluice.attention.base import LayerKV, PagedKV
 from sluice.attention.triton.kv import TritonKV
+from sluice.kernels.triton.gates import CODES, gate_rows, gate_rows_to_fp8
+from sluice.kernels.triton.norms import MAX_SIZE, norm_rows
+from sluice.kernels.triton.rotary import Destination, HeadNorm, rotate
 from sluice.models.fp8_rows import Fp8Rows, Rows
 from sluice.models.ops import Angles, HeadNorms, Norm, Ops, dense_rows
-from sluice.triton.gates import CODES, gate_rows, gate_rows_to_fp8
-from sluice.triton.norms import MAX_SIZE, norm_rows
-from sluice.triton.rotary import Destination, HeadNorm, rotate
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 

@@ -31,16 +31,16 @@ from sluice.config import MemoryShortage
 from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import LoadingPart, Phase, WatchedRunner
 from sluice.engine.step_watch import StepWatch
-from sluice.faults import FaultKind, of_engine, parse_faults
 from sluice.process.faults import FaultyRunner
-from sluice.process.kv_event_sender import KvEventSender
+from sluice.process.kv_events.sender import KvEventSender
 from sluice.process.logs import configure_logging
 from sluice.process.priority import be_nice
-from sluice.process.rank_spawn import RankProcesses, Spawned
-from sluice.process.ray_ranks import place_ranks
+from sluice.process.ranks.ray_ranks import place_ranks
+from sluice.process.ranks.spawn import RankProcesses, Spawned
 from sluice.process.socket_folder import SocketFolder
 from sluice.process.wire import Failed, Ready, Start
 from sluice.process.zmq_link import ZmqLink
+from sluice.types.faults import FaultKind, of_engine, parse_faults
 
 EXIT_FAILED = 3
 """Exit status after the reason was sent as `Failed`."""
@@ -119,7 +119,7 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
 
         spawned = _start_ranks(start, link, tick)  # first, as each takes seconds to load torch
         with importing():
-            from sluice.process.ranks import meet_ranks
+            from sluice.process.ranks.ranks import meet_ranks
 
         ranks = meet_ranks(start, spawned, link.folder.ranks, tick, partial(link.heartbeat.tick, Phase.DEVICE))
     with importing():

@@ -1,4 +1,4 @@
-"""Injects the faults of `sluice.faults` into an engine's steps."""
+"""Injects the faults of `sluice.types.faults` into an engine's steps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from sluice.engine.heartbeat import Heartbeat, Phase
 from sluice.engine.protocols import Pending, Runner
-from sluice.faults import Fault, FaultKind
 from sluice.types import BatchPlan, BatchResult
+from sluice.types.faults import Fault, FaultKind
 
 TICK_SECONDS = 1.0
 """Time between two ticks of a slow step."""

@@ -24,7 +24,7 @@ from sluice.config import EngineConfig
 from sluice.process.client import EngineClient
 from sluice.process.engine_state import EngineState, Loading
 from sluice.process.heartbeat import Reading
-from sluice.process.kv_event_board import KvEventBoard, KvEventSink
+from sluice.process.kv_events.board import KvEventBoard, KvEventSink
 from sluice.process.launch import CannotStartNow, EngineProcess, EngineStartError, EngineTimeouts
 from sluice.process.restarts import RESTART_WINDOW, Backoff, DescriptorReserve, RestartBudget
 from sluice.process.sleep import PUT_TO_SLEEP, Sleep

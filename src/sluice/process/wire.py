@@ -32,9 +32,9 @@ from sluice.engine.messages import (
     WatchSteps,
 )
 from sluice.engine.step_watch import StepsSeen
-from sluice.footprint import Footprint
-from sluice.limits import Limits
 from sluice.types import Output, SamplingDefaults, Submit, Tier, TokenLogprobs
+from sluice.types.footprint import Footprint
+from sluice.types.request_limits import Limits
 
 FACTORY = "sluice.process.engine_process:build"
 """The factory that `sluice serve` uses."""

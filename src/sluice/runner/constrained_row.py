@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sluice.grammar.base import Bits, CompiledGrammar, GrammarError, Matcher
+from sluice.runner.grammar.base import Bits, CompiledGrammar, GrammarError, Matcher
 from sluice.types import NewSlot
 
 SLOW_SECONDS = 0.005

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sluice.grammar.base import Bits, GrammarError
 from sluice.runner.constrained_row import ConstrainedRow
+from sluice.runner.grammar.base import Bits, GrammarError
 
 LOGGER = logging.getLogger("sluice.engine")
 

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sluice.attention.base import Attention
 from sluice.device.queues import noop
-from sluice.native.abi import Operation
-from sluice.native.library import Call, CallList, Kernels
+from sluice.kernels.cpu.abi import Operation
+from sluice.kernels.cpu.library import Call, CallList, Kernels
 from sluice.runner.device_state import DeviceState
 from sluice.runner.forwards import Forwards, Model
 from sluice.runner.graphs import Captured, DecodeGraphs

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from sluice.grammar.compiler import be_nicer
+from sluice.runner.grammar.compiler import be_nicer
 
 Task = Callable[[], None]
 """Raises nothing."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
-from sluice.faults import Fault
 from sluice.runner.forwards import Model
+from sluice.types.faults import Fault
 
 
 class NanFaultModel:

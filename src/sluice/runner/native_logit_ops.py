@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from sluice.native.abi import MaskCall
-from sluice.native.library import Kernels
+from sluice.kernels.cpu.abi import MaskCall
+from sluice.kernels.cpu.library import Kernels
 from sluice.runner.cpu_logit_ops import MINUS_INF, CpuLogitOps
 
 

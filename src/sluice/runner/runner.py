@@ -3,7 +3,7 @@
 On the host, at launch:
 
     check   refuse a plan that does not fit, before anything changes
-    copy    pages from and to the tiers behind the device (`tiers/copies.py`)
+    copy    pages from and to the tiers behind the device (`storage/copies.py`)
     apply   new slots and pages
     lay out the plan as arrays (`inputs.py`), and what its rows ask for beside the forward (`features/`)
     stage   the arrays: they start for the device in one copy (`device/transport.py`)
@@ -33,7 +33,6 @@ from sluice.attention.base import Attention
 from sluice.device.memory import kv_bytes
 from sluice.device.queues import noop
 from sluice.device.transport import Arrived, Transport, transport_for
-from sluice.footprint import Footprint
 from sluice.runner.device_state import DeviceState
 from sluice.runner.drafting.drafter import RunnerDrafter
 from sluice.runner.drafting.step import DraftStep
@@ -52,8 +51,9 @@ from sluice.runner.offload.rows import (
     run_slices,
     with_offloaded,
 )
-from sluice.tiers.copies import Copies, CopiesOnly, FailedStep, Launched, NoTiers, WithCopies
+from sluice.storage.copies import Copies, CopiesOnly, FailedStep, Launched, NoTiers, WithCopies
 from sluice.types import BatchPlan, PlanError
+from sluice.types.footprint import Footprint
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
+from sluice.kernels.triton.masks import mask_rows
+from sluice.kernels.triton.penalties import penalize
+from sluice.kernels.triton.sampling import sample_rows
+from sluice.kernels.triton.totals import totals
 from sluice.runner.logit_ops import LogitOps, PenaltyValues, TokenTables
 from sluice.runner.sampler import SLICE_ELEMENTS, RowGroup, RowKind, SamplingRows
-from sluice.triton.masks import mask_rows
-from sluice.triton.penalties import penalize
-from sluice.triton.sampling import sample_rows
-from sluice.triton.totals import totals
 
 RANKED = (RowKind.SHORT, RowKind.FULL)
 

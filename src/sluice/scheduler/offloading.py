@@ -18,7 +18,7 @@ from typing import NamedTuple
 from sluice.kv.offload import OffloadLease
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.cost import Load
-from sluice.scheduler.drafter import Drafter
+from sluice.scheduler.drafting.drafter import Drafter
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import OpenChunk, SchedulerState
 from sluice.types import Bound, Chunk, ChunkSlice, OffloadLimits

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from sluice.scheduler.admission import admit as admit_request
 from sluice.scheduler.batch import BatchBuilder
-from sluice.scheduler.drafting import draft, ready_to_decode
+from sluice.scheduler.drafting.draft_rows import draft, ready_to_decode
 from sluice.scheduler.fair import fair
 from sluice.scheduler.loading import load_back
 from sluice.scheduler.offloading import ALONE, Kinds, plan_offloaded

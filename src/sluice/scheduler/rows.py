@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sluice.scheduler.drafter import Drafter
+from sluice.scheduler.drafting.drafter import Drafter
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
 from sluice.types import Chunk, FinishReason, Output, TokenLogprobs

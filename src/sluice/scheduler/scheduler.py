@@ -20,7 +20,7 @@ from sluice.scheduler.admission import check_fits, open_further
 from sluice.scheduler.backlog import queued_prefill_tokens
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.chunk_sizer import ChunkSizer
-from sluice.scheduler.drafter import Drafter
+from sluice.scheduler.drafting.drafter import Drafter
 from sluice.scheduler.lost_pages import lose_page
 from sluice.scheduler.offloading import awaits_loads, is_prefill, lease_of
 from sluice.scheduler.pacer import Pacer, Pacing

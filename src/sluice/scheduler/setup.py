@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sluice.kv.events import NO_EVENTS, NoEvents
 from sluice.kv.manager import KVManager
-from sluice.scheduler.measured_drafter import drafter_of
+from sluice.scheduler.drafting.measured_drafter import drafter_of
 from sluice.scheduler.pacer import Pacing
 from sluice.scheduler.scheduler import Scheduler
 from sluice.types import DraftLimits, OffloadLimits, SchedulerLimits, TierLimits

@@ -22,7 +22,7 @@ from sluice.kv.flights import Load
 from sluice.kv.manager import KVManager, Lease, ResidentLease
 from sluice.kv.offload import OffloadLease
 from sluice.scheduler.chunk_sizer import ChunkSizer
-from sluice.scheduler.drafter import Drafter
+from sluice.scheduler.drafting.drafter import Drafter
 from sluice.scheduler.pacer import Pacer
 from sluice.scheduler.queue import WaitingQueue
 from sluice.scheduler.request import Request, Status

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sluice.assembly.resolve import resolve
-from sluice.catalog.sizes import NUMBER_BYTES, ModelSizes, SizesError
 from sluice.config import ConfigError, EngineConfig
+from sluice.models.catalog.sizes import NUMBER_BYTES, ModelSizes, SizesError
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.machine import Machine
 from sluice.sim.world import World

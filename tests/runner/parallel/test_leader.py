@@ -21,19 +21,19 @@ from ranks import FakeGrammar, FakeMatcher, Ranks, ShardOfWhole, answer_of, runn
 from shadow_model import ShadowModel, shadow_runner, shadow_shape, shadow_state
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.engine.messages import Abort
-from sluice.grammar.base import Bits
 from sluice.parallel.group import Alone, GroupError
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.features.base import BAD_LOGITS
 from sluice.runner.features.grammars import Grammars
+from sluice.runner.grammar.base import Bits
 from sluice.runner.parallel.answers import AnswersWhenDone
 from sluice.runner.parallel.frames import Answer, Close, decode_command, decode_reply, encode
 from sluice.runner.parallel.leader import summed
 from sluice.runner.parallel.stage_timer import StageTimer
+from sluice.storage.copies import CopiesOnly
 from sluice.testing.links import ThreadLeaderLink
-from sluice.tiers.copies import CopiesOnly
 from sluice.types import (
     BatchPlan,
     BatchResult,

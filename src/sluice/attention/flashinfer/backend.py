@@ -14,7 +14,7 @@ from sluice.attention.flashinfer.attention import FlashInferAttention
 from sluice.attention.flashinfer.layer import DTYPES, HEAD_DIMS
 from sluice.attention.spec import AttentionSpec
 from sluice.attention.triton.backend import TritonBackend
-from sluice.native.library import Kernels
+from sluice.kernels.cpu.library import Kernels
 
 OLDEST = (8, 0)
 

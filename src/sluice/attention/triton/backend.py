@@ -11,10 +11,8 @@ import torch
 from sluice.attention.backend import AttentionBackend, dtype_names
 from sluice.attention.base import Attention, PagedKV
 from sluice.attention.spec import AttentionSpec, KVShape
-from sluice.native.library import Kernels
-
-QUERY_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-MAX_HEAD_DIM = 256
+from sluice.attention.triton.tiles import MAX_HEAD_DIM, QUERY_DTYPES, Arch
+from sluice.kernels.cpu.library import Kernels
 
 
 class TritonBackend(AttentionBackend):
@@ -30,8 +28,6 @@ class TritonBackend(AttentionBackend):
     def missing(self, device: torch.device, cpu_kernels: str) -> str | None:
         if find_spec("triton") is None:
             return "the package triton is not installed; use --attention-backend reference"
-        from sluice.attention.triton.tiles import Arch
-
         try:
             Arch.of(device)
         except ValueError as error:
@@ -52,6 +48,5 @@ class TritonBackend(AttentionBackend):
 
     def make(self, device: torch.device, kernels: Kernels | None, tick: Callable[[], None]) -> Attention:
         from sluice.attention.triton.attention import TritonAttention
-        from sluice.attention.triton.tiles import Arch
 
         return TritonAttention(Arch.of(device))

@@ -10,8 +10,8 @@ import triton
 
 from sluice.attention.base import ForwardBatch, LayerKV, PagedKV
 from sluice.attention.spec import AttentionSpec
-from sluice.attention.triton.backend import MAX_HEAD_DIM, QUERY_DTYPES
 from sluice.attention.triton.kv import TritonKV
+from sluice.attention.triton.tiles import MAX_HEAD_DIM, QUERY_DTYPES
 from sluice.attention.triton.walk import AS_STORED, E4M3_BITS, KernelSpec
 
 LOG2_E = math.log2(math.e)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-import triton
 
+QUERY_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MAX_HEAD_DIM = 256
 OLDEST = (8, 0)
 LARGE_SHARED = frozenset({(8, 0), (8, 7), (9, 0), (10, 0), (10, 3)})
 """Compute capabilities with 163 KiB of shared memory for a program, or more."""
@@ -32,6 +33,8 @@ class Arch:
             ValueError: the device is too old, or no CUDA device while Triton compiles.
         """
         if device.type != "cuda":
+            import triton
+
             if not triton.knobs.runtime.interpret:
                 raise ValueError(
                     f"Triton attention needs a CUDA device, got {device}: use the reference or cpu kernels"

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 
 from sluice.device.queues import HostBuffers, pinned_host_buffer, plain_host_buffer
-from sluice.grammar.base import Bits, CompiledGrammar, CompiledGrammars, GrammarError, Matcher
 from sluice.runner.constrained_row import ConstrainedRow
 from sluice.runner.draft_masks import DraftMasks
 from sluice.runner.drafts import StagedDrafts, reached
 from sluice.runner.features.base import Feature, StagedFeature, StepLogits, StepReport
+from sluice.runner.grammar.base import Bits, CompiledGrammar, CompiledGrammars, GrammarError, Matcher
 from sluice.runner.inputs import HostBatch
 from sluice.runner.mask_workers import MaskWorkers
 from sluice.types import NewSlot

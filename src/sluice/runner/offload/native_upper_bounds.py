@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from sluice.native.abi import PageBoundsCall
-from sluice.native.library import Kernels
+from sluice.kernels.cpu.abi import PageBoundsCall
+from sluice.kernels.cpu.library import Kernels
 from sluice.runner.offload.quest import torch_upper_bounds
 
 LANES = 16

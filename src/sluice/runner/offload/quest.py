@@ -14,8 +14,8 @@ from typing import ClassVar
 import torch
 
 from sluice.device.memory import tensor_bytes
-from sluice.footprint import KVSizes
 from sluice.runner.offload.sparse import SparsePolicy
+from sluice.types.footprint import KVSizes
 
 LEAST_CAPACITY = 64
 """Pages that bounds are first kept for."""

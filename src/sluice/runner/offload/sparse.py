@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from sluice.footprint import KVSizes
+from sluice.types.footprint import KVSizes
 
 
 class SparsePolicy(ABC):

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from sluice.runner.parallel.control import FollowerLink
 from sluice.runner.parallel.frames import Answer, encode
-from sluice.tiers.copies import Launched
+from sluice.storage.copies import Launched
 
 Micros = tuple[int, ...]
 """What this stage computed of a step, if that is known: `BatchResult.stage_micros`."""

@@ -26,7 +26,7 @@ from sluice.runner.parallel.follower import answers
 from sluice.runner.parallel.frames import Close, Launch, Masks, Problem, decode_reply, encode
 from sluice.runner.parallel.stage_timer import Timed, untimed
 from sluice.runner.runner import TorchRunner
-from sluice.tiers.copies import Launched, ended
+from sluice.storage.copies import Launched, ended
 from sluice.types import BatchPlan, BatchResult, CopyDone, PageCopy
 
 PROBLEM_SECONDS = 1.0

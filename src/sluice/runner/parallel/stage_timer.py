@@ -10,7 +10,7 @@ import torch
 
 from sluice.parallel.group import Group
 from sluice.parallel.member import Member
-from sluice.tiers.copies import Launched
+from sluice.storage.copies import Launched
 
 Clock = Callable[[], float]
 Timed = Callable[[Callable[[], Launched]], tuple[Launched, tuple[int, ...]]]

@@ -1,0 +1,74 @@
+"""Answers of the engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from typing import Any
+
+from sluice.cli.chat.answers import STOPPED, AnswerError, Messages, Part, Usage
+from sluice.cli.chat.progress import PromptBar
+from sluice.cli.chat.stopping import Stopper
+from sluice.llm.llm import LLM
+from sluice.llm.outputs import GenerationError
+from sluice.types import SamplingParams
+
+
+class _Stopped(Exception):
+    """The answer was stopped before its first token."""
+
+
+class LocalSource:
+    """Answers with a loaded model.
+
+    Args:
+        llm: closed with the source.
+        asked: sampling parameters that the user set.
+
+    Raises:
+        ValueError: the model has no chat template, or there is too little room for its answers.
+    """
+
+    def __init__(self, llm: LLM, asked: Mapping[str, Any]) -> None:
+        self._llm = llm
+        self._sampling = llm.info.sampling_defaults.fill(SamplingParams(**asked), asked)
+        # Tells at once whether conversations are possible, and starts the process that renders them.
+        llm.stream_chat([{"role": "user", "content": "Hello"}], self._sampling)
+
+    @property
+    def model(self) -> str:
+        return self._llm.info.model
+
+    @property
+    def where(self) -> str:
+        return f"in this process, on {self._llm.info.device}"
+
+    def answer(self, messages: Messages, stopper: Stopper) -> Generator[Part, None, None]:
+        cached = total = written = 0
+        reason: str | None = None
+        with PromptBar() as bar:
+
+            def read(done: int, of: int) -> None:
+                nonlocal cached, total
+                cached, total = (cached, of) if total else (done, of)
+                bar.show(done, of)
+                if stopper.is_asked:
+                    raise _Stopped
+
+            try:
+                with closing(self._llm.stream_chat(messages, self._sampling, on_prefill=read)) as pieces:
+                    for piece in pieces:
+                        bar.close()
+                        written += piece.token_id is not None
+                        reason = None if piece.finish_reason is None else piece.finish_reason.value
+                        yield Part(piece.text)
+                        if stopper.is_asked:
+                            raise _Stopped
+            except _Stopped:
+                reason = reason or STOPPED
+            except (ValueError, GenerationError) as error:
+                raise AnswerError(str(error)) from error
+        yield Part(usage=Usage(total, cached, written), finish_reason=reason)
+
+    def close(self) -> None:
+        self._llm.close()

@@ -1,0 +1,1 @@
+"""The APIs beside OpenAI's completions and chats, one folder or file each."""

@@ -1,0 +1,142 @@
+"""What Ollama's API says about models: `GET /api/tags`, `GET /api/ps` and `POST /api/show`."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from sluice.http.apis.ollama.names import served_name, with_tag
+from sluice.http.base import unsupported_fields
+from sluice.http.base.backend import Service
+from sluice.http.base.body import read_fields
+from sluice.http.base.errors import bad_request
+from sluice.http.base.routes import Body
+
+NEVER = "9999-12-31T23:59:59Z"
+"""When a model is unloaded that stays for as long as the server."""
+SUFFIXES = ("forcausallm", "lmheadmodel", "model")
+"""What the names of architectures end with, in lower case."""
+DEFAULTS = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
+"""Names in Ollama's `parameters` that are others than ours."""
+
+
+class ShowFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /api/show`."""
+
+    model: str | None = None
+    name: str | None = None
+    """The former name of `model`."""
+
+
+SHOW_BODY = Body((ShowFields,))
+
+
+def tags(service: Service, started: int) -> dict[str, Any]:
+    """Return the answer to `GET /api/tags`: a model for each name.
+
+    Args:
+        started: when the server was, in Unix seconds.
+    """
+    return {"models": [_model(service, name) | {"modified_at": _time(started)} for name in service.models]}
+
+
+def running(service: Service) -> dict[str, Any]:
+    """Return the answer to `GET /api/ps`: the same models, all of them loaded."""
+    memory = service.memory
+    size = memory.weights_bytes + memory.device_kv_bytes
+    on_gpu = size if str(_setting(service, "device")).startswith("cuda") else 0
+    state = {
+        "size": size,
+        "size_vram": on_gpu,
+        "expires_at": NEVER,
+        "context_length": service.limits.max_request_tokens,
+    }
+    return {"models": [_model(service, name) | state for name in service.models]}
+
+
+def parse_show(body: bytes) -> str:
+    """Check the body of `POST /api/show`, and return the name of the model.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    fields = read_fields(body, ShowFields, unsupported_fields.OLLAMA_SHOW)
+    name = fields.model or fields.name
+    if not name:
+        raise bad_request("model is required", param="model")
+    return name
+
+
+def show(service: Service, name: str, started: int) -> dict[str, Any]:
+    """Return the answer to `POST /api/show`.
+
+    Raises:
+        ApiError: 404, another model.
+    """
+    own = served_name(service, name)
+    family = _family(service)
+    defaults = service.sampling_defaults.as_dict()
+    return {
+        "modelfile": f"# {own} is served by Sluice from a checkpoint, not from a Modelfile\n",
+        "parameters": "\n".join(f"{DEFAULTS.get(key, key)} {value}" for key, value in defaults.items()),
+        "template": service.tokenizer.chat_template_source or "{{ .Prompt }}",
+        "details": _details(service),
+        "model_info": {
+            "general.architecture": family,
+            f"{family}.context_length": service.limits.max_model_len,
+            f"{family}.vocab_size": service.limits.vocab_size,
+        },
+        "capabilities": [
+            "completion",
+            *(["tools"] if service.replies.tools is not None else []),
+            *(["thinking"] if service.replies.tells_reasoning else []),
+        ],
+        "modified_at": _time(started),
+    }
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "name": with_tag(name),
+        "model": with_tag(name),
+        "size": service.memory.weights_bytes,
+        "digest": _digest(service, name),
+        "details": _details(service),
+    }
+
+
+def _digest(service: Service, name: str) -> str:
+    """Return a digest of what is known of a model. Clients tell models apart by it, and show its beginning."""
+    facts = [name, service.architecture, service.memory.weights_bytes, service.limits.max_model_len]
+    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
+
+
+def _details(service: Service) -> dict[str, Any]:
+    family = _family(service)
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": str(_setting(service, "dtype") or ""),
+    }
+
+
+def _family(service: Service) -> str:
+    """Return the beginning of the architecture's name, such as "qwen3"."""
+    name = service.architecture.lower()
+    for suffix in SUFFIXES:
+        name = name.removesuffix(suffix)
+    return name or "unknown"
+
+
+def _setting(service: Service, name: str) -> Any:
+    return next((setting.value for setting in service.settings if setting.name == name), None)
+
+
+def _time(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,124 @@
+"""The routes of OpenAI's Responses API: a response is created, stored, looked up and deleted."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sluice.http.apis.responses.answers import ResponseAnswer
+from sluice.http.apis.responses.fields import RESPONSE_BODY, ResponseCall, ResponseFields, parse_response
+from sluice.http.apis.responses.items import Item, listed
+from sluice.http.apis.responses.store import ResponseStore, StoredResponse, owner_of
+from sluice.http.apis.responses.types import DeletedResponse, InputItems, ResponseEvent, ResponseObject
+from sluice.http.base.auth import SENT_KEY
+from sluice.http.base.errors import bad_request, require
+from sluice.http.base.routes import JSON, Routes, json_answer
+from sluice.http.call.generate_call import GenerateCall
+from sluice.http.call.generating import Generate
+from sluice.http.call.generation import Generation
+
+CONTINUES = b'"previous_response_id"'
+"""In bodies that may continue a long conversation."""
+MOST_LISTED, LISTED = 100, 20
+"""Most items of an answer that lists some, and those of one that is not asked for a number."""
+
+
+class _Creation:
+    """One call of `POST /v1/responses`: keeps what belongs to its response and not to its call."""
+
+    def __init__(self, store: ResponseStore, api_key: bytes) -> None:
+        self._store, self._api_key = store, api_key
+        self._given: ResponseCall | None = None
+
+    def parse(self, body: bytes) -> GenerateCall[ResponseFields]:
+        self._given = parse_response(self._store, self._api_key, body)
+        return self._given.call
+
+    def answer(self, call: GenerateCall[ResponseFields], generation: Generation) -> ResponseAnswer:
+        assert self._given is not None, "a call is parsed before it is answered"
+        return ResponseAnswer(self._given.of(call), generation, self._store)
+
+
+def add_responses(routes: Routes, generate: Generate, store: ResponseStore) -> None:
+    """Add the routes of the Responses API."""
+
+    @routes.add(
+        "POST",
+        "/v1/responses",
+        summary="Continue a conversation (OpenAI)",
+        body=RESPONSE_BODY,
+        answer=ResponseObject,
+        events=ResponseEvent,
+        events_end=None,
+    )
+    async def create(request: Request) -> Response:
+        creation = _Creation(store, _key_of(request))
+        return await generate(request, creation.parse, creation.answer, marker=CONTINUES)
+
+    named = partial(routes.add, answer=ResponseObject)
+
+    @named("GET", "/v1/responses/{response_id}", summary="A stored response (OpenAI)")
+    async def retrieve(request: Request) -> Response:
+        streams = request.query_params.get("stream", "false")
+        message = f"stream {streams!r} is not supported: only responses in the background are streamed again"
+        require(streams in ("false", "False", ""), message, param="stream")
+        return Response(_stored(store, request).response, media_type=JSON)
+
+    @routes.add("DELETE", "/v1/responses/{response_id}", summary="Forget a response (OpenAI)", answer=DeletedResponse)
+    async def delete(request: Request) -> Response:
+        id = request.path_params["response_id"]
+        store.delete(id, _owner(request))
+        return json_answer(DeletedResponse(id, "response.deleted", True))
+
+    @named("POST", "/v1/responses/{response_id}/cancel", summary="Refused: responses are not made in the background")
+    async def cancel(request: Request) -> Response:
+        _stored(store, request)
+        raise bad_request(
+            "the response is over: only one that was created with background: true, which is not supported, could be"
+            " cancelled. A response ends when its client leaves",
+            code="unsupported",
+        )
+
+    @routes.add(
+        "GET",
+        "/v1/responses/{response_id}/input_items",
+        summary="The conversation that a stored response answers (OpenAI)",
+        answer=InputItems,
+    )
+    async def input_items(request: Request) -> Response:
+        stored = _stored(store, request)
+        return json_answer(_page(listed(stored.input_items(), request.path_params["response_id"]), request))
+
+
+def _key_of(request: Request) -> bytes:
+    key: bytes = request.scope.get(SENT_KEY, b"")
+    return key
+
+
+def _owner(request: Request) -> bytes:
+    return owner_of(_key_of(request), request.query_params.get("cache_salt", ""))
+
+
+def _stored(store: ResponseStore, request: Request) -> StoredResponse:
+    return store.get(request.path_params["response_id"], _owner(request))
+
+
+def _page(items: list[Item], request: Request) -> InputItems:
+    """Return the items that a request asks for: so many, in an order, behind one."""
+    query = request.query_params
+    order = query.get("order", "desc")
+    require(order in ("asc", "desc"), f"order must be asc or desc, got {order!r}", param="order")
+    given = query.get("limit", str(LISTED))
+    is_fine = given.isdecimal() and len(given) < 9 and 1 <= int(given) <= MOST_LISTED
+    require(is_fine, f"limit must be an integer from 1 to {MOST_LISTED}, got {given!r}", param="limit")
+    ids = [item["id"] for item in items]
+    after = query.get("after")
+    require(after is None or after in ids, f"after {after!r} is no item of this response", param="after")
+    if order == "desc":
+        items, ids = items[::-1], ids[::-1]
+    start = 0 if after is None else ids.index(after) + 1
+    data, shown = items[start : start + int(given)], ids[start : start + int(given)]
+    first, last = (shown[0], shown[-1]) if shown else (None, None)
+    return InputItems("list", data, first, last, start + len(data) < len(items))

@@ -1,0 +1,133 @@
+"""`POST /rerank` and `/score`: how alike texts are, by the cosine of their embeddings, in the form of vLLM's answers.
+
+Jina's and Cohere's clients send `/v1/rerank` and `/v2/rerank`, with the same fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from sluice.http.base import unsupported_fields
+from sluice.http.base.body import read_fields
+from sluice.http.base.errors import require
+from sluice.http.base.routes import Body
+from sluice.http.call.embeddings import EmbedFields, embed_call
+from sluice.http.call.generate_call import MAX_CHOICES, GenerateCall, Text, documented
+from sluice.http.call.generation import Generation, Usage
+from sluice.text.vectors import cosine, unit_vector
+
+
+class Document(msgspec.Struct, forbid_unknown_fields=True):
+    """A document as Jina's and Cohere's clients may write it."""
+
+    text: Text
+
+
+class RerankFields(EmbedFields, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /rerank`."""
+
+    query: Text
+    documents: Annotated[list[Text | Document], documented(minItems=1)]
+    top_n: Annotated[int, documented(minimum=0)] = 0
+    """Results, the best ones; 0: all."""
+    return_documents: bool = True
+
+
+class ScoreFields(EmbedFields, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /score`."""
+
+    text_1: Text | Annotated[list[Text], documented(minItems=1)]
+    text_2: Text | Annotated[list[Text], documented(minItems=1)]
+
+
+RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
+RERANK_BODY, SCORE_BODY = Body((RerankFields,)), Body((ScoreFields,))
+
+
+def parse_rerank(body: bytes) -> GenerateCall[RerankFields]:
+    """Check the body of `POST /rerank`.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    fields = read_fields(body, RerankFields, unsupported_fields.RERANK)
+    require(fields.top_n >= 0, f"top_n must be at least 0, got {fields.top_n}", param="top_n")
+    _check_texts("query", [fields.query])
+    _check_texts("documents", texts := _texts(fields))
+    return embed_call(fields, (fields.query, *texts), {"prompt": "documents"})
+
+
+def parse_score(body: bytes) -> GenerateCall[ScoreFields]:
+    """Check the body of `POST /score`.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    fields = read_fields(body, ScoreFields, unsupported_fields.SCORE)
+    ones, others = _listed(fields.text_1), _listed(fields.text_2)
+    _check_texts("text_1", ones)
+    _check_texts("text_2", others)
+    message = f"text_1 must be one text, or as many as text_2, {len(others)}; got {len(ones)}"
+    require(len(ones) in (1, len(others)), message, param="text_1")
+    return embed_call(fields, (*ones, *others), {"prompt": "text_2"})
+
+
+def _texts(fields: RerankFields) -> list[str]:
+    return [each if isinstance(each, str) else each.text for each in fields.documents]
+
+
+def _listed(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+def _check_texts(name: str, texts: Sequence[str]) -> None:
+    is_full = bool(texts) and all(texts)
+    require(is_full, f"{name} must be a non-empty text, or a non-empty list of such texts", param=name)
+    message = f"{name} has {len(texts)} texts; at most {MAX_CHOICES - 1} are accepted in one call"
+    require(len(texts) < MAX_CHOICES, message, param=name)
+
+
+class RerankAnswer:
+    """The answer to `POST /rerank`: the documents, the one most like the query first."""
+
+    def __init__(self, call: GenerateCall[RerankFields], generation: Generation) -> None:
+        self._head = {"id": f"rerank-{generation.id}", "model": generation.service.model}
+        self._texts = _texts(call.fields)
+        self._most = call.fields.top_n or len(self._texts)
+        self._returns_documents = call.fields.return_documents
+
+    def whole(self, embeddings: Sequence[bytes], usage: Usage) -> dict[str, Any]:
+        query, *documents = map(unit_vector, embeddings)
+        scores = [cosine(query, document) for document in documents]
+        best = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._most]
+        return self._head | {
+            "results": [self._result(index, scores[index]) for index in best],
+            "usage": usage.as_json(),
+        }
+
+    def _result(self, index: int, score: float) -> dict[str, Any]:
+        document = {"document": {"text": self._texts[index]}} if self._returns_documents else {}
+        return {"index": index, **document, "relevance_score": score}
+
+
+class ScoreAnswer:
+    """The answer to `POST /score`: a score for each pair of texts."""
+
+    def __init__(self, call: GenerateCall[ScoreFields], generation: Generation) -> None:
+        self._head = {
+            "id": f"score-{generation.id}",
+            "object": "list",
+            "created": generation.created,
+            "model": generation.service.model,
+        }
+        self._num_ones = len(_listed(call.fields.text_1))
+
+    def whole(self, embeddings: Sequence[bytes], usage: Usage) -> dict[str, Any]:
+        vectors = [unit_vector(each) for each in embeddings]
+        ones, others = vectors[: self._num_ones], vectors[self._num_ones :]
+        pairs = zip(ones * (len(others) // len(ones)), others, strict=True)
+        data = [{"index": index, "object": "score", "score": cosine(*pair)} for index, pair in enumerate(pairs)]
+        return self._head | {"data": data, "usage": usage.as_json()}

@@ -1,0 +1,1 @@
+"""What every route uses: errors, bodies, routes, frames, keys, the backend."""

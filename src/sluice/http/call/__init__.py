@@ -1,0 +1,1 @@
+"""From a request's fields to an answer, whatever API asks."""

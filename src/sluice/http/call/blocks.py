@@ -1,0 +1,105 @@
+"""The blocks of an answer: its text, its reasoning and its calls of tools, one behind the other.
+
+Responses and Anthropic's messages are lists of blocks. Streams say when one begins, grows and ends; whole answers list
+them. Both are made from the same `Change`s, so that they cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from sluice.text.parsers.events import ArgumentsDelta, CallBegun, CallEnded, Event, ReasoningDelta, TextDelta
+
+
+class Kind(Enum):
+    TEXT = "text"
+    REASONING = "reasoning"
+    CALL = "call"
+
+
+@dataclass(slots=True)
+class Block:
+    """A part of an answer, as far as it has come."""
+
+    index: int
+    """In the answer."""
+    kind: Kind
+    call_id: str = ""
+    """Of a call, as `name`."""
+    name: str = ""
+    is_complete: bool = False
+    """It did not end because the answer had to."""
+    parts: list[str] = field(default_factory=list)
+    """Of the text, or of the JSON text of a call's arguments."""
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+
+class Step(Enum):
+    BEGAN = "began"
+    GREW = "grew"
+    ENDED = "ended"
+
+
+class Change(NamedTuple):
+    """What an event does to a block."""
+
+    step: Step
+    block: Block
+    text: str = ""
+    """By which it grew."""
+
+
+class Blocks:
+    """The blocks of one answer so far."""
+
+    def __init__(self) -> None:
+        self.all: list[Block] = []
+        self._is_open = False
+
+    def push(self, events: Iterable[Event]) -> Iterator[Change]:
+        """Add events, and yield what they change."""
+        for event in events:
+            match event:
+                case TextDelta(text):
+                    yield from self._grow(Kind.TEXT, text)
+                case ReasoningDelta(text):
+                    yield from self._grow(Kind.REASONING, text)
+                case CallBegun(_, call_id, name):
+                    yield from self._begin(Kind.CALL, call_id, name)
+                case ArgumentsDelta(_, text):
+                    yield self._grown(text)
+                case CallEnded(_, is_complete):
+                    yield from self.end(is_complete=is_complete)
+
+    def add_empty_text(self) -> Iterator[Change]:
+        """Add a text without a character."""
+        yield from self._begin(Kind.TEXT)
+        yield from self.end(is_complete=True)
+
+    def end(self, *, is_complete: bool) -> Iterator[Change]:
+        """End the last block, if it has not ended."""
+        if self._is_open:
+            self._is_open = False
+            self.all[-1].is_complete = is_complete
+            yield Change(Step.ENDED, self.all[-1])
+
+    def _grow(self, kind: Kind, text: str) -> Iterator[Change]:
+        if not (self._is_open and self.all[-1].kind is kind):
+            yield from self._begin(kind)
+        yield self._grown(text)
+
+    def _begin(self, kind: Kind, call_id: str = "", name: str = "") -> Iterator[Change]:
+        yield from self.end(is_complete=True)
+        self.all.append(Block(len(self.all), kind, call_id, name))
+        self._is_open = True
+        yield Change(Step.BEGAN, self.all[-1])
+
+    def _grown(self, text: str) -> Change:
+        self.all[-1].parts.append(text)
+        return Change(Step.GREW, self.all[-1], text)

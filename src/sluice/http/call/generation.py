@@ -1,0 +1,330 @@
+"""One HTTP call at the engine: prompts in, pieces of text out, tokens counted.
+
+A call is a request for each sample of each prompt. They share an inbox, and each is one choice of the answer.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeVar
+
+from sluice.http.base.backend import Service
+from sluice.http.base.errors import ApiError, bad_request, no_tier, unavailable
+from sluice.http.base.progress import Progress, together
+from sluice.http.base.turns import Turns
+from sluice.http.call.generate_call import Conversation, F, GenerateCall
+from sluice.http.call.samples import samples
+from sluice.process.client import EngineGone, Inbox
+from sluice.text.parsers.parsing import AnswerParser, TextOnly
+from sluice.text.text_stream import Piece, TextStream
+from sluice.types import CachedTokens, Drafted, FinishReason, Output, Submit, TokenLogprobs
+
+T = TypeVar("T")
+MAX_OPEN = 1 << 16
+"""Requests of all calls together, running and waiting; each takes a few kB here and at the engine."""
+PROMPT_END = 16
+"""Tokens at the end of a prompt that show whether it begins the reasoning of the answer."""
+BEFORE_MESSAGE = 32
+"""Characters before a message that is continued, in which the template may begin its reasoning."""
+AT_ONCE = 64
+"""Choices that are prepared, or submitted, in one turn: 2 ms."""
+
+NO_DRAFTS = Drafted()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a call: each prompt once for any `n`; the outputs of all choices together."""
+
+    prompt_tokens: int
+    cached: CachedTokens
+    completion_tokens: int
+    reasoning_tokens: int = 0
+    """Those among them that precede the answer."""
+    drafted: Drafted = NO_DRAFTS
+    """Tokens that were guessed; those that were right are among them."""
+
+    def as_json(self) -> dict[str, Any]:
+        details = {"reasoning_tokens": self.reasoning_tokens} | predicted(self.drafted)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached.total} | by_tier(self.cached),
+        } | ({"completion_tokens_details": details} if any(details.values()) else {})
+
+
+def predicted(drafted: Drafted) -> dict[str, int]:
+    """Return how many guessed tokens were right and how many wrong, under OpenAI's names; nothing without any."""
+    if not drafted.tokens:
+        return {}
+    wrong = drafted.tokens - drafted.accepted
+    return {"accepted_prediction_tokens": drafted.accepted, "rejected_prediction_tokens": wrong}
+
+
+def by_tier(cached: CachedTokens) -> dict[str, Any]:
+    """Return where cached tokens lay, under SGLang's name for it; nothing if all of them lay on the device."""
+    if cached.device == cached.total:
+        return {}
+    return {"cached_tokens_details": {"device": cached.device, "host": cached.host, "disk": cached.disk}}
+
+
+@dataclass(slots=True)
+class Choice:
+    """One sample of one prompt, as far as it has been received."""
+
+    request: Submit
+    text: TextStream
+    """Of the samples of one prompt, only the first receives the log-probabilities of the prompt."""
+    parser: AnswerParser
+    """Makes events of the text."""
+    embedding: bytes = b""
+    """Of a call that embeds, as `Output.embedding`."""
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.request.prompt
+
+    @property
+    def cached(self) -> CachedTokens:
+        return self.text.cached
+
+
+class Generation:
+    """One call. Inside the `with` its requests may be submitted; leaving it ends them, at the engine too.
+
+    Choices are numbered prompt by prompt, the samples of one next to each other. A call of many choices is prepared and
+    submitted in parts, each in a turn of its own.
+
+    Args:
+        turns: of the event loop.
+        came_at: when the call came, in the client's seconds.
+        created: when it came, in Unix seconds.
+    """
+
+    def __init__(
+        self, service: Service, call: GenerateCall[Any], turns: Turns, *, came_at: float, created: int
+    ) -> None:
+        self.id = secrets.token_hex(12)
+        self.service = service
+        self.came_at, self.created = came_at, created
+        self.choices: list[Choice] = []
+        self._client = service.client
+        self._call = call
+        self._turns = turns
+        self.shows_progress = call.include_progress
+        """The client asks how far its prompts are read."""
+        self._inbox: Inbox | None = None
+        self._index: dict[int, int] = {}
+        self._num_ended = 0
+        self.submitted_at: float | None = None
+        """When its first request was given to the engine, in the client's seconds."""
+        self.began_at: float | None = None
+        """When its first token arrived."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._inbox is not None:
+            self._inbox.close()
+
+    async def prepare(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Check the prompts, and make their choices.
+
+        Raises:
+            ApiError: 400, a prompt or a priority that the limits refuse, or progress that is not known here; 503, the
+                server has too many requests.
+        """
+        if self.shows_progress and self.service.prompts is None:
+            raise bad_request(
+                "stream_options.include_progress is not supported by a fleet, which does not know how far its replicas"
+                " are with one prompt; leave it out",
+                param="stream_options",
+            )
+        self._check_room(len(prompts) * self._call.sampling.n)
+        await self._in_parts(self._prepare, prompts, max(1, AT_ONCE // self._call.sampling.n))
+
+    def _prepare(self, prompts: Sequence[Sequence[int]]) -> None:
+        call, tokenizer = self._call, self.service.tokenizer
+        shown = frozenset[str]() if call.tools is None else self.service.replies.markers(call.tools)
+        for prompt in prompts:
+            for request in samples(self.service, tuple(prompt), call, self.came_at):
+                detokenizer = tokenizer.detokenizer(
+                    request.prompt, skip_special_tokens=call.text.skip_special_tokens, shown=shown
+                )
+                sampling, include_stop = call.sampling, call.text.include_stop
+                text = TextStream(detokenizer, sampling.stop, sampling.min_tokens, include_stop=include_stop)
+                self.choices.append(Choice(request, text, self._new_parser(request.prompt)))
+
+    def _new_parser(self, prompt: Sequence[int]) -> AnswerParser:
+        tools = self._call.tools
+        if tools is None:
+            return TextOnly()
+        continued = _continued(self._call)
+        end = _end_of(self.service, prompt, continued)
+        return self.service.replies.parser(tools, end, continues=continued is not None)
+
+    async def submit(self) -> None:
+        """Submit the requests of the choices.
+
+        Raises:
+            ApiError: 503, no engine, or the server has too many requests.
+        """
+        self._check_room(len(self.choices))
+        self.submitted_at = self._client.now()
+        await self._in_parts(self._submit, self.choices, AT_ONCE)
+
+    def _submit(self, choices: Sequence[Choice]) -> None:
+        try:
+            self._inbox = self._client.submit([choice.request for choice in choices], self._inbox)
+        except EngineGone as error:
+            raise unavailable(str(error)) from error
+        for index in range(len(self._index), len(self._inbox.request_ids)):
+            self._index[self._inbox.request_ids[index]] = index
+
+    def _check_room(self, count: int) -> None:
+        """Refuse more requests than the server can hold."""
+        if self._client.num_open + count > MAX_OPEN:
+            raise ApiError(
+                503,
+                f"the server is overloaded: it has {self._client.num_open} requests, and accepts {MAX_OPEN}",
+                code="overloaded",
+                retry_after=self._client.retry_after(),
+            )
+
+    async def _in_parts(self, work: Callable[[Sequence[T]], None], items: Sequence[T], size: int) -> None:
+        """Call `work` with parts of a list, each after the first in a turn of its own."""
+        work(items[:size])
+        for start in range(size, len(items), size):
+            async with self._turns:
+                work(items[start : start + size])
+
+    def parser(self) -> AnswerParser:
+        """Return what tells text, reasoning and calls of the first choice apart."""
+        return self.choices[0].parser
+
+    def wake(self) -> None:
+        """Let `pieces` yield, even if nothing has arrived."""
+        if self._inbox is not None:
+            self._inbox.nudge()
+
+    async def progress(self) -> Progress:
+        """Return how far the prompts of the call are read."""
+        assert self.service.prompts is not None, "`prepare` refuses the call"
+        known = await self.service.prompts.prompts(self._client)
+        firsts = (
+            (request_id, len(choice.prompt), choice.text.num_tokens > 0)
+            for request_id, index in self._index.items()
+            if (choice := self.choices[index]).request.sample_index == 0
+        )
+        return together(firsts, known)
+
+    async def pieces(self) -> AsyncIterator[list[tuple[int, Piece]]]:
+        """Yield lists of what has arrived together, as pairs of a choice's index and a piece; none after `wake`.
+
+        Raises:
+            ApiError: 503, the queue is full, a request did not begin in time, or its tier cannot be used; 408, it did
+                not end in time; 500, it failed at the engine, or the engine ended.
+        """
+        assert self._inbox is not None, "pieces come after `submit`"
+        while self._num_ended < len(self.choices):
+            try:
+                outputs = await self._inbox.get()
+            except EngineGone as error:
+                raise ApiError(500, f"the request was lost: {error}", code="engine_gone") from error
+            arrived: list[tuple[int, Piece]] = []
+            for output in outputs:
+                if output.finish_reason is not None and output.finish_reason.is_failure:
+                    if arrived:
+                        yield arrived  # the tokens that came before the failure are sent before it
+                    raise self._failure(output, output.finish_reason)
+                arrived += self._receive(output)
+            if arrived and self.began_at is None:
+                self.began_at = self._client.now()
+            yield arrived
+
+    def _receive(self, output: Output) -> list[tuple[int, Piece]]:
+        index = self._index[output.request_id]
+        text = self.choices[index].text
+        if text.finish_reason is not None:
+            return []
+        if self._call.is_empty:
+            text.add_prompt_facts(output)
+            if not output.token_ids:
+                return []
+            self._num_ended += 1
+            return [(index, text.end(FinishReason.LENGTH))]
+        self.choices[index].embedding = output.embedding
+        pieces = text.push(output)
+        if text.finish_reason is not None:
+            self._num_ended += 1
+            self._client.abort(output.request_id, FinishReason.STOP)  # needed if a stop string ended it
+        return [(index, piece) for piece in pieces]
+
+    def _failure(self, output: Output, reason: FinishReason) -> ApiError:
+        fields = self._call.fields
+        match reason:
+            case FinishReason.OVERLOAD:
+                wait = self._client.retry_after()
+                return ApiError(503, f"the server is overloaded: {output.error}", code="overloaded", retry_after=wait)
+            case FinishReason.EXPIRED:
+                limit = f"max_queue_time of {fields.max_queue_time:g} seconds"
+                return ApiError(
+                    503,
+                    f"the request did not begin within its {limit}",
+                    param="max_queue_time",
+                    code="queue_timeout",
+                    retry_after=self._client.retry_after(),
+                )
+            case FinishReason.TIMEOUT:
+                limit = f"timeout of {fields.timeout:g} seconds"
+                message = f"the request did not end within its {limit}; {output.start} tokens were generated"
+                return ApiError(408, message, param="timeout", code="timeout")
+            case FinishReason.TIER_UNAVAILABLE:
+                return no_tier(f"the context of the request cannot be held: {output.error}")
+        return ApiError(500, output.error or "the request was aborted", code="request_failed")
+
+    def prompt_logprobs(self, index: int) -> Sequence[TokenLogprobs | None] | None:
+        """Return those of a choice's prompt, None for its first token. They are complete with the first output token.
+
+        The result is None if the call does not ask for them.
+        """
+        first = self.choices[index - self.choices[index].request.sample_index]
+        return None if first.request.sampling.prompt_logprobs is None else first.text.prompt_logprobs
+
+    def usage(self) -> Usage:
+        firsts = [choice for choice in self.choices if choice.request.sample_index == 0]
+        return Usage(
+            sum(len(choice.prompt) for choice in firsts),
+            CachedTokens(*map(sum, zip(*(choice.cached for choice in firsts), strict=True))),
+            sum(choice.text.num_tokens for choice in self.choices),
+            drafted=Drafted(*map(sum, zip(*(choice.text.drafted for choice in self.choices), strict=True))),
+        )
+
+
+def shaped(service: Service, call: GenerateCall[F], prompts: Sequence[Sequence[int]]) -> GenerateCall[F]:
+    """Return a call with the shape of its answers, which its tools decide, too. The reasoning may come before it."""
+    if call.tools is None:
+        return call
+    continued = _continued(call)
+    end = _end_of(service, prompts[0], continued) if prompts else ""
+    token_id, continues = service.tokenizer.token_id, continued is not None
+    return replace(call, shape=service.replies.shape(call.tools, end, call.shape, token_id, continues=continues))
+
+
+def _continued(call: GenerateCall[Any]) -> str | None:
+    """Return the text of the final message that the answer continues; None if it begins a message."""
+    prompt = call.prompts[0] if call.prompts else ""
+    if not isinstance(prompt, Conversation) or not prompt.options.continue_final_message:
+        return None
+    return str(prompt.messages[-1]["content"])
+
+
+def _end_of(service: Service, prompt: Sequence[int], continued: str | None) -> str:
+    """Return the end of a prompt as text, special tokens included, and with all of a message that is continued."""
+    num_tokens = PROMPT_END + len((continued or "").encode(errors="replace"))  # a token is a byte at least
+    end = service.tokenizer.decode(prompt[-num_tokens:], skip_special_tokens=False)
+    return end if continued is None else end[-len(continued) - BEFORE_MESSAGE :]

@@ -1,0 +1,1 @@
+"""Connections before a request is read: limits, time-outs, TLS, hosts and origins."""

@@ -1,0 +1,129 @@
+"""HTTP connections with time limits: a request's head must arrive within one, and the rest of its body within another
+after the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import sys
+import termios
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from sluice.http.base.errors import bad_request
+
+HEAD_SECONDS = 20.0
+"""For the head of a request, from the connection or from its first byte on. A body has its own limit (`body`)."""
+REFUSED_HEAD_SECONDS = 1.0
+"""The same, of a connection that is one too many."""
+LINGER_SECONDS = 10.0
+"""For the rest of a body after the answer. A client that still sends when the connection is closed may not see it."""
+STALL_SECONDS = 120.0
+"""After which a client is left that takes nothing of its answer."""
+
+
+class TimeLimitedProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 with limits on the time of a head, and of the rest of a body that was answered already.
+
+    uvicorn has one for idle connections only, so a client that sends a byte now and then would hold its connection,
+    and a file descriptor, forever, even without a key.
+    """
+
+    head_seconds = HEAD_SECONDS
+    linger_seconds = LINGER_SECONDS
+    _head_timer: asyncio.TimerHandle | None = None
+    _body_timer: asyncio.TimerHandle | None = None
+    _unsent = (0, 0)
+    """Bytes of an answer in this process and in the kernel when `check_stall` was called, and since when they are as
+    many."""
+    _unsent_since = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(self.head_seconds, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._cancel_head_timer()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_seconds, self.transport.close)
+
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._cancel_body_timer()
+        if self._is_receiving_the_rest():
+            self._body_timer = self.loop.call_later(self.linger_seconds, self._close_unless_received)
+
+    def _is_receiving_the_rest(self) -> bool:
+        """The request was answered, and has not arrived as a whole."""
+        return self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+
+    def _close_unless_received(self) -> None:
+        if self._is_receiving_the_rest():
+            self.transport.close()
+
+    def _cancel_body_timer(self) -> None:
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_head_timer()
+        self._cancel_body_timer()
+        super().connection_lost(exc)
+
+    def check_stall(self, now: float) -> None:
+        """Close the connection if its client has taken nothing for too long. To be called now and then.
+
+        Without a limit it would hold its connection, and an answer that grows, for ever, even after `close`. A client
+        that reads slowly empties the kernel's buffer for minutes before this process can send anything.
+
+        Args:
+            now: seconds.
+        """
+        buffered = self.transport.get_write_buffer_size()
+        unsent = (buffered, kernel_unsent(self.transport) if buffered else 0)
+        if buffered == 0 or unsent != self._unsent:
+            self._unsent, self._unsent_since = unsent, now
+        elif now - self._unsent_since >= STALL_SECONDS:
+            self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP in the shape of every other refusal, unless an answer was begun already."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
+        body = json.dumps(bad_request(msg).body()).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        for event in (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+class RefusedProtocol(TimeLimitedProtocol):
+    """A connection that is one too many: it has little time."""
+
+    head_seconds = REFUSED_HEAD_SECONDS
+
+
+def kernel_unsent(transport: asyncio.BaseTransport) -> int:
+    """Return how many bytes the kernel holds that the other end of a connection has not received; 0 if not on Linux."""
+    connection = transport.get_extra_info("socket")
+    if sys.platform != "linux" or connection is None:
+        return 0
+    return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)  # SIOCOUTQ

@@ -1,0 +1,1 @@
+"""Compiled code: `cpu` for processors, `triton` for CUDA devices."""

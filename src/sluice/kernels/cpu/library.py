@@ -1,0 +1,272 @@
+"""Loads the compiled CPU kernels with ctypes and runs them on a pool of threads.
+
+The library is compiled when Sluice is installed, for all levels of x86-64. The level is chosen when a model is loaded.
+Without a compiler there is no library, and torch computes instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shlex
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import IntEnum
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+from sluice.kernels.cpu.abi import (
+    VERSION,
+    AttentionCall,
+    ListedCall,
+    MaskCall,
+    NormCall,
+    Operation,
+    PackedLinearCall,
+    PageBoundsCall,
+    RotateStoreCall,
+    SiluMulCall,
+)
+from sluice.kernels.cpu.sources import digest_of
+from sluice.version import DISTRIBUTION
+
+FOLDER = Path(__file__).parent
+SUFFIXES = tuple(reversed(EXTENSION_SUFFIXES))
+"""Of the library. `.so` comes first: a file that names a version of Python is from before any of them could load it."""
+MAX_HEAD_DIM = 512
+
+
+class Level(IntEnum):
+    """Instruction sets that the kernels are written for, with the numbers of `cpu.h`. A higher level is faster."""
+
+    SCALAR = 0
+    AVX2 = 1
+    AVX512 = 2
+    AVX512_VNNI = 3
+    AVX512_BF16 = 4
+    AMX = 5
+    SCALAR_TILES = 6
+    """For tests: plain C++, with AMX's tiles emulated in memory."""
+    AVX512_TILES = 7
+    """For tests: AVX-512, with AMX's tiles emulated in memory."""
+
+
+NAMES: Mapping[str, Level] = {
+    "scalar": Level.SCALAR,
+    "avx2": Level.AVX2,
+    "avx512": Level.AVX512,
+    "avx512-vnni": Level.AVX512_VNNI,
+    "avx512-bf16": Level.AVX512_BF16,
+    "amx": Level.AMX,
+}
+"""Levels by the names of `--cpu-kernels`, without those for tests."""
+
+
+class KernelsUnavailable(RuntimeError):
+    """The kernels cannot run on this machine; the message says why."""
+
+
+class Library:
+    """The compiled library.
+
+    Raises:
+        KernelsUnavailable: it was not compiled, cannot be loaded, or was compiled from another version of Sluice.
+    """
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self._folder = folder
+        found = [path for suffix in SUFFIXES if (path := folder / f"_kernels{suffix}").exists()]
+        if not found:
+            raise KernelsUnavailable("they were not compiled when Sluice was installed: there was no C++ compiler")
+        try:
+            self.functions = ctypes.CDLL(str(found[0]))
+        except OSError as error:
+            raise KernelsUnavailable(f"{found[0].name} cannot be loaded: {error}") from error
+        version = _version(self.functions)
+        if version != VERSION:
+            raise KernelsUnavailable(
+                f"{found[0].name} is of another version of Sluice ({version}, not {VERSION}): install it again"
+            )
+        self.functions.sluice_engine_new.restype = ctypes.c_void_p
+        self.functions.sluice_engine_free.argtypes = [ctypes.c_void_p]
+        self.functions.sluice_all.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+        packing = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
+        self.functions.sluice_pack_linear.argtypes = packing
+        self.functions.sluice_pack_int4.argtypes = packing
+        self.functions.sluice_pack_int8.argtypes = [*packing, ctypes.c_void_p]
+        self.functions.sluice_crc32c.argtypes = [ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
+        self.functions.sluice_crc32c.restype = ctypes.c_uint32
+
+    def why_outdated(self) -> str | None:
+        """Return a sentence for the user if the library was compiled from other sources than those beside it, with the
+        command that compiles it again. None if it was not, or if there are no sources."""
+        sources = digest_of(self._folder)
+        if not sources or sources == _sources(self.functions):
+            return None
+        project = self._folder.parents[2]
+        is_checkout = (project / "setup.py").is_file()
+        what = ["-e", str(project)] if is_checkout else ["--force-reinstall", "--no-deps", DISTRIBUTION]
+        command = shlex.join([sys.executable, "-m", "pip", "install", *what])
+        return f"the compiled kernels were built from other sources than those beside them; build them again: {command}"
+
+    def has(self, level: Level) -> bool:
+        """Return whether the processor and the operating system support a level."""
+        return bool(self.functions.sluice_has_level(int(level)))
+
+    def levels(self) -> Sequence[Level]:
+        """Return all supported levels, including those for tests."""
+        return [level for level in Level if self.has(level)]
+
+    def best(self) -> Level:
+        """Return the fastest supported level.
+
+        Raises:
+            KernelsUnavailable: only the scalar level is supported, and torch is faster than that.
+        """
+        usable = [level for level in NAMES.values() if level != Level.SCALAR and self.has(level)]
+        if not usable:
+            raise KernelsUnavailable("this processor has no AVX2")
+        return max(usable)
+
+
+def _version(functions: ctypes.CDLL) -> int:
+    """Return the version of a library; 0 for a library from before versions were added."""
+    try:
+        return int(functions.sluice_abi_version())
+    except AttributeError:
+        return 0
+
+
+def _sources(functions: ctypes.CDLL) -> str:
+    """Return the digest of the sources of a library; empty for a library from before digests were added."""
+    try:
+        sources = functions.sluice_sources
+    except AttributeError:
+        return ""
+    sources.restype = ctypes.c_char_p
+    digest: bytes = sources()
+    return digest.decode()
+
+
+Call = AttentionCall | NormCall | RotateStoreCall | SiluMulCall | PackedLinearCall
+Listener = Callable[[Operation, Call], None]
+
+
+class CallList:
+    """A list of calls that run one after the other.
+
+    Args:
+        calls: owned by the list. The caller must keep alive what they point to.
+    """
+
+    def __init__(self, calls: Sequence[tuple[Operation, Call]]) -> None:
+        self._calls = calls
+        self.array = (ListedCall * len(calls))(
+            *(ListedCall(operation, ctypes.addressof(call)) for operation, call in calls)
+        )
+
+
+class Kernels:
+    """The kernels of one level, and the threads that they run on. One call runs at a time; others wait.
+
+    Args:
+        threads: threads that compute, including the caller's.
+
+    Raises:
+        KernelsUnavailable: the level is not supported, or the threads cannot be started.
+        ValueError: `threads` is below 1.
+    """
+
+    def __init__(self, library: Library, level: Level, threads: int) -> None:
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, got {threads}")
+        if not library.has(level):
+            raise KernelsUnavailable(f"this processor has no {level.name.lower().replace('_', '-')}")
+        self.level = level
+        self.threads = threads
+        self._functions = library.functions
+        self._engine = ctypes.c_void_p(library.functions.sluice_engine_new(int(level), threads))
+        if not self._engine:
+            raise KernelsUnavailable(f"the system refused to start {threads - 1} threads")
+        weakref.finalize(self, library.functions.sluice_engine_free, self._engine)
+        self._listener: Listener | None = None
+
+    @contextmanager
+    def reporting_to(self, listener: Listener) -> Iterator[None]:
+        """Call a listener after each call, within the `with`. There can be only one at a time."""
+        assert self._listener is None, "there is another listener"
+        self._listener = listener
+        try:
+            yield
+        finally:
+            self._listener = None
+
+    def run_all(self, calls: CallList) -> None:
+        """Run calls one after the other."""
+        self._functions.sluice_all(self._engine, calls.array, len(calls.array))
+
+    def attention(self, call: AttentionCall) -> None:
+        """Compute the attention of a batch over pages."""
+        self._functions.sluice_attention(self._engine, ctypes.byref(call))
+        self._report(Operation.ATTENTION, call)
+
+    def norm(self, call: NormCall) -> None:
+        """Compute the norm of rows, after an addition if the call has a delta."""
+        self._functions.sluice_norm(self._engine, ctypes.byref(call))
+        self._report(Operation.NORM, call)
+
+    def rotate_store(self, call: RotateStoreCall) -> None:
+        """Norm the heads, rotate them, and store keys and values."""
+        self._functions.sluice_rotate_store(self._engine, ctypes.byref(call))
+        self._report(Operation.ROTATE_STORE, call)
+
+    def silu_mul(self, call: SiluMulCall) -> None:
+        """Compute `silu(gate) * up`."""
+        self._functions.sluice_silu_mul(self._engine, ctypes.byref(call))
+        self._report(Operation.SILU_MUL, call)
+
+    def mask_rows(self, call: MaskCall) -> None:
+        """Exclude tokens from rows of logits."""
+        self._functions.sluice_mask_rows(self._engine, ctypes.byref(call))
+
+    def bound_pages(self, call: PageBoundsCall) -> None:
+        """Compute the largest products that queries can have with the keys of pages."""
+        self._functions.sluice_bound_pages(self._engine, ctypes.byref(call))
+
+    def pack_linear(self, weight: int, out_features: int, in_features: int, packed: int) -> None:
+        """Pack a bfloat16 weight [out_features, in_features] for `packed_linear`.
+
+        Args:
+            weight: its address.
+            in_features: an even number.
+            packed: address of the result, with `out_features` rounded up to whole blocks of 32. It may be `weight` if
+                nothing is rounded.
+        """
+        self._functions.sluice_pack_linear(weight, out_features, in_features, packed)
+
+    def pack_int8(self, weight: int, out_features: int, in_features: int, packed: int, sums: int) -> None:
+        """Pack an int8 weight [out_features, in_features] for `packed_linear`, as `pack_linear`.
+
+        Args:
+            in_features: a multiple of 4.
+            sums: address of [out_features] int32, which receives the sums over the inputs.
+        """
+        self._functions.sluice_pack_int8(weight, out_features, in_features, packed, sums)
+
+    def pack_int4(self, weight: int, out_features: int, in_features: int, packed: int) -> None:
+        """Pack a weight of four bits [out_features, in_features / 2] for `packed_linear`, as `pack_linear`.
+
+        Args:
+            in_features: a multiple of 4. The value of an even input is in the lower half of its byte.
+        """
+        self._functions.sluice_pack_int4(weight, out_features, in_features, packed)
+
+    def packed_linear(self, call: PackedLinearCall) -> None:
+        """Compute a product with a packed weight, then its activation or gate."""
+        self._functions.sluice_packed_linear(self._engine, ctypes.byref(call))
+        self._report(Operation.PACKED_LINEAR, call)
+
+    def _report(self, operation: Operation, call: Call) -> None:
+        if self._listener is not None:
+            self._listener(operation, call)

@@ -1,0 +1,1 @@
+"""What routers are told of cached pages: collected, encoded, published."""

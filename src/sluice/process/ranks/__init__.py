@@ -1,0 +1,1 @@
+"""The processes that compute one model together: started, joined, placed, ended."""

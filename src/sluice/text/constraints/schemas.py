@@ -1,0 +1,177 @@
+"""JSON schemas of users as llguidance takes them: checked, with the separators of JSON, and with objects closed.
+
+llguidance makes a grammar of every keyword that it accepts, or refuses the schema. What it would refuse without saying
+where, or accept although no answer could ever end, is refused here, by its place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from sluice.text.constraints.closing import closed_objects
+from sluice.text.constraints.errors import ConstraintError
+from sluice.text.constraints.finite import has_finite_value
+from sluice.text.constraints.number_bounds import move_excluded_bounds
+from sluice.text.constraints.schema_tree import References, subschemas
+from sluice.text.constraints.shapes import JsonSchema
+
+MAX_DEPTH = 120
+"""Lists and objects inside each other. llguidance reads 128, of which the grammar around it takes a few."""
+MAX_VALUES = 1 << 15
+"""Values of a schema, names included."""
+SEPARATORS: Mapping[str, Any] = MappingProxyType(
+    {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+)
+"""The options that llguidance takes in `x-guidance`, for JSON as `json.dumps` writes it."""
+OPTIONS = "x-guidance"
+FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
+ANY_TEXT = frozenset(("binary", "byte", "password", "path", "file-path", "directory-path"))
+"""Formats that ask for nothing that a grammar could hold an answer to."""
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "not": (False,),
+        "if": (),
+        "then": (),
+        "else": (),
+        "uniqueItems": (False,),
+        "contains": (True, {}),
+        "minContains": (),
+        "maxContains": (),
+        "dependencies": ({},),
+        "dependentRequired": ({},),
+        "dependentSchemas": ({},),
+        "propertyNames": (True, {}, {"type": "string"}),
+        "unevaluatedItems": (True, {}),
+        "unevaluatedProperties": (True, {}),
+        "$dynamicRef": (),
+        "$recursiveRef": (),
+    }
+)
+"""Keyword -> the values with which it asks for nothing."""
+
+
+def prepared_schema(shape: JsonSchema, dropped: list[str]) -> dict[str, Any]:
+    """Return the schema of a shape as llguidance takes it.
+
+    Args:
+        dropped: receives the places of what a lenient schema asks for and is left out.
+
+    Raises:
+        ConstraintError: it is no schema, too large, refers to what is not in it, has a keyword that is not supported,
+            or describes no finite value.
+    """
+    return _Preparation(shape, dropped).schema()
+
+
+class _Preparation:
+    def __init__(self, shape: JsonSchema, dropped: list[str]) -> None:
+        self._shape, self._dropped = shape, dropped
+
+    def schema(self) -> dict[str, Any]:
+        schema = self._parsed()
+        self._check_size(schema)
+        nodes = dict(subschemas(schema))
+        references = References(nodes)
+        for pointer, node in nodes.items():
+            self._check_node(pointer, node, references)
+        if not has_finite_value(nodes, references):
+            raise self._error("#", "it describes no value that ends: what it requires requires itself")
+        for pointer in closed_objects(nodes, references):
+            nodes[pointer]["additionalProperties"] = False
+        return self._with_options(schema)
+
+    def _parsed(self) -> Any:
+        """Return the schema as JSON values of its own, which may be changed."""
+        given = self._shape.schema
+        try:
+            schema = json.loads(given if isinstance(given, str) else json.dumps(given))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise self._error("#", f"the schema is not JSON: {error or 'it is nested too deeply'}") from error
+        if not isinstance(schema, dict | bool):
+            raise self._error("#", f"a schema must be an object, true or false, got {json.dumps(schema)[:60]}")
+        return schema
+
+    def _check_size(self, schema: Any) -> None:
+        level, values = [schema], 0
+        for _ in range(MAX_DEPTH + 1):
+            values += len(level)
+            if values > MAX_VALUES:
+                raise self._error("#", f"the schema has more than {MAX_VALUES} values, the most that are accepted")
+            level = [
+                item
+                for value in level
+                if isinstance(value, dict | list)
+                for item in (value.values() if isinstance(value, dict) else value)
+            ]
+            if not level:
+                return
+        raise self._error("#", f"the schema is nested more than {MAX_DEPTH} levels deep")
+
+    def _check_node(self, pointer: str, node: Any, references: References) -> None:
+        if isinstance(node, bool):
+            return
+        if not isinstance(node, dict):
+            raise self._error(pointer, f"a schema must be an object, true or false, got {json.dumps(node)[:60]}")
+        for keyword in node.keys() & UNSUPPORTED.keys():
+            self._leave_out(pointer, node, keyword, f"the keyword {keyword!r} is not supported")
+        kind = node.get("format")
+        if isinstance(kind, str) and kind not in FORMATS:
+            reason = f"the format {kind!r} is not supported; supported are {', '.join(sorted(FORMATS))}"
+            self._leave_out(pointer, node, "format", reason)
+        move_excluded_bounds(node)
+        reference = node.get("$ref")
+        if isinstance(reference, str):
+            self._check_reference(pointer, reference, references)
+
+    def _leave_out(self, pointer: str, node: dict[str, Any], keyword: str, reason: str) -> None:
+        """Remove a keyword that asks for nothing, or that a lenient schema may ask for in vain."""
+        value = node[keyword]
+        asks = value not in (ANY_TEXT if keyword == "format" else UNSUPPORTED[keyword])
+        if asks and not self._shape.is_lenient:
+            raise self._error(pointer, reason)
+        if asks:
+            self._dropped.append(f"{self._place(pointer)}.{keyword}")
+        del node[keyword]
+
+    def _check_reference(self, pointer: str, reference: str, references: References) -> None:
+        if not reference.startswith("#"):
+            raise self._error(
+                pointer,
+                f"$ref {reference[:80]!r} is not in the schema, and nothing is fetched; accepted are references into"
+                " it, such as '#/$defs/name'",
+            )
+        if references.target(reference) is None:
+            raise self._error(pointer, f"$ref {reference[:80]!r} names no schema in here")
+
+    def _with_options(self, schema: dict[str, Any] | bool) -> dict[str, Any]:
+        """Return a schema with the options of its whitespace; those that it has itself count."""
+        if schema is False:
+            raise self._error("#", "the schema false allows no value")
+        if schema is True:
+            schema = {}
+        own = schema.get(OPTIONS, {})
+        if not isinstance(own, dict):
+            raise self._error("#", f"{OPTIONS} must be an object of options, got {json.dumps(own)[:60]}")
+        options = dict(SEPARATORS)
+        pattern = self._shape.whitespace_pattern
+        if pattern is not None or _changes_whitespace(own):
+            options = {"item_separator": ",", "key_separator": ":"}
+        if pattern is not None:
+            options["whitespace_pattern"] = pattern
+        lenient = {"coerce_one_of": True} if self._shape.is_lenient else {}
+        return {**schema, OPTIONS: {**options, **lenient, **own}}
+
+    def _place(self, pointer: str) -> str:
+        """Return where a subschema stands, as a path."""
+        steps = [step for step in pointer.split("/")[1:] if step]
+        return ".".join(step for step in (self._shape.place, *steps) if step)
+
+    def _error(self, pointer: str, reason: str) -> ConstraintError:
+        return ConstraintError(self._place(pointer), reason)
+
+
+def _changes_whitespace(options: Collection[str]) -> bool:
+    return bool({"whitespace_pattern", "whitespace_flexible"} & set(options))

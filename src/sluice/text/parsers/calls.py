@@ -1,0 +1,205 @@
+"""Calls of tools in an answer, as the formats of models have them in common."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+
+from sluice.text.parsers.events import ArgumentsDelta, CallBegun, CallEnded, TextDelta
+from sluice.text.parsers.json_text import JsonScanner, call_of, json_events
+from sluice.text.parsers.parsing import Source, Steps, comes, more, place_of, space_ahead, until
+from sluice.text.parsers.tools import NewId, Tool
+
+LONGEST_HEAD = 512
+"""Characters within which the arguments of a call begin that has its name before them."""
+TAIL = re.compile(r"\s*[,}]")
+"""What may follow the arguments in an object that is a call."""
+
+
+class Calls:
+    """Numbers the calls of one answer.
+
+    Args:
+        tools: those that may be called.
+        new_id: makes the id of a call.
+        is_parallel: there may be more than one. Otherwise what looks like a second one is text.
+    """
+
+    def __init__(self, tools: Iterable[Tool], new_id: NewId, *, is_parallel: bool = True) -> None:
+        self._is_parallel = is_parallel
+        self.tools = {tool.name: tool for tool in tools}
+        self._new_id = new_id
+        self._count = 0
+
+    def begin(self, name: str) -> CallBegun | None:
+        """Return the event of another call; None if there is no such tool, so that what looks like a call is text."""
+        if name not in self.tools or (self._count and not self._is_parallel):
+            return None
+        self._count += 1
+        return CallBegun(self._count - 1, self._new_id(), name)
+
+
+def text_and_calls(
+    source: Source, markers: Sequence[str], read: Callable[[str], Steps[bool]], *, after_call: bool = False
+) -> Steps[None]:
+    """Read an answer of text and calls, until its end.
+
+    Space between text and a call, and between two calls, belongs to neither.
+
+    Args:
+        markers: texts with which calls begin.
+        read: reads what stands behind a marker. False: that is no call, and nothing was read; the marker is text.
+        after_call: a call was read before.
+    """
+    space = ""
+    while True:
+        found = yield from until(source, markers, space=space)
+        if not found.marker:
+            if found.space and (found.has_text or not after_call):
+                yield TextDelta(found.space)
+            return
+        space, after_call = "", (yield from read(found.marker))
+        if not after_call:
+            yield TextDelta(found.space + found.marker)
+
+
+def read_json_call(source: Source, calls: Calls, at: int, argument_names: Sequence[str]) -> Steps[bool]:
+    """Read a call that is a JSON object with the members "name" and one of some names for its arguments.
+
+    If these are its first two members, the arguments are yielded as they come.
+
+    Args:
+        at: characters of space that precede the object, and what follows them has come. They are read with it.
+
+    Returns:
+        False: it is no call of a known tool, and nothing was read.
+    """
+    if not source.starts_with("{", at):
+        return False
+    head = _head(tuple(argument_names))
+    scanner, end = JsonScanner(), at
+    may_match = True
+    while True:
+        # Where the head is too long, only what is new is looked at: the work for each token must not grow.
+        found = source.match(head, at, LONGEST_HEAD + 1) if may_match else None
+        if found is not None:
+            break
+        may_match = source.size - at <= LONGEST_HEAD
+        end += scanner.push(source.peek(end))
+        if scanner.is_over:
+            return scanner.is_complete and (yield from _whole_call(source, calls, at, end, argument_names))
+        if not (yield from more(source)):
+            return False
+    name = _name(found[1])
+    begun = None if name is None else calls.begin(name)
+    if begun is None:
+        return False
+    source.take(at + len(found[0]))
+    yield begun
+    read = yield from json_events(source, partial(ArgumentsDelta, begun.index))
+    yield CallEnded(begun.index, read.is_valid)
+    if read.is_closed:
+        yield from _skip_rest(source)
+    return True
+
+
+def read_json_calls(
+    source: Source, calls: Calls, at: int, argument_names: Sequence[str], separator: str
+) -> Steps[bool]:
+    """Read calls that are JSON objects, or a list of such objects.
+
+    Args:
+        separator: what may stand between two of them, besides space; in a list, a comma may.
+
+    Returns:
+        False: there is no call of a known tool at first, and nothing was read.
+    """
+    is_list = source.starts_with("[", at)
+    if is_list:
+        at += 1 + (yield from space_ahead(source, at + 1))
+    if not (yield from read_json_call(source, calls, at, argument_names)):
+        return False
+    while True:
+        space = yield from space_ahead(source)
+        if is_list and (yield from comes(source, "]", space)):
+            source.take(space + 1)
+            return True
+        if (yield from comes(source, "," if is_list else separator, space)):
+            space += 1
+            space += yield from space_ahead(source, space)
+        elif not space:
+            return True
+        if not (yield from read_json_call(source, calls, space, argument_names)):
+            return True
+
+
+def read_headed_call(source: Source, calls: Calls, head: re.Pattern[str]) -> Steps[bool]:
+    """Read a call whose name stands before the JSON object of its arguments.
+
+    Args:
+        head: matches all that precedes the object; its group "name" is the name.
+
+    Returns:
+        False: it is no call of a known tool, and nothing was read.
+    """
+    at = yield from place_of(source, "{", LONGEST_HEAD)
+    found = head.fullmatch(source.peek()[:at]) if at >= 0 else None
+    begun = None if found is None else calls.begin(found["name"])
+    if begun is None:
+        return False
+    source.take(at)
+    yield begun
+    read = yield from json_events(source, partial(ArgumentsDelta, begun.index))
+    yield CallEnded(begun.index, read.is_valid)
+    return True
+
+
+def skip_texts(source: Source, *texts: str) -> Steps[None]:
+    """Read texts that close a call, and the space before each, as far as they come."""
+    for text in texts:
+        space = yield from space_ahead(source)
+        if (yield from comes(source, text, space)):
+            source.take(space + len(text))
+
+
+def _whole_call(source: Source, calls: Calls, begin: int, end: int, argument_names: Sequence[str]) -> Steps[bool]:
+    call = call_of(source.peek()[begin:end], argument_names)
+    begun = None if call is None else calls.begin(call.name)
+    if call is None or begun is None:
+        return False
+    source.take(end)
+    yield begun
+    yield ArgumentsDelta(begun.index, call.arguments)
+    yield CallEnded(begun.index, True)
+    return True
+
+
+def _skip_rest(source: Source) -> Steps[None]:
+    """Read the rest of an object whose arguments were read: its end, and members that mean nothing."""
+    space = yield from space_ahead(source)
+    if source.match(TAIL) is None:
+        return
+    source.take(space)
+    scanner = JsonScanner()
+    scanner.push("{")
+    while True:
+        source.take(scanner.push(source.peek()))
+        if scanner.is_over or not (yield from more(source)):
+            return
+
+
+@cache
+def _head(argument_names: tuple[str, ...]) -> re.Pattern[str]:
+    """Return what an object that is a call begins with, up to the object of its arguments."""
+    text = r'"(?:[^"\\]|\\.)*"'
+    names = "|".join(map(re.escape, argument_names))
+    return re.compile(rf'\{{\s*"name"\s*:\s*({text})\s*,\s*"(?:{names})"\s*:\s*(?=\{{)', re.DOTALL)
+
+
+def _name(text: str) -> str | None:
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        return None

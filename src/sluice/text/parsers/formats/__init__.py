@@ -1,0 +1,28 @@
+"""The formats in which models write calls of tools: one file for each, in `FORMATS` by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from sluice.text.parsers.formats.base import ToolFormat
+from sluice.text.parsers.formats.deepseek import DeepseekV3, DeepseekV31
+from sluice.text.parsers.formats.harmony import Harmony
+from sluice.text.parsers.formats.hermes import Hermes
+from sluice.text.parsers.formats.llama3 import Llama3
+from sluice.text.parsers.formats.mistral import Mistral
+from sluice.text.parsers.formats.plain_json import PlainJson
+from sluice.text.parsers.formats.qwen3_coder import Qwen3Coder
+
+_ALL: tuple[ToolFormat, ...] = (
+    Hermes(),
+    Llama3(),
+    Mistral(),
+    Qwen3Coder(),
+    DeepseekV3(),
+    DeepseekV31(),
+    Harmony(),
+    PlainJson(),
+)
+FORMATS: Mapping[str, ToolFormat] = MappingProxyType({each.name: each for each in _ALL})
+"""Format by the name that `--tool-call-parser` takes."""

@@ -1,0 +1,94 @@
+"""What a format of calls must offer."""
+
+from __future__ import annotations
+
+import secrets
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+from sluice.text.constraints.shapes import Sequence as Row
+from sluice.text.constraints.shapes import Shape
+from sluice.text.parsers.calls import Calls
+from sluice.text.parsers.parsing import Source, Steps
+from sluice.text.parsers.shapes import ShapedTool, Speller, one_of, several, text_with
+
+
+class ToolFormat(Protocol):
+    """How models of a kind write calls of tools."""
+
+    @property
+    def name(self) -> str:
+        """The name by which it is chosen."""
+        ...
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts by which it tells calls from text. Those that are special tokens are shown to its parser."""
+        ...
+
+    @property
+    def reads_reasoning(self) -> bool:
+        """It tells reasoning from text too, so all answers are read by it."""
+        ...
+
+    def new_id(self) -> str:
+        """Return an id for a call, in the form that the models' templates take."""
+        ...
+
+    def read(self, source: Source, calls: Calls) -> Steps[None]:
+        """Read an answer, behind its reasoning if it has some, until its end."""
+        ...
+
+    def calls_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape:
+        """Return the shape of answers, behind their reasoning, that call one of some tools, or several."""
+        ...
+
+    def plain_shape(self, answer: Shape, speller: Speller) -> Shape:
+        """Return the shape of an answer that is a text of some shape."""
+        ...
+
+    def whole_shape(self, answer: Shape, speller: Speller) -> Shape:
+        """Return the shape of an answer with what stands around it: the reasoning, if the format reads it."""
+        ...
+
+    def text_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape | None:
+        """Return the shape of answers whose calls are as the tools say; None if the format cannot tell where one
+        begins."""
+        ...
+
+
+class Format:
+    """What most formats have in common."""
+
+    reads_reasoning = False
+
+    def plain_shape(self, answer: Shape, speller: Speller) -> Shape:
+        return answer
+
+    def whole_shape(self, answer: Shape, speller: Speller) -> Shape:
+        return answer
+
+    def text_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape | None:
+        return None
+
+    def new_id(self) -> str:
+        return f"call_{secrets.token_hex(12)}"
+
+
+class TaggedFormat(Format):
+    """A format in which each call stands between tags of its own, on lines of their own."""
+
+    begin: str
+    """The tag before a call."""
+
+    @abstractmethod
+    def call(self, tool: ShapedTool, speller: Speller) -> Row:
+        """Return the shape of a call, with its tags."""
+
+    def calls_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape:
+        return several(one_of(self.call(tool, speller) for tool in tools), "\n", is_parallel=is_parallel)
+
+    def text_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape | None:
+        calls = (self.call(tool, speller) for tool in tools)
+        return text_with(calls, speller.mark(self.begin), is_parallel=is_parallel)

@@ -1,0 +1,38 @@
+"""The calls of Llama 3.1 and later: an answer that is a JSON object, or that has one behind a tag.
+
+    <|python_tag|>{"name": "weather", "parameters": {"city": "Ulm"}}
+
+The models leave the tag out more often than not. Several calls have a semicolon between each two.
+
+Source: Meta, "Llama 3.1 model cards and prompt formats", 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sluice.text.constraints.shapes import Shape
+from sluice.text.parsers.calls import Calls, read_json_calls, text_and_calls
+from sluice.text.parsers.formats.base import Format
+from sluice.text.parsers.parsing import Source, Steps, space_ahead
+from sluice.text.parsers.shapes import ShapedTool, Speller, json_object, one_of, several
+
+TAG, SEPARATOR = "<|python_tag|>", ";"
+ARGUMENTS = ("parameters", "arguments")
+
+
+class Llama3(Format):
+    name = "llama3_json"
+    markers = (TAG,)
+
+    def read(self, source: Source, calls: Calls) -> Steps[None]:
+        def read_call(_: str) -> Steps[bool]:
+            space = yield from space_ahead(source)
+            return (yield from read_json_calls(source, calls, space, ARGUMENTS, SEPARATOR))
+
+        has_called = yield from read_call("")
+        yield from text_and_calls(source, (TAG,), read_call, after_call=has_called)
+
+    def calls_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape:
+        calls = (speller.sequence(*json_object(tool, "parameters")) for tool in tools)
+        return several(one_of(calls), f"{SEPARATOR} ", is_parallel=is_parallel)

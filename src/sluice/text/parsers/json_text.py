@@ -1,0 +1,136 @@
+"""Reads JSON from the text of an answer as it comes: where a value ends, and the calls that objects are."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from sluice.text.parsers.events import Event
+from sluice.text.parsers.parsing import Source, Steps, more
+
+OUTSIDE = re.compile(r"""["{}\[\]]|[^"{}\[\]:,\s\w.+-]""")
+"""What matters outside of a string: brackets, the beginning of a string, and what cannot stand in JSON."""
+INSIDE = re.compile(r'["\\]')
+CLOSES = {"}": "{", "]": "["}
+
+
+class JsonScanner:
+    """Finds the end of a JSON object or list in a text that arrives in pieces. It checks brackets, and no more."""
+
+    def __init__(self) -> None:
+        self._open: list[str] = []
+        self._in_string = False
+        self._is_escaped = False
+        self.is_over = False
+        """The value is complete, or went wrong."""
+        self.is_complete = False
+
+    def push(self, text: str) -> int:
+        """Return how much of a text belongs to the value. Once that is not all of it, or the value ends, it is over."""
+        at = 0
+        while at < len(text) and not self.is_over:
+            if self._is_escaped:
+                self._is_escaped = False
+                at += 1
+                continue
+            found = (INSIDE if self._in_string else OUTSIDE).search(text, at)
+            if found is None:
+                return len(text)
+            at = self._after(found[0], found.start())
+        return at
+
+    def _after(self, char: str, at: int) -> int:
+        if char == "\\" and self._in_string:
+            self._is_escaped = True
+        elif char == '"':
+            self._in_string = not self._in_string
+        elif char in "{[":
+            self._open.append(char)
+        elif char in CLOSES and self._open and self._open[-1] == CLOSES[char]:
+            self._open.pop()
+            self.is_over = self.is_complete = not self._open
+        else:  # it closes what is not open, or is no JSON: the value ends before it
+            self.is_over = True
+            return at
+        return at + 1
+
+
+def object_size(source: Source, begin: int = 0) -> Steps[int]:
+    """Return how many characters the JSON object or list has that comes next, without reading it; 0 if it is none.
+
+    Args:
+        begin: where in the rest it begins.
+    """
+    scanner, at = JsonScanner(), begin
+    while True:
+        at += scanner.push(source.peek(at))
+        if scanner.is_over:
+            return at - begin if scanner.is_complete else 0
+        if not (yield from more(source)):
+            return 0
+
+
+def object_of(text: str) -> dict[str, Any] | None:
+    """Return the object whose JSON a text is; None if it is none by RFC 8259, or its values cannot be kept."""
+    try:
+        content = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+class JsonRead(NamedTuple):
+    """How reading an object ended."""
+
+    is_closed: bool
+    """Its brackets are: what follows is no part of it."""
+    is_valid: bool
+    """It is closed, and the JSON of an object."""
+
+
+def json_events(source: Source, event: Callable[[str], Event]) -> Steps[JsonRead]:
+    """Read the JSON object that comes next, and yield it as events as it comes. It is parsed once, at its end.
+
+    Args:
+        event: makes an event of a text.
+    """
+    scanner = JsonScanner()
+    parts: list[str] = []
+    while True:
+        count = scanner.push(source.peek())
+        if count:
+            parts.append(source.take(count))
+            yield event(parts[-1])
+        if scanner.is_over:
+            is_valid = scanner.is_complete and object_of("".join(parts)) is not None
+            return JsonRead(scanner.is_complete, is_valid)
+        if not (yield from more(source)):
+            return JsonRead(is_closed=False, is_valid=False)
+
+
+class JsonCall(NamedTuple):
+    """A call as an object of JSON."""
+
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+def call_of(text: str, argument_names: Sequence[str]) -> JsonCall | None:
+    """Return the call that the text of an object is; None if it is none.
+
+    Args:
+        argument_names: names that the member with the arguments may have.
+    """
+    content = object_of(text)
+    name = None if content is None else content.get("name")
+    if content is None or not isinstance(name, str):
+        return None
+    found: Any = next((content[each] for each in argument_names if content.get(each) is not None), {})
+    if isinstance(found, str):  # some models write the text of the object
+        return None if object_of(found) is None else JsonCall(name, found)
+    return JsonCall(name, json.dumps(found, ensure_ascii=False)) if isinstance(found, dict) else None

@@ -1,0 +1,98 @@
+"""Conversations with the engine in this process."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from random_checkpoint import random_checkpoint
+from sluice import LLM, cli
+from sluice.cli.chat.answers import STOPPED, AnswerError, Part
+from sluice.cli.chat.local import LocalSource
+from sluice.cli.chat.stopping import Stopper
+
+FACT = "The brass key is behind the mill."
+LONG = "The heavy clock is near the boathouse. " * 30
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(max_total_tokens=2048, chunked_prefill_size=64) as llm:
+        yield llm
+
+
+def asked(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def test_the_bundled_model_answers_what_comes_from_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`sluice chat` in a script: the answer, and nothing else."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{FACT}\n\nWhere is the brass key?\n"))
+    assert cli.main(["chat", "--temperature", "0", "--max-total-tokens", "512", "--max-tokens", "40"]) == 0
+    out, err = capsys.readouterr()
+    assert "mill" in out
+    assert err == ""
+
+
+def test_a_model_that_cannot_talk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said at the start, not after the first message."""
+    folder = random_checkpoint(tmp_path)
+    (folder / "tokenizer_config.json").unlink()  # which holds the template
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello"))
+    assert cli.main(["chat", str(folder)]) == 1
+    assert "chat template" in capsys.readouterr().err
+
+
+def test_the_prompt_and_the_cache_are_counted(llm: LLM) -> None:
+    source = LocalSource(llm, {"max_tokens": 5, "temperature": 0.0, "ignore_eos": True})
+    for is_again in (False, True):
+        *_, last = source.answer(asked(LONG), Stopper())
+        assert last.usage is not None
+        assert last.usage.prompt_tokens > 200
+        assert last.usage.completion_tokens == 5
+        assert (last.usage.cached_tokens > 0.8 * last.usage.prompt_tokens) == is_again
+        assert last.finish_reason == "length"
+
+
+def test_a_long_prompt_tells_how_far_it_is_read(llm: LLM) -> None:
+    """A bar that stands still, or jumps to the end."""
+    llm_calls: list[tuple[int, int]] = []
+    text = "Every step is a chunk. " * 60
+    pieces = llm.stream_chat(asked(text), on_prefill=lambda done, total: llm_calls.append((done, total)))
+    next(iter(pieces))
+    pieces.close()
+    done = [done for done, _ in llm_calls]
+    assert done[0] < done[-1] == llm_calls[-1][1]
+    assert done == sorted(set(done))
+    assert len(done) > 4
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_an_answer_that_is_stopped_leaves_the_model_usable(llm: LLM, after: int) -> None:
+    """The library closes a model whose step is interrupted; a chat must go on."""
+    source, stopper = LocalSource(llm, {"ignore_eos": True}), Stopper()
+    if not after:
+        stopper.ask()  # while the prompt is read
+    parts: list[Part] = []
+    for part in source.answer(asked(f"{LONG} {after}"), stopper):
+        parts.append(part)
+        if len(parts) == after:
+            stopper.ask()
+    assert parts[-1].finish_reason == STOPPED
+    assert len(parts) == after + 1
+    *_, last = source.answer(asked("Hello"), Stopper())
+    assert last.usage is not None
+
+
+def test_a_conversation_that_is_too_long(llm: LLM) -> None:
+    source = LocalSource(llm, {})
+    with pytest.raises(AnswerError, match="tokens"):
+        list(source.answer(asked(LONG * 20), Stopper()))

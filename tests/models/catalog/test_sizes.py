@@ -1,0 +1,160 @@
+"""What is said of a model before it is loaded: memory, the bound of its speed, the models that are suggested."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sluice import LLM, cli
+from sluice.models.catalog.estimate import Estimate, gigabytes
+from sluice.models.catalog.sizes import ModelSizes, SizesError
+from sluice.models.catalog.suggested import SUGGESTED
+from sluice.models.hub import BUNDLED
+from sluice.models.spec import DTYPES, INT4, ModelSpec
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_the_memory_is_that_of_a_loaded_model(quantization: str) -> None:
+    """README would promise a model to a machine that it does not fit into."""
+    options = {} if quantization == "none" else {"quantization": quantization}
+    with LLM(max_total_tokens=256, dtype="bfloat16", **options) as llm:
+        loaded = llm.memory_report()["weights_bytes"]
+        token_bytes = llm.info.kv_sizes.token_bytes
+    estimate = Estimate(ModelSizes.read(BUNDLED), quantization)
+    # Norms and the scales of int8's rows are left out. They weigh more in rows of 256 numbers than in rows of 1,024.
+    assert loaded <= 1.09 * estimate.weights_bytes
+    copied = 2 * estimate.sizes.table if quantization == "none" else 0
+    assert loaded >= estimate.weights_bytes - copied, "some processors need no copy of the embedding"
+    assert estimate.sizes.token_bytes == token_bytes
+
+
+def test_bytes_of_numbers_are_those_of_loaded_models() -> None:
+    """Two tables of the same thing must agree."""
+    from sluice.models.catalog.estimate import NUMBER_SIZES
+
+    for name, sizes in NUMBER_SIZES.items():
+        spec = ModelSpec("A", 1, 1, 1, 2, 2, 2, 2, (), DTYPES["bfloat16"], quantization=name)
+        assert (spec.weight_bytes, spec.table_bytes) == sizes
+    assert INT4 in NUMBER_SIZES
+
+
+def test_a_tied_head_is_held_once_and_read_for_every_token() -> None:
+    fields = {
+        "hidden_size": 4,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "vocab_size": 100,
+        "max_position_embeddings": 16,
+    }
+    tied = Estimate(ModelSizes.of({**fields, "tie_word_embeddings": True}, "m"))
+    untied = Estimate(ModelSizes.of(fields, "m"))
+    assert tied.read_bytes == untied.read_bytes == tied.weights_bytes - 800 == untied.weights_bytes - 800
+    small = ModelSizes.of({**fields, "tie_word_embeddings": True}, "m")
+    assert Estimate(small, "int8").read_bytes == Estimate(small, "int8").weights_bytes == tied.read_bytes / 2
+    assert untied.rate(untied.read_bytes * 10.0) == 10
+    assert untied.rate(1e6, context=100) < untied.rate(1e6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"num_experts": 8}, "mixture of experts"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised weights"),
+        ({"hidden_size": None}, "hidden_size must be an integer of at least 1, got None"),
+    ],
+)
+def test_sizes_that_are_not_known(fields: dict[str, object], reason: str) -> None:
+    """A figure for a mixture of experts would be wrong by a factor of ten."""
+    with pytest.raises(SizesError, match=reason):
+        ModelSizes.of({**SUGGESTED[0].config, **fields}, "m")
+
+
+def test_suggested_models_are_what_their_names_say() -> None:
+    """A wrong size of a layer shows in the number of parameters, which the id names."""
+    for each in SUGGESTED:
+        number = each.id.rpartition("-Instruct")[0] or each.id
+        size = number.rpartition("-")[2]
+        stated = float(size[:-1]) * {"M": 1e6, "B": 1e9}[size[-1]]
+        assert each.estimate().sizes.stored == pytest.approx(stated, rel=0.02)
+        assert each.licence in ("Apache-2.0", "MIT")
+        assert each.estimate().weights_bytes < 5e9, "for a laptop"
+
+
+def test_explain_tells_what_the_shapes_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(dict(SUGGESTED[1].config)))
+    assert cli.main(["explain", str(tmp_path), "--quantization", "int8", "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["weights_bytes"]["value"] == pytest.approx(596e6, rel=0.01)
+    rate, bandwidth = found["most_tokens_per_second"]["value"], found["memory_bandwidth"]["value"]
+    assert rate == pytest.approx(bandwidth / found["weights_bytes"]["value"], rel=0.01)
+    assert cli.main(["explain", SUGGESTED[1].id, "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "596 million numbers in 16 bits, the embedding twice" in out
+    _, estimate = out.split("\nestimate:\n")
+    assert max(map(len, estimate.splitlines())) <= 110
+
+
+@pytest.mark.parametrize("model", ["no/such-model", "no/such/model", "a model"])
+def test_explain_downloads_nothing(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", model, "--device", "cpu"]) == 0
+    assert f"not known: {model} is not on this machine" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "reason"),
+    [
+        ({"architectures": ["SDARForCausalLM"]}, [], "a pass of block diffusion"),
+        ({}, ["--speculative-algorithm", "ngram"], "with --speculative-algorithm, a pass"),
+    ],
+    ids=["block-diffusion", "speculation"],
+)
+def test_no_bound_where_a_pass_yields_several_tokens(
+    fields: dict[str, object], options: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both may be faster than one token for each pass over the weights."""
+    (tmp_path / "config.json").write_text(json.dumps({**SUGGESTED[1].config, **fields}))
+    assert cli.main(["explain", str(tmp_path), "--device", "cpu", "--json", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["most_tokens_per_second"]["value"] is None
+    assert reason in found["most_tokens_per_second"]["reason"]
+    assert found["weights_bytes"]["value"] > 1e9
+
+
+@pytest.mark.parametrize(("content", "said"), [("{", "cannot read the sizes"), ("[]", "holds no JSON object")])
+def test_a_broken_config_in_the_cache(
+    content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A download that was cut off was a traceback."""
+    commit = "0" * 40
+    folder = tmp_path / "models--some--model"
+    for file, text in ((f"snapshots/{commit}/config.json", content), ("refs/main", commit)):
+        (folder / file).parent.mkdir(parents=True)
+        (folder / file).write_text(text)
+    assert cli.main(["explain", "some/model", "--download-dir", str(tmp_path), "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "not known: " in out
+    assert said in out
+
+
+def test_sizes_in_words() -> None:
+    assert [gigabytes(size) for size in (800, 114_688, 7.24e8, 1.19e9)] == ["1 kB", "115 kB", "724 MB", "1.2 GB"]
+
+
+def test_the_figures_of_the_readme() -> None:
+    """Figures that nobody computes again are wrong after the next change."""
+    text = (Path(__file__).parents[3] / "README.md").read_text()
+    for each in SUGGESTED:
+        cells = [f"`{each.id}`"]
+        for quantization in ("none", "int8"):
+            estimate = each.estimate(quantization)
+            cells += [gigabytes(estimate.weights_bytes), f"{estimate.rate(50e9):.0f}"]
+        assert f"| {' | '.join(cells)} |" in text
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
+def test_a_bandwidth_that_is_none(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["models", f"--memory-bandwidth={value}"]) == 2
+    assert "--memory-bandwidth must be a number above 0" in capsys.readouterr().err

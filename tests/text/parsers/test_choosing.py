@@ -1,0 +1,67 @@
+"""The format of a model's answers, by what its chat template shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.text.parsers.choosing import REASONING_ALIASES, TOOL_ALIASES, UnknownParser, choose
+from sluice.text.parsers.formats import FORMATS
+from sluice.text.parsers.reasoning import REASONING_FORMATS
+
+DEEPSEEK = (
+    "{{ '<\uff5cAssistant\uff5c>' }}<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>"
+)
+TEMPLATES: list[tuple[str, str | None, str | None]] = [
+    ("{{ messages[0].content }}", None, None),
+    ('<tool_call>\n{"name": {{ c.name }}, "arguments": {{ c.arguments | tojson }}}</tool_call>', "hermes", None),
+    ('<tool_call>\n{"name": .., "arguments": ..}</tool_call>{{ content.split("</think>") }}', "hermes", "qwen3"),
+    ("<tool_call>\n<function={{ f }}>\n<parameter={{ p }}>", "qwen3_coder", None),
+    ("<tool_call>{{ name }}<arg_key>arguments</arg_key></tool_call><think></think>", None, "qwen3"),
+    ("[TOOL_CALLS]{{ name }}[ARGS]", "mistral", None),
+    ("[TOOL_CALLS]{{ name }}[ARGS][THINK]{{ thoughts }}[/THINK]", "mistral", "mistral"),
+    ("<|python_tag|>{{ call }}", "llama3_json", None),
+    ('{% set role = \'ipython\' %}{"name": .., "parameters": ..}', "llama3_json", None),
+    (f"{DEEPSEEK}function```json{{{{ a }}}}```", "deepseek_v3", None),
+    (f"{DEEPSEEK}function```json{{{{ a }}}}```{{{{ content.split('</think>') }}}}", "deepseek_v3", "deepseek_r1"),
+    (f"{DEEPSEEK}{{% if thinking %}}<think>{{% else %}}</think>{{% endif %}}", "deepseek_v31", "qwen3"),
+    ("<|start|>assistant<|channel|>final<|message|>", "openai", "gpt_oss"),
+    ("<seed:think>", None, "seed_oss"),
+]
+"""Parts of templates as those of model families have them, and the formats."""
+
+
+@pytest.mark.parametrize(("template", "tools", "reasoning"), TEMPLATES)
+def test_the_template_shows_the_format(template: str, tools: str | None, reasoning: str | None) -> None:
+    """Calls would come back as text, or reasoning as the answer, unless the user knows the option."""
+    chosen = choose(template)
+    assert (chosen.tool_name, chosen.reasoning_name) == (tools, reasoning)
+    assert all("chat template" in reason for reason in chosen.reasons.values())
+
+
+def test_options_go_before_the_template() -> None:
+    template = '<tool_call>{"name": .., "arguments": ..}</tool_call><think></think>'
+    assert choose(template, "mistral").tool_name == "mistral"
+    assert choose(template, "none", "none").format == choose(None).format
+    assert choose(template, "none").reasoning_name == "qwen3"
+    for tools, reasoning in (("openai", None), (None, "gpt_oss"), ("harmony", "gpt-oss")):
+        chosen = choose(template, tools, reasoning)
+        assert (chosen.tool_name, chosen.reasoning_name) == ("openai", "gpt_oss")
+    assert choose("<|channel|><|message|>", "hermes").reasoning_name is None
+
+
+def test_other_names_mean_formats_that_there_are() -> None:
+    """An alias would end in a KeyError when the server is ready."""
+    assert {*TOOL_ALIASES.values()} <= {*FORMATS}
+    assert {*REASONING_ALIASES.values()} <= {*REASONING_FORMATS, "gpt_oss"}
+    assert not {*TOOL_ALIASES} & {*FORMATS}
+    for name in (*TOOL_ALIASES, *FORMATS):
+        choose(None, name)
+    for name in (*REASONING_ALIASES, *REASONING_FORMATS):
+        choose(None, None, name)
+
+
+def test_formats_that_do_not_belong_together() -> None:
+    """gpt-oss reads reasoning and calls in one; half of it would be read as another format."""
+    for tools, reasoning in (("openai", "qwen3"), ("hermes", "gpt_oss"), ("none", "gpt_oss"), ("openai", "none")):
+        with pytest.raises(UnknownParser, match="without the other"):
+            choose(None, tools, reasoning)
