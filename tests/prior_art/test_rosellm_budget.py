@@ -1,4 +1,4 @@
-"""One test for each row of RoseLLM's prefill token budget."""
+"""The rules of RoseLLM's prefill token budget, one test each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def bench_of(**limits: object) -> Bench:
     return Bench.of(World(limits_of(**limits), num_pages=400, page_size=4))
 
 
-def test_4_1_prompts_are_admitted_in_order_while_their_sum_is_within_the_budget() -> None:
+def test_prompts_are_admitted_in_order_while_their_sum_is_within_the_budget() -> None:
     bench = bench_of(schedule="prefill-first", chunk=0, batch=200, running=8, max_prefill_tokens=20)
     for request_id, length in enumerate([8, 8, 8, 2]):
         queue(bench, request_id, length)
@@ -24,14 +24,14 @@ def test_4_1_prompts_are_admitted_in_order_while_their_sum_is_within_the_budget(
     assert plans[0].bound_by is Bound.MAX_PREFILL_TOKENS
 
 
-def test_4_1_a_first_prompt_over_the_whole_budget_goes_alone() -> None:
+def test_a_first_prompt_over_the_whole_budget_goes_alone() -> None:
     bench = bench_of(schedule="prefill-first", chunk=0, batch=200, running=8, max_prefill_tokens=20)
     queue(bench, 0, 50)
     queue(bench, 1, 2)
     assert shapes_of(bench, 2) == [[(0, 0, 50)], [(1, 0, 2)]]
 
 
-def test_4_1_no_budget_means_no_limit() -> None:
+def test_no_budget_means_no_limit() -> None:
     bench = bench_of(schedule="prefill-first", chunk=0, batch=200, running=8)
     for request_id in range(6):
         queue(bench, request_id, 8)
@@ -39,12 +39,12 @@ def test_4_1_no_budget_means_no_limit() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -5])
-def test_4_1_a_budget_of_nothing_is_refused(value: int) -> None:
+def test_a_budget_below_one_is_refused(value: int) -> None:
     with pytest.raises(ConfigError, match=f"--max-prefill-tokens must be at least 1, got {value}"):
         resolve(EngineConfig.from_options({"max_prefill_tokens": value}), "cpu")
 
 
-def test_4_1_with_chunking_the_budget_holds_and_decodes_come_off_it() -> None:
+def test_with_chunking_the_budget_holds_and_decodes_come_off_it() -> None:
     bench = bench_of(chunk=64, batch=200, running=8, max_prefill_tokens=20)
     queue(bench, 0, 4)
     queue(bench, 1, 4)
@@ -53,7 +53,7 @@ def test_4_1_with_chunking_the_budget_holds_and_decodes_come_off_it() -> None:
     assert shapes_of(bench) == [[(0, 4, 1), (1, 4, 1), (2, 0, 16)]]
 
 
-def test_4_1_however_many_decodes_run_a_prompt_has_a_page_of_each_step() -> None:
+def test_however_many_decodes_run_a_prompt_has_a_page_of_each_step() -> None:
     """Or a small budget and many running requests would starve every prompt."""
     bench = bench_of(chunk=64, batch=200, running=8, max_prefill_tokens=4)
     for request_id in range(5):
@@ -63,7 +63,7 @@ def test_4_1_however_many_decodes_run_a_prompt_has_a_page_of_each_step() -> None
     assert shapes_of(bench)[0][-1] == (9, 0, 4)
 
 
-def test_4_2_the_number_of_prompts_in_a_step_is_apart_from_the_number_running() -> None:
+def test_max_prefill_requests_bounds_the_prompts_of_a_step_alone() -> None:
     bench = bench_of(chunk=64, running=8, max_prefill_requests=2)
     for request_id in range(5):
         queue(bench, request_id, 4)

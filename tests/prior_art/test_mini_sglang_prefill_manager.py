@@ -1,4 +1,4 @@
-"""One test for each row of Mini-SGLang's PrefillManager."""
+"""The rules of Mini-SGLang's PrefillManager, one test each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def bench_of(pages: int = 400, page_size: int = 4, **limits: object) -> Bench:
     return Bench.of(World(limits_of(**limits), num_pages=pages, page_size=page_size))
 
 
-def test_5_1_running_and_waiting_requests_and_their_pages_are_kept_apart() -> None:
+def test_running_half_computed_and_waiting_requests_are_told_apart() -> None:
     bench = bench_of(chunk=8, running=2)
     for request_id, length in enumerate([4, 20, 4]):
         queue(bench, request_id, length)
@@ -26,7 +26,7 @@ def test_5_1_running_and_waiting_requests_and_their_pages_are_kept_apart() -> No
     assert state.kv.pool.num_free == 400 - 2, "a page for the first, one for half a chunk"
 
 
-def test_5_2_arrival_batch_match_resources_forward_then_decode_or_stay_pending() -> None:
+def test_a_prompt_decodes_once_it_is_computed_and_is_partial_until_then() -> None:
     bench = bench_of(chunk=8, running=2)
     queue(bench, 0, 4)
     queue(bench, 1, 20)
@@ -42,7 +42,7 @@ def test_5_2_arrival_batch_match_resources_forward_then_decode_or_stay_pending()
     ]
 
 
-def test_5_3_a_half_prefilled_request_samples_nothing_and_a_token_for_it_is_an_error() -> None:
+def test_a_half_prefilled_request_samples_nothing_and_a_token_for_it_is_an_error() -> None:
     bench = bench_of(chunk=8, running=2)
     queue(bench, 0, 20)
     plan = bench.scheduler.schedule()
@@ -53,7 +53,7 @@ def test_5_3_a_half_prefilled_request_samples_nothing_and_a_token_for_it_is_an_e
     assert list(bench.scheduler.state.requests[0].tokens) == [10] * 20
 
 
-def test_5_4_running_requests_reserve_what_they_may_still_make() -> None:
+def test_running_requests_reserve_what_they_may_still_make() -> None:
     bench = bench_of(chunk=64, running=4, pages=10, reserve="full")
     queue(bench, 0, 4, max_tokens=20)
     queue(bench, 1, 4, max_tokens=12)
@@ -64,7 +64,7 @@ def test_5_4_running_requests_reserve_what_they_may_still_make() -> None:
     assert FullReservation().tokens(bench.scheduler.state.requests[0]) == 24
 
 
-def test_5_4_under_full_reservation_no_request_is_preempted() -> None:
+def test_under_full_reservation_no_request_is_preempted() -> None:
     bench = bench_of(chunk=64, running=4, pages=10, reserve="full")
     for request_id in range(6):
         queue(bench, request_id, 3 + request_id, max_tokens=12)
@@ -73,7 +73,7 @@ def test_5_4_under_full_reservation_no_request_is_preempted() -> None:
         assert not any(request.preemptions for request in bench.scheduler.state.requests.values())
 
 
-def test_5_5_memory_is_checked_before_and_after_the_prefix_is_locked() -> None:
+def test_memory_is_checked_before_and_after_the_prefix_is_locked() -> None:
     """Before locking, the matched pages count as evictable; after it they do not, and the request must wait."""
     bench = bench_of(chunk=64, running=4, pages=9, page_size=1, reserve="full")
     queue(bench, 0, 4, max_tokens=1, token=5)
@@ -89,7 +89,7 @@ def test_5_5_memory_is_checked_before_and_after_the_prefix_is_locked() -> None:
     assert plan.bound_by is Bound.KV_PAGES
 
 
-def test_5_6_half_prefilled_first_then_those_not_tried_in_order() -> None:
+def test_half_computed_prompts_come_first_then_those_not_tried_in_order() -> None:
     """[A partial, B and C done, D refused, E] becomes [A, D, E]."""
     bench = bench_of(chunk=24, running=8, max_partial_prefills=2, max_prefill_requests=3)
     a, b, c, d, e = range(5)
@@ -101,7 +101,7 @@ def test_5_6_half_prefilled_first_then_those_not_tried_in_order() -> None:
     assert [*state.partial, *(request.id for request in state.waiting)] == [a, d, e]
 
 
-def test_5_7_a_shared_system_prompt_is_computed_once() -> None:
+def test_a_shared_system_prompt_is_computed_once() -> None:
     bench = bench_of(chunk=64, running=4)
     queue(bench, 0, 16, token=5)
     queue(bench, 1, 18, token=5)
@@ -112,7 +112,7 @@ def test_5_7_a_shared_system_prompt_is_computed_once() -> None:
     assert follower.new_pages[:4] == first.chunks[0].new_pages[:4]
 
 
-def test_5_8_12000_tokens_with_a_budget_of_8192_take_two_rounds() -> None:
+def test_a_prompt_of_12000_tokens_takes_two_steps_of_8192() -> None:
     bench = bench_of(chunk=8192, running=4, pages=300, page_size=64)
     queue(bench, 0, 12_000)
     queue(bench, 1, 10)

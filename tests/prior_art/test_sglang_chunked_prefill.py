@@ -1,4 +1,4 @@
-"""One test for each row of SGLang's chunked prefill: its behaviour, under its own names."""
+"""The rules of SGLang's chunked prefill, one test each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bench_of(pages: int = 400, page_size: int = 4, caching: bool = True, **limit
     return Bench.of(World(limits_of(**limits), num_pages=pages, page_size=page_size, prefix_caching=caching))
 
 
-def test_1_1_chunked_prefill_size_is_shared_by_all_a_step_prefills() -> None:
+def test_chunked_prefill_size_is_shared_by_all_prompts_of_a_step() -> None:
     bench = bench_of(chunk=16, running=4)
     queue(bench, 0, 10)
     queue(bench, 1, 14)
@@ -32,14 +32,14 @@ def test_1_1_chunked_prefill_size_is_shared_by_all_a_step_prefills() -> None:
 
 
 @pytest.mark.parametrize("off", [-1, 0])
-def test_1_1_minus_one_or_nought_turns_chunking_off(off: int) -> None:
+def test_a_chunked_prefill_size_of_minus_one_or_zero_turns_chunking_off(off: int) -> None:
     config = resolve(EngineConfig.from_options({"chunked_prefill_size": off}), "cpu").config
     bench = Bench.of(World(config.scheduler.limits(), num_pages=400, page_size=32))
     queue(bench, 0, 5000)
     assert shapes_of(bench) == [[(0, 0, 5000)]]
 
 
-def test_1_2_one_request_at_a_time_is_half_prefilled_and_goes_first() -> None:
+def test_one_request_at_a_time_is_half_prefilled_and_goes_first() -> None:
     bench = bench_of(chunk=12, running=4)
     queue(bench, 0, 20)
     queue(bench, 1, 36)
@@ -52,7 +52,7 @@ def test_1_2_one_request_at_a_time_is_half_prefilled_and_goes_first() -> None:
     ]
 
 
-def test_1_3_extend_len_is_what_the_cache_does_not_have_and_at_least_one_token() -> None:
+def test_what_the_cache_has_is_not_computed_but_for_the_last_token() -> None:
     """fill_ids = prompt + outputs, prefix_indices = what is in KV, extend_input_len = the difference."""
     bench = bench_of(chunk=16, running=4)
     queue(bench, 0, 12, token=7)
@@ -61,7 +61,7 @@ def test_1_3_extend_len_is_what_the_cache_does_not_have_and_at_least_one_token()
     assert shapes_of(bench) == [[(0, 12, 1), (1, 8, 4)]], "three pages are cached, the last one is computed again"
 
 
-def test_1_4_the_chunk_budget_belongs_to_the_step_and_memory_stops_admission() -> None:
+def test_memory_stops_admission_before_the_budget_is_used_up() -> None:
     bench = bench_of(chunk=16, running=4, pages=12)
     queue(bench, 0, 8, max_tokens=8)
     queue(bench, 1, 30, max_tokens=8)
@@ -70,14 +70,14 @@ def test_1_4_the_chunk_budget_belongs_to_the_step_and_memory_stops_admission() -
     assert plans[0].bound_by is Bound.KV_PAGES
 
 
-def test_1_5_a_chunk_is_cut_to_whole_pages_and_to_nothing_means_not_now() -> None:
+def test_a_chunk_is_cut_to_whole_pages() -> None:
     bench = bench_of(chunk=11, running=4)
     queue(bench, 0, 9)
     queue(bench, 1, 30)
     assert shapes_of(bench, 2) == [[(0, 0, 9)], [(0, 9, 1), (1, 0, 8)]]
 
 
-def test_1_6_memory_is_checked_for_prompt_and_clipped_output_even_if_the_prompt_is_cut() -> None:
+def test_memory_is_checked_for_the_whole_prompt_and_its_output_even_if_it_is_cut() -> None:
     bench = bench_of(chunk=8, running=4, pages=16, conservativeness=1.0)
     queue(bench, 0, 30, max_tokens=8)
     steps_of(bench)
@@ -85,7 +85,7 @@ def test_1_6_memory_is_checked_for_prompt_and_clipped_output_even_if_the_prompt_
     assert [chunk.request_id for chunk in steps_of(bench)[0].chunks] == [0], "10 pages are spoken for, 8 are wanted"
 
 
-def test_1_6_one_that_ends_its_prefill_reserves_its_output_and_one_that_is_cut_none() -> None:
+def test_a_prompt_that_is_cut_reserves_no_output() -> None:
     bench = bench_of(chunk=8, running=4)
     queue(bench, 0, 4, max_tokens=50)
     queue(bench, 1, 20, max_tokens=50)
@@ -100,14 +100,14 @@ def test_1_6_one_that_ends_its_prefill_reserves_its_output_and_one_that_is_cut_n
     assert rule.tokens_at_admission(requests[2]) == 4 + 4096
 
 
-def test_1_7_a_chunk_follows_whole_ones_when_the_prefill_budget_is_larger() -> None:
+def test_a_prompt_is_cut_behind_others_when_the_prefill_budget_is_larger_than_a_chunk() -> None:
     bench = bench_of(chunk=16, running=4, batch=100, max_prefill_tokens=40)
     queue(bench, 0, 6)
     queue(bench, 1, 30)
     assert shapes_of(bench) == [[(0, 0, 6), (1, 0, 8)]], "30 < 34 left: cut to the chunk; and nothing after it"
 
 
-def test_1_7_a_chunk_stands_alone_when_the_prefill_budget_is_not_larger() -> None:
+def test_a_prompt_is_cut_alone_when_the_prefill_budget_is_not_larger_than_a_chunk() -> None:
     bench = bench_of(chunk=16, running=4, batch=100, max_prefill_tokens=16)
     queue(bench, 0, 6)
     queue(bench, 1, 30)
@@ -115,14 +115,14 @@ def test_1_7_a_chunk_stands_alone_when_the_prefill_budget_is_not_larger() -> Non
     assert shapes_of(bench, 2) == [[(0, 0, 6)], [(0, 6, 1), (1, 0, 12)]]
 
 
-def test_1_7_nothing_is_admitted_behind_a_cut() -> None:
+def test_no_prompt_is_admitted_behind_one_that_is_cut() -> None:
     bench = bench_of(chunk=10, running=4)
     queue(bench, 0, 30)
     queue(bench, 1, 1)
     assert shapes_of(bench) == [[(0, 0, 8)]], "two tokens are left, and the next prompt has one: it waits all the same"
 
 
-def test_1_8_the_half_prefilled_request_is_never_skipped_for_what_others_may_need() -> None:
+def test_a_half_computed_prompt_is_not_skipped_for_what_others_may_need() -> None:
     """Reservations leave it nothing, and it goes on with the pages there are."""
     bench = bench_of(chunk=8, running=4, pages=20, conservativeness=1.0)
     queue(bench, 0, 4, max_tokens=2)
@@ -134,7 +134,7 @@ def test_1_8_the_half_prefilled_request_is_never_skipped_for_what_others_may_nee
     assert shapes_of(bench) == [[(1, 12, 8)]]
 
 
-def test_1_9_running_decodes_join_the_prefill_batch() -> None:
+def test_running_decodes_join_the_prefill_batch() -> None:
     bench = bench_of(chunk=8, running=4, batch=9, max_prefill_tokens=9)
     queue(bench, 0, 2)
     queue(bench, 1, 2)
@@ -143,7 +143,7 @@ def test_1_9_running_decodes_join_the_prefill_batch() -> None:
     assert shapes_of(bench) == [[(0, 2, 1), (1, 2, 1), (2, 0, 4)]], "two decodes come off 9, 7 is cut to a page"
 
 
-def test_1_10_prefill_first_runs_decodes_only_when_there_is_no_prefill() -> None:
+def test_prefill_first_runs_decodes_only_when_there_is_no_prefill() -> None:
     bench = bench_of(schedule="prefill-first", chunk=8, running=4)
     queue(bench, 0, 2)
     steps_of(bench)
@@ -151,7 +151,7 @@ def test_1_10_prefill_first_runs_decodes_only_when_there_is_no_prefill() -> None
     assert shapes_of(bench, 3) == [[(1, 0, 8)], [(1, 8, 6)], [(0, 2, 1), (1, 14, 1)]]
 
 
-def test_1_11_a_finished_chunk_is_shared_at_once_and_survives_an_abort() -> None:
+def test_a_finished_chunk_is_shared_at_once_and_survives_an_abort() -> None:
     bench = bench_of(chunk=8, running=4, batch=32)
     queue(bench, 0, 40, token=3)
     steps_of(bench, 2)
@@ -164,7 +164,7 @@ def test_1_11_a_finished_chunk_is_shared_at_once_and_survives_an_abort() -> None
     assert slot in range(4)
 
 
-def test_1_13_the_chunk_of_a_diffusion_model_is_its_block() -> None:
+def test_the_chunk_of_a_diffusion_model_is_its_block() -> None:
     """`--dllm-prefill block`; what is left of the prompt joins the open block. Without it, chunks are ordinary."""
     bench = bench_of(chunk=16, running=4, batch=64, block_size=4, prefills_by_block=True)
     queue(bench, 0, 10)
@@ -174,7 +174,7 @@ def test_1_13_the_chunk_of_a_diffusion_model_is_its_block() -> None:
     assert shapes_of(ours) == [[(0, 0, 12)]]
 
 
-def test_1_14_equal_tokens_under_different_extra_keys_share_nothing() -> None:
+def test_equal_tokens_under_different_extra_keys_share_nothing() -> None:
     bench = bench_of(chunk=32, running=4)
     queue(bench, 0, 12, token=3, extra_key="a")
     first = steps_of(bench, 2)
@@ -190,7 +190,7 @@ def test_1_14_equal_tokens_under_different_extra_keys_share_nothing() -> None:
     assert pages[2][:2] == pages[0][:2]
 
 
-def test_1_15_waiting_prefilling_decoding_finished_and_back_to_waiting() -> None:
+def test_a_request_waits_prefills_decodes_waits_again_when_preempted_and_ends() -> None:
     bench = bench_of(chunk=8, running=4)
     queue(bench, 0, 14, max_tokens=2)
     request = bench.scheduler.state.requests[0]
@@ -207,7 +207,7 @@ def test_1_15_waiting_prefilling_decoding_finished_and_back_to_waiting() -> None
     assert request.finish_reason is FinishReason.LENGTH
 
 
-def test_1_15_the_life_ends_with_the_oracles_tokens() -> None:
+def test_a_request_ends_with_the_right_tokens() -> None:
     bench = Bench.of(World(limits_of(chunk=4, running=2), num_pages=40, page_size=4))
     sent = {0: Submit(0, (1, 0, 1, 1, 0, 0), resolved(5))}
     bench.link.put(*sent.values())
@@ -215,7 +215,7 @@ def test_1_15_the_life_ends_with_the_oracles_tokens() -> None:
     check_ends(bench, sent)
 
 
-def test_1_16_each_chunk_is_logged_with_request_number_extend_len_and_prefix(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_chunk_is_logged_with_its_request_number_length_and_prefix(caplog: pytest.LogCaptureFixture) -> None:
     world = World(limits_of(chunk=8, running=2), num_pages=40, page_size=4)
     link, trace = ManualLink(), ChunkLog(RecentSteps())
     engine = Engine(world.scheduler(), world.shadow(), link, trace=trace)
@@ -244,7 +244,7 @@ def predict_next_chunk_size(history_len: int, *, base: int, token: float, pair: 
 
 @pytest.mark.parametrize("smoothing", [0.75, 1.0])
 @pytest.mark.parametrize("doubles_at", [4000, 30_000])
-def test_1_12_chunks_take_as_long_as_the_first_one(smoothing: float, doubles_at: int) -> None:
+def test_dynamic_chunks_take_as_long_as_the_first_one(smoothing: float, doubles_at: int) -> None:
     bench = bench_of(pages=2000, page_size=32, chunk=2048, dynamic_chunking=doubles_at, batch=3000)
     limits = replace(bench.world.limits, dynamic_chunking_smoothing=smoothing)
     bench = Bench.of(replace(bench.world, limits=limits))
