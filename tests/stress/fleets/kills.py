@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 
-from benchmarks.fleets.process import PREFILL, REPLICA, FleetProcess, fleet
-from benchmarks.fleets.streams import Stream, bodies, play
+from stress.fleets.process import PREFILL, REPLICA, FleetProcess, fleet
+from stress.fleets.streams import Stream, bodies, play
 
 OPTIONS = ("--replicas", "2", "--dtype", "float64", "--max-total-tokens", "16384")
 APART = ("--prefill-replicas", "1", "--transfer-folder", "/dev/shm", "--split-tokens", "16")

@@ -1,6 +1,6 @@
 """Let clients leave at random moments, and time how soon after the last one no request runs, waits or holds a page.
 
-    python benchmarks/disconnect_storm.py --clients 500 --json storm.json
+    python tests/stress/disconnect_storm.py --clients 500 --json storm.json
 
 The real server runs in processes of its own, over the ShadowRunner with steps of a fixed length. Each client requests
 an answer that would take minutes, and leaves within a few seconds: in the middle of its own body, while it waits,
@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.extend(str(folder) for folder in Path(__file__).resolve().parents[1:3])  # tests, and the repository
 
 from benchmarks.shadow_server import server
-from benchmarks.written import show
+from stress.written import show
 
 RUNNING, STEP_MS = 64, 5.0
 """Running requests, and milliseconds of a step."""

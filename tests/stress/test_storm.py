@@ -1,4 +1,4 @@
-"""A short storm over a real server, and what the storm notices: `benchmarks/storm.py`, smaller."""
+"""A short storm over a real server, and what the storm notices: `tests/stress/storm.py`, smaller."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.storms.answers import Answer, answer_of, differences
-from benchmarks.storms.blows import BLOWS
-from benchmarks.storms.checks import Rest, grown, held
-from benchmarks.storms.client import Manner, Reply
-from benchmarks.storms.load import Load
-from benchmarks.storms.report import summary
-from benchmarks.storms.requests import FEATURES, StormRequest, requests_of
-from benchmarks.storms.rounds import Plan, storm
-from benchmarks.storms.server import StormServer
+from stress.storms.answers import Answer, answer_of, differences
+from stress.storms.blows import BLOWS
+from stress.storms.checks import Rest, grown, held
+from stress.storms.client import Manner, Reply
+from stress.storms.load import Load
+from stress.storms.report import summary
+from stress.storms.requests import StormRequest
+from stress.storms.rounds import Plan, storm
+from stress.storms.server import StormServer
 
+pytestmark = pytest.mark.slow
 SHORT = ("engine: KILL", "engine: STOP, then CONT", "page file: bytes flipped", "front: KILL", "clients: leave")
 REQUEST = StormRequest("0:0", "/v1/completions", {"prompt": "The water", "stream": True}, ("completions", "stream"))
 
@@ -51,19 +52,6 @@ def test_what_is_held() -> None:
     counts = {"running": 0, "waiting": 0, "partial": 0, "loading": 0}
     assert not held(counts | {"free_pages": 3, "cached_pages": 5, "total_pages": 8})
     assert len(held(counts | {"free_pages": 3, "cached_pages": 4, "total_pages": 8, "running": 1})) == 2
-
-
-def test_requests_are_their_seeds() -> None:
-    """A request that lost a token could not be sent again."""
-    assert requests_of(3, 20) == requests_of(3, 40)[:20] != requests_of(4, 20)
-
-
-def test_requests_have_every_feature() -> None:
-    """A storm over plain completions would lose nothing that only other requests can lose."""
-    labels = {label for request in requests_of(0, 240) for label in request.labels}
-    routes = {"completions", "chat", "generate", "tokenize", "detokenize"}
-    kinds = {"stream", "logprobs", "prompt logprobs", "echo", "best_of", "several prompts", "token ids", "long prompt"}
-    assert labels >= routes | kinds | FEATURES.keys()
 
 
 def events(texts: Sequence[str], *, end: bytes = b"data: [DONE]\n\n") -> bytes:

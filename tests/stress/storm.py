@@ -1,6 +1,6 @@
 """Damage a server in many ways while clients use all of its API, and compare each answer with an undisturbed one.
 
-    python benchmarks/storm.py --minutes 20 --seed 1 --json storm.json
+    python tests/stress/storm.py --minutes 20 --seed 1 --json storm.json
 
 A server of the bundled model, with a page file, offloaded contexts and a trace, first answers every request in calm.
 Then clients send the same requests while blows are struck: the engine is killed, stopped, or short of memory,
@@ -35,13 +35,13 @@ import signal
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.extend(str(folder) for folder in Path(__file__).resolve().parents[1:3])  # tests, and the repository
 
-from benchmarks.storms.blows import BLOWS
-from benchmarks.storms.report import summary
-from benchmarks.storms.requests import StormRequest, request_of
-from benchmarks.storms.rounds import Plan, storm
-from benchmarks.written import show
+from stress.storms.blows import BLOWS
+from stress.storms.report import summary
+from stress.storms.requests import StormRequest, request_of
+from stress.storms.rounds import Plan, storm
+from stress.written import show
 
 
 def named(name: str) -> StormRequest:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.storms.processes import descriptors, resident_mib
-from benchmarks.storms.server import ServerGone, StormServer
+from stress.storms.processes import descriptors, resident_mib
+from stress.storms.server import ServerGone, StormServer
 
 BACK_SECONDS = 20.0
 """Time for everything to be back after the last answer: a client that left is noticed at the next step."""

@@ -1,6 +1,6 @@
 """Offer a server several times its capacity: how much it still serves, and how it refuses the rest.
 
-    python benchmarks/overload.py --seconds 60 --json overload.json
+    python tests/stress/overload.py --seconds 60 --json overload.json
 
 The real server runs in processes of its own, over the ShadowRunner with steps of a fixed length. Its capacity is
 measured first, with as many clients as it runs at once, each sending its next request when it has an answer. Then
@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.extend(str(folder) for folder in Path(__file__).resolve().parents[1:3])  # tests, and the repository
 
 from benchmarks.shadow_server import children_of, resident_mb, server
-from benchmarks.written import show
+from stress.written import show
 
 RUNNING, QUEUED, STEP_MS = 16, 32, 10.0
 PROMPT_TOKENS, OUTPUT_TOKENS = 96, 40

@@ -7,14 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 REPLICA, PREFILL = "ray::ServeReplica:sluice:replica", "ray::ServeReplica:sluice:prefill"
 """What the processes of replicas call themselves."""
-ROOT = Path(__file__).resolve().parent.parent.parent
 CURL = "  curl "
 """What the last line begins with that a server prints when it serves."""
 START_SECONDS, STOP_SECONDS = 180.0, 60.0
@@ -43,29 +41,13 @@ class FleetProcess:
             with_signal(each, signal.SIGKILL)
         return pid
 
-    def wait_for_replicas(self, count: int, seconds: float = START_SECONDS) -> None:
-        """Wait until there are so many replicas with an engine."""
-        until = time.monotonic() + seconds
-        while sum(bool(descendants(pid)) for pid in self.replicas()) != count:
-            if time.monotonic() > until:
-                raise TimeoutError(f"there are {len(self.replicas())} replicas, and not {count}")
-            time.sleep(0.2)
-
 
 @contextmanager
-def fleet(*options: str, port: int | None = None, module: str = "") -> Iterator[FleetProcess]:
-    """Run `sluice fleet` with options.
-
-    Args:
-        module: of the repository, that takes them in its place; "": itself.
-    """
-    port = free_port() if port is None else port
-    command = [sys.executable, "-m", *([module] if module else ["sluice", "fleet"]), "--port", str(port), *options]
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # the replicas import the module, too
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment
-    ) as process:
+def fleet(*options: str) -> Iterator[FleetProcess]:
+    """Run `sluice fleet` with options."""
+    port = free_port()
+    command = [sys.executable, "-m", "sluice", "fleet", "--port", str(port), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             wait_for_line(process, CURL)
             yield FleetProcess(process, f"http://127.0.0.1:{port}")

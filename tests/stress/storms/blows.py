@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from benchmarks.storms.load import SLOW, Load
-from benchmarks.storms.processes import Process, address_space, descriptors, set_soft_limit
-from benchmarks.storms.server import HEARTBEAT, RUNNING, ServerGone, StormServer
+from stress.storms.load import SLOW, Load
+from stress.storms.processes import Process, address_space, descriptors, set_soft_limit
+from stress.storms.server import HEARTBEAT, RUNNING, ServerGone, StormServer
 
 LIMITED_SECONDS = 3.0
 """How long a limit holds."""

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.storms.blows import BLOWS, ENGINE_SECONDS, Blow, Target, remove, until_gone
-from benchmarks.storms.checks import Rest, at_rest, grown, left_behind
-from benchmarks.storms.load import Load, Tally, twins_of
-from benchmarks.storms.requests import StormRequest, requests_of
-from benchmarks.storms.server import ServerGone, StormServer
+from stress.storms.blows import BLOWS, ENGINE_SECONDS, Blow, Target, remove, until_gone
+from stress.storms.checks import Rest, at_rest, grown, left_behind
+from stress.storms.load import Load, Tally, twins_of
+from stress.storms.requests import StormRequest, requests_of
+from stress.storms.server import ServerGone, StormServer
 
 AT_ONCE = 4
 """Requests that the calm server answers at once."""

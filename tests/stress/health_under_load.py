@@ -1,6 +1,6 @@
 """Measure how long `GET /health` takes while the server is loaded in the ways that hurt it most.
 
-    python benchmarks/health_under_load.py --seconds 20 --json health.json
+    python tests/stress/health_under_load.py --seconds 20 --json health.json
 
 A server with the bundled model runs in processes of its own. A process of its own, too, asks for `/health` every 20 ms,
 on a new connection each time as load balancers do, so what it measures is not delayed by the clients. The loads run one
@@ -36,10 +36,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.extend(str(folder) for folder in Path(__file__).resolve().parents[1:3])  # tests, and the repository
 
 from benchmarks.shadow_server import resident_mb
-from benchmarks.written import show
+from stress.written import show
 
 LIMIT_MS = 100.0
 PROBE_SECONDS = 0.02

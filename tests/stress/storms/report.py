@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.storms.load import BAD, CUT, FAILED, LEFT, REFUSED, SAME
-from benchmarks.storms.rounds import Record
+from stress.storms.load import BAD, CUT, FAILED, LEFT, REFUSED, SAME
+from stress.storms.rounds import Record
 
 OUTCOMES = (SAME, REFUSED, CUT, LEFT, FAILED, *BAD)
 

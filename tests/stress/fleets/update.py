@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleets.kills import OPTIONS, compared
-from benchmarks.fleets.process import START_SECONDS, free_port, replicas_below, run_command, wait_for_line
-from benchmarks.fleets.streams import Stream, bodies, play
+from stress.fleets.kills import OPTIONS, compared
+from stress.fleets.process import START_SECONDS, free_port, replicas_below, run_command, wait_for_line
+from stress.fleets.streams import Stream, bodies, play
 
 SHORT_TOKENS = 32
 """Of each request that arrives while the update goes on."""

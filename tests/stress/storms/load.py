@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.storms.answers import Answer, answer_of, differences
-from benchmarks.storms.client import Manner, Reply, send
-from benchmarks.storms.requests import StormRequest
-from benchmarks.storms.server import StormServer
 from sluice.limits import NO_TIER
+from stress.storms.answers import Answer, answer_of, differences
+from stress.storms.client import Manner, Reply, send
+from stress.storms.requests import StormRequest
+from stress.storms.server import StormServer
 
 ANSWER_SECONDS = 600.0
 """After which an answer counts as lost."""

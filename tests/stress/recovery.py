@@ -1,6 +1,6 @@
 """Kill the engine of running streams, over a real model: what changes in them, and how long they stand still.
 
-    python benchmarks/recovery.py --json recovery.json
+    python tests/stress/recovery.py --json recovery.json
 
     float64     16 streams, half of them greedy and half seeded, and their engine killed 5 times at random moments:
                 every stream must be that of the same requests undisturbed

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from benchmarks.storms.client import Reply
-from benchmarks.storms.requests import StormRequest
+from stress.storms.client import Reply
+from stress.storms.requests import StormRequest
 
 VOLATILE = {
     *("id", "created", "e2e_latency", "cached_tokens", "cached_tokens_details", "prompt_tokens_details"),

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.storms.client import send
-from benchmarks.storms.processes import Process, children_of
-from benchmarks.storms.requests import MODEL
+from stress.storms.client import send
+from stress.storms.processes import Process, children_of
+from stress.storms.requests import MODEL
 
 POOL_TOKENS = 1024
 PAGE_BYTES = 96 << 20
