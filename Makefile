@@ -48,7 +48,7 @@ $(READY): pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/sluice/native/*.
 serve: $(READY) ## Start the server (PORT=8000 MODEL=folder-or-hub-id ARGS="more flags")
 	@$(BIN)/sluice serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
 
-test: check ## Run make check, then the whole suite on all cores (WORKERS=n)
+test: check ## Run make check, then all tests but the slow ones on all cores (WORKERS=n)
 	$(TEST_ENV) $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 stress: $(READY) ## Kill, damage and overload servers, for about half an hour (MINUTES=5 of storm)
