@@ -7,6 +7,8 @@ ARGS ?=
 # Many tests wait for a process or a pause: one worker more than there are cores takes a tenth less time.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PIP_ARGS ?=
+# Of the storm that make stress runs: in fewer there are too few rounds to compare memory.
+MINUTES ?= 20
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,7 +23,7 @@ PIP_INSTALL := -m pip --disable-pip-version-check --no-input $$(test -t 2 || ech
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check format mutate wheel lock clean
+.PHONY: help setup serve test stress check format mutate wheel lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,8 +48,16 @@ $(READY): pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/sluice/kernels/c
 serve: $(READY) ## Start the server (PORT=8000 MODEL=folder-or-hub-id ARGS="more flags")
 	@$(BIN)/sluice serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
 
-test: check ## Run make check, then the whole suite on all cores (WORKERS=n)
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
+test: check ## Run make check, then all tests but the slow ones on all cores (WORKERS=n)
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --maxprocesses 8 --dist worksteal
+
+stress: $(READY) ## Kill, damage and overload servers, for about three quarters of an hour (MINUTES=20 of storm)
+	$(TEST_ENV) $(BIN)/python -m pytest -m slow
+	$(TEST_ENV) $(BIN)/python tests/stress/storm.py --minutes $(MINUTES)
+	$(TEST_ENV) $(BIN)/python tests/stress/recovery.py
+	$(TEST_ENV) $(BIN)/python tests/stress/disconnect_storm.py
+	$(TEST_ENV) $(BIN)/python tests/stress/overload.py --seconds 60
+	$(TEST_ENV) $(BIN)/python tests/stress/health_under_load.py
 
 check: $(READY) ## Format, lint, strict types of the core, import arrows
 	$(BIN)/ruff format --check $(SOURCES)

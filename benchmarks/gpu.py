@@ -1,6 +1,6 @@
 """Check and time everything that runs on a GPU, in under 8 minutes, on random weights in published shapes.
 
-    python benchmarks/gpu.py --json gpu.json --html gpu.html  # on a CUDA device
+    python benchmarks/gpu.py --json gpu.json                  # on a CUDA device
     python benchmarks/gpu.py --json trial.json --trial        # the same code on a CPU, in small: does the script work?
     python benchmarks/gpu.py --json more.json --parts attention_flashinfer,parity_flashinfer --time-factor 5
 
@@ -83,7 +83,6 @@ PARTS: Mapping[str, Part] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="file of the results")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="a page that plots the part interference")
     parser.add_argument("--parts", metavar="NAMES", help=f"parts to run, with commas between them: {', '.join(PARTS)}")
     parser.add_argument(
         "--trial", action="store_true", help="run tiny sizes on a CPU, to test the script; the figures mean nothing"
@@ -112,8 +111,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run_in(replace(part, seconds=part.seconds * args.time_factor), setting, left)
 
     results = run_parts(names, run, args.json, ALL_SECONDS * args.time_factor)
-    if args.html is not None and "rows" in results.get("interference", {}):
-        write_page(results, args.html)
     failed = [name for name, result in results.items() if "error" in result]
     for name, result in results.items():
         print(f"{name}: {result.get('error') or json.dumps(result.get('reached', 'done'))}")
@@ -138,16 +135,6 @@ def run_parts(
         content = {"format": FORMAT, "took_seconds": took, "parts": results}
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return results
-
-
-def write_page(results: Mapping[str, dict[str, Any]], path: Path) -> None:
-    """Write the plots, or print which package they need."""
-    try:
-        from benchmarks.on_gpu.plotted import plotted
-    except ModuleNotFoundError as error:
-        print(f"{path} is not written: {missing(error)}", file=sys.stderr)
-    else:
-        path.write_text(plotted(results), encoding="utf-8")
 
 
 def missing(error: ModuleNotFoundError) -> str:

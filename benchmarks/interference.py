@@ -4,8 +4,8 @@
     python benchmarks/interference.py --checkpoint build/checkpoints/qwen3-0.6b --out benchmarks/results/qwen3-0.6b
 
 Four requests decode, and two prompts of 4,000 tokens arrive; chunks of 64 to 2,048 tokens and whole prompts, in turns.
-It writes PREFIX-SIZE.json for each (for `sluice compare` and `sluice bench --from`), PREFIX.json with the medians and
-PREFIX.html with the plots. `--peer vllm` measures another engine in the same way.
+It writes PREFIX-SIZE.json for each (for `sluice compare` and `sluice bench --from`), and PREFIX.json with the medians.
+`--peer vllm` measures another engine in the same way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.alternating import Configuration, alternate, medians
-from benchmarks.figures_page import Plot, in_milliseconds, page
 from benchmarks.peers.environment import SetupError
 from benchmarks.peers.measure import PEERS
 from benchmarks.peers.peer import Settings
@@ -44,12 +43,6 @@ MEASURES = (
     Measure(MIXED_P50, "ms", lambda summary: summary.itl_in_windows.p50),
     Measure(MIXED_P99, "ms", lambda summary: summary.itl_in_windows.p99),
     Measure(TTFT, "ms", lambda summary: summary.by_kind[LONG].ttft.mean),
-)
-X_LABEL = "tokens of a chunk"
-CAPTION = "Medians over the rounds, ms"
-PLOTS = (
-    Plot("itl", "Inter-token latency of the decoding streams", "ms", (ITL_P50, ITL_P99, ITL_MAX, MIXED_P50), X_LABEL),
-    Plot("ttft", "Time to first token of the long prompts", "ms", (TTFT,), X_LABEL),
 )
 
 
@@ -107,20 +100,6 @@ def _write(prefix: Path, peer: str, results: dict[str, Result]) -> None:
         "machine": machine(),
     }
     prefix.with_name(f"{prefix.name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    introduction = (
-        f"{peer}, {first.target['model']}; {first.machine['processor']}, {first.machine['usable_cores']} cores."
-        f" By tokens of a chunk; medians of {len(first.runs)} rounds."
-    )
-    html = page(
-        "Interference of long prompts with decoding streams",
-        introduction,
-        in_milliseconds(figures),
-        PLOTS,
-        record,
-        of=X_LABEL,
-        caption=CAPTION,
-    )
-    prefix.with_name(f"{prefix.name}.html").write_text(html, encoding="utf-8")
     for label, own in figures.items():
         shown = "  ".join(f"{name} {1000 * value:.1f}" for name, value in own.items() if value is not None)
         print(f"{label:>6}  {shown}")

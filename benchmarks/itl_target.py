@@ -1,7 +1,7 @@
 """Compare an ITL target with fixed chunks: on three mixes, with targets of 2, 4 and 8 decode steps and `auto`.
 
     python benchmarks/make_checkpoint.py --shape qwen3-0.6b --out build/checkpoints/qwen3-0.6b
-    python benchmarks/itl_target.py --checkpoint build/checkpoints/qwen3-0.6b --json itl.json --html itl.html
+    python benchmarks/itl_target.py --checkpoint build/checkpoints/qwen3-0.6b --json itl.json
 
 The engine runs in this process over a model that is loaded once. Each mix is served by every configuration in turns,
 for `--rounds` rounds, with and without a busy neighbour, and each run begins with a machine that is not known. Beside
@@ -26,9 +26,8 @@ from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.itl.measured import Machine, Run, Step, Target, errors_of, figures, spread_of
+from benchmarks.itl.measured import Machine, Run, Target, errors_of, figures, spread_of
 from benchmarks.itl.mixes import MIXES, requests_of
-from benchmarks.itl.pages import html_page
 from benchmarks.peers.neighbour import neighbour
 from sluice.bench.results import machine, versions
 from sluice.config import ConfigError
@@ -82,12 +81,7 @@ def compare(
                     with neighbour(_last_processor() if is_noisy else None):
                         run = engine.run(asked, decode, chunk=case.chunk, target=target)
                     record = {"mix": name, "noisy": is_noisy, "round": number, "case": case.label, "target": target}
-                    steps = [_point(step) for step in run.steps if target is not None]
-                    yield record | figures(run) | {"steps": steps}
-
-
-def _point(step: Step) -> tuple[str, int, int]:
-    return step.regime.value, step.predicted or 0, step.micros
+                    yield record | figures(run)
 
 
 class Fixed(NamedTuple):
@@ -201,10 +195,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     record = measure(engine, names, args.rounds, args.scale) | {"machine": machine(), "versions": versions()}
     record |= {"model": args.checkpoint or "the bundled model", "scale": args.scale, "rounds": args.rounds}
-    if args.html is not None:
-        args.html.write_text(html_page(record), encoding="utf-8")
-    for run in record["runs"]:
-        del run["steps"]
     if args.json is not None:
         args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print_table(record)
@@ -277,7 +267,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scale", type=float, default=1.0, help="of all lengths (default: 1)")
     parser.add_argument("--threads", type=int, help="threads of the engine")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write plots")
     return parser
 
 

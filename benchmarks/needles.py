@@ -6,7 +6,7 @@
 
 Each length runs in a process of its own: a checkpoint that recalls exactly (`exact_recall`), one haystack with needles
 at 0, 25, 50, 75 and 100% depth, and a question for each. The haystack is read first, the questions find it in the
-cache. PREFIX.json and PREFIX.html are written after each length: time, RssAnon of the process, bytes by part. A length
+cache. PREFIX.json is written after each length: time, RssAnon of the process, bytes by part. A length
 that would take longer than --seconds is left out. How long it takes is printed first: estimated from the shorter ones,
 or from what the machine does in a matrix product and in reads.
 
@@ -35,7 +35,6 @@ import numpy as np
 
 from benchmarks.exact_recall import SHAPES, RecallShape, needle_prompts, write_recall_checkpoint
 from benchmarks.exact_recall.construction import NUM_LAYERS
-from benchmarks.figures_page import Plot, page
 from benchmarks.long_context.cost import CostDevice, CostModel, prefill_cost
 from benchmarks.long_context.reading import Task
 from benchmarks.long_context.sparse_prefill import POLICY
@@ -62,14 +61,6 @@ OFFLOADING = ("offload_above", "ring_blocks", "ring_block_tokens", "sparse_polic
 """Options that a pool which holds everything does not take."""
 MLP_SIZE = 64
 """Inner size of the checkpoints' MLP."""
-CONTEXT = "tokens of the context"
-PLOTS = (
-    Plot(
-        "memory", "Memory: what grows with the context, and what does not", "MiB", (ANON, DEVICE_KV, BENEATH), CONTEXT
-    ),
-    Plot("prefill", "Time to read the prompt", "s", (PREFILL,), CONTEXT),
-    Plot("decode", "Time of a decoded token", "ms", (DECODE,), CONTEXT),
-)
 
 
 def tokens_of(text: str) -> int:
@@ -172,7 +163,7 @@ def figures_of(label: str, found: dict[str, Any], model: CostModel) -> dict[str,
     pieces, questions = found["pieces"], found["questions"]
     loaded = {name: sum(piece["loaded"][name] for piece in pieces) for name in ("bytes", "seconds", "waited")}
     seconds, tokens = sum(piece["seconds"] for piece in pieces), len(questions) * 7
-    flop = prefill_cost(model, CostDevice(1.0, 1.0, 1.0), pieces[-1]["stop"], 1).flop
+    flop = prefill_cost(model, CostDevice(1.0, 1.0), pieces[-1]["stop"], 1).flop
     return {
         RIGHT: sum(each["is_right"] for each in questions),
         PIECES: len(pieces),
@@ -293,7 +284,7 @@ def _foreseen(
         pieces = max(alike.values(), key=lambda each: int(each[-1]["stop"]))
         ratio = length / pieces[-1]["stop"]
         return float(sum(piece["seconds"] for piece in pieces)) * (ratio if suffix == SPARSE else ratio**2)
-    device = CostDevice(speed.flops, speed.loading, speed.copying)
+    device = CostDevice(speed.flops, speed.loading)
     chunk = int(options.get("chunked_prefill_size", CHUNK_TOKENS["cpu"]))
     return prefill_cost(model, device, length, chunk).seconds
 
@@ -319,12 +310,6 @@ def _write(
         "machine": machine(),
     }
     args.out.with_name(f"{args.out.name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    introduction = (
-        f"A checkpoint that recalls exactly ({args.size}, {args.dtype}), five needles for each length;"
-        f" {record['machine']['processor']}, {record['machine']['usable_cores']} cores."
-    )
-    html = page("Needles in long contexts", introduction, figures, PLOTS, record, of="tokens")
-    args.out.with_name(f"{args.out.name}.html").write_text(html, encoding="utf-8")
 
 
 def _parser() -> argparse.ArgumentParser:

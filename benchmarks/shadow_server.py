@@ -113,12 +113,6 @@ def server(
             process.terminate()
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return user and system time of a process, all threads. Linux only."""
-    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def resident_mb(pid: int) -> float:
     """Return the resident memory of a process in MiB. Linux only."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20

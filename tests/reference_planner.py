@@ -1,7 +1,7 @@
 """A second planner, written from the rules of SGLang and Sarathi alone, and not from the scheduler's code.
 
 It plans synchronous steps, one in flight, of requests whose memory is reserved when they are admitted, so that none is
-preempted. Numbers in comments are the rows of the prior art that `tests/prior_art` shows one by one.
+preempted. `tests/prior_art` shows the rules one by one.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class ReferencePlanner:
 
     def plan(self) -> list[Shape]:
         decodes = [(request.submit.request_id, request.computed, 1) for request in self.running if request.decodes]
-        if self.limits.schedule == "mixed":  # Sarathi, 1.9: decodes, then the started prompt, then new ones
+        if self.limits.schedule == "mixed":  # as Sarathi: decodes, then the started prompt, then new ones
             return [*decodes, *self.prefill(len(decodes))]
-        return [*self.prefill(0)] or decodes  # 1.10
+        return [*self.prefill(0)] or decodes
 
     def commit(self, plan: Sequence[Shape], outputs: Sequence[Output]) -> None:
         running = {request.submit.request_id: request for request in self.running}
         for request_id, start, length in plan:
             request = running[request_id]
             request.computed = start + length
-            if self.caching:  # 1.11: whole pages are shared as soon as they are computed
+            if self.caching:  # whole pages are shared as soon as they are computed
                 self.cache.update(self.beginning(request, page) for page in range(1, self.pages(request.computed + 1)))
         for output in outputs:
             running[output.request_id].tokens += output.token_ids
@@ -69,8 +69,8 @@ class ReferencePlanner:
 
     def prefill(self, used: int) -> Iterator[Shape]:
         """Yield the prompts of a step that holds `used` tokens already."""
-        budget, prompts = self.limits.chunked_prefill_size or inf, 0  # 1.1, 1.4: of the step, not of one request
-        started = [request for request in self.running if not request.decodes]  # 1.2: one at most, and it goes first
+        budget, prompts = self.limits.chunked_prefill_size or inf, 0  # of the step, not of one request
+        started = [request for request in self.running if not request.decodes]  # one at most, and it goes first
         for request in [*started, *self.in_order()]:
             if request not in started:
                 request.computed = self.found(request)
@@ -78,7 +78,7 @@ class ReferencePlanner:
                     continue
                 if not self.has_room(request):
                     return
-            extend = len(request.tokens) - request.computed  # 1.3
+            extend = len(request.tokens) - request.computed
             length = self.cut(extend, budget, used, prompts)
             if length == 0:
                 return
@@ -88,12 +88,12 @@ class ReferencePlanner:
             yield request.submit.request_id, request.computed, length
             budget, used, prompts = budget - length, used + length, prompts + 1
             if length < extend:
-                return  # 1.2, 1.7: nothing behind one that is cut
+                return  # nothing behind one that is cut
 
     def cut(self, extend: int, budget: float, used: int, prompts: int) -> int:
         """Return how many of `extend` tokens the step takes, 0 for "not now"."""
         limits = self.limits
-        if limits.max_prefill_requests and prompts >= limits.max_prefill_requests:  # 4.2
+        if limits.max_prefill_requests and prompts >= limits.max_prefill_requests:
             return 0
         left = limits.max_prefill_tokens - used if limits.max_prefill_tokens else inf
         room = self.room(budget, used, prompts)
@@ -102,10 +102,10 @@ class ReferencePlanner:
         if self.ends(extend, budget) and extend <= self.room(inf, used, prompts):
             return extend
         if not limits.chunked_prefill_size:
-            return 0 if prompts else extend  # 4.1: a first prompt over the budget goes alone
-        if prompts and extend >= left:  # 1.7: not cut behind others
+            return 0 if prompts else extend  # a first prompt over the budget goes alone
+        if prompts and extend >= left:  # not cut behind others
             return 0
-        return max(0, int(room) // self.page_size * self.page_size)  # 1.5
+        return max(0, int(room) // self.page_size * self.page_size)
 
     def room(self, budget: float, used: int, prompts: int) -> float:
         """Return the tightest of a chunk's budgets. However many decode, the first prompt of a step may have a page."""
@@ -125,7 +125,7 @@ class ReferencePlanner:
         return sorted(self.waiting, key=key)
 
     def has_room(self, request: Planned) -> bool:
-        """A slot, and pages for the whole prompt and output, even if the prompt will be cut (1.6, 5.4)."""
+        """A slot, and pages for the whole prompt and output, even if the prompt will be cut."""
         reserved = sum(map(self.need, self.running)) + self.need(request)
         return len(self.running) < self.limits.max_running_requests and reserved <= self.num_pages
 
@@ -133,7 +133,7 @@ class ReferencePlanner:
         return self.pages(len(request.submit.prompt) + (request.submit.sampling.max_tokens or 0))
 
     def found(self, request: Planned) -> int:
-        """Tokens of the longest cached prefix of whole pages; the last token is computed in any case (1.3, 2.7)."""
+        """Tokens of the longest cached prefix of whole pages; the last token is computed in any case."""
         count = 0
         while (count + 1) * self.page_size < len(request.tokens) and self.beginning(request, count + 1) in self.cache:
             count += 1

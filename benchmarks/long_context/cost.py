@@ -2,10 +2,9 @@
 
     prefill of n tokens in chunks of c     FLOP      2 n P + 4 L Hq h n^2 / 2
                                            copied    (n^2 / 2c - n / 2) b  up,  n b  down
-    a decoded token at n                   copied    n b
 
 P weights in matrices, L layers, Hq query heads of size h, b bytes of KV of a token in all layers. Every chunk loads all
-KV before it. At any length, copies hide behind the attention from c = b F / (4 L Hq h bandwidth) on.
+KV before it.
 """
 
 from __future__ import annotations
@@ -45,13 +44,11 @@ class CostDevice:
     """FLOP per second in matrix products and attention."""
     copy_bandwidth: float
     """Bytes per second from the lower tier to the device."""
-    memory_bandwidth: float
-    """Bytes per second at which decodes read KV."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a prefill, or of one decoded token."""
+    """The cost of a prefill."""
 
     flop: float
     copied_bytes: float
@@ -76,20 +73,7 @@ def prefill_cost(model: CostModel, device: CostDevice, length: int, chunk: int) 
     return Cost(flop, copied, flop / device.flops, copied / device.copy_bandwidth)
 
 
-def decode_cost(model: CostModel, device: CostDevice, length: int) -> Cost:
-    """Return the cost of one token behind `length` others, whose KV is copied, and read once."""
-    copied = float(length * model.kv.token_bytes)
-    flop = 2.0 * model.matrix_weights + model.pair_flop * length
-    compute = max(flop / device.flops, copied / device.memory_bandwidth)
-    return Cost(flop, copied, compute, copied / device.copy_bandwidth)
-
-
 def loaded_tokens(length: int, chunk: int) -> float:
     """Return the tokens whose KV is loaded while `length` are read: for each chunk, those before it."""
     whole, rest = divmod(length, chunk)
     return chunk * whole * (whole - 1) / 2 + (whole * chunk if rest else 0)
-
-
-def hiding_chunk(model: CostModel, device: CostDevice) -> float:
-    """Return the chunk size from which on copies hide behind attention."""
-    return model.kv.token_bytes * device.flops / (model.pair_flop * device.copy_bandwidth)

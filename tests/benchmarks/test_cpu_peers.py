@@ -127,6 +127,7 @@ def test_what_does_not_start_is_recorded(record: Record, tmp_path: Path) -> None
     assert "failed" in table(record, [NAMED["decode-1"]], [replace(OURS, weights="bf16")])
 
 
+@pytest.mark.slow
 def test_a_small_comparison_from_the_command_line(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

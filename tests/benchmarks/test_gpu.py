@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from benchmarks.gpu import ALL_SECONDS, PARTS, ROOT, Part, _in_child, main, run_parts, write_page
+from benchmarks.gpu import ALL_SECONDS, PARTS, ROOT, Part, _in_child, main, run_parts
 from benchmarks.on_gpu.clocks import HostMark, MarkedQueue, idle_share
 from benchmarks.on_gpu.models import LARGE, SMALL, config_of, num_parameters, random_model
 from benchmarks.on_gpu.prefill_chunk import flops
@@ -29,16 +29,15 @@ TRIAL = Setting(torch.device("cpu"), tiny=True)
 def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("gpu") / "trial.json"
     names = [name for name in PARTS if "flashinfer" not in name and name != "transformers_peer"]
-    page = path.with_suffix(".html")
     with warnings.catch_warnings():  # numpy's, of infinities, in Triton's interpreter
         warnings.simplefilter("ignore", RuntimeWarning)
-        assert main(["--json", str(path), "--html", str(page), "--trial", "--parts", ",".join(names)]) == 0
-    assert page.read_text().count("</figure>") == 2, "gaps and times to first token are plotted"
+        assert main(["--json", str(path), "--trial", "--parts", ",".join(names)]) == 0
     content = json.loads(path.read_text())
     assert list(content["parts"]) == names
     return content["parts"]
 
 
+@pytest.mark.slow
 def test_every_part_runs(parts: dict[str, Any]) -> None:
     """The same code as on a device, over small models: it must come to its end and say what it found."""
     for part in parts.values():
@@ -51,6 +50,7 @@ def test_every_part_runs(parts: dict[str, Any]) -> None:
     assert all(row["disturbed"]["gaps"] > 3 for row in parts["interference"]["rows"])
 
 
+@pytest.mark.slow
 def test_small_kernels_are_compared(parts: dict[str, Any]) -> None:
     """All of them run in Triton's interpreter here, and give what torch gives."""
     pointwise = parts["pointwise"]
@@ -61,6 +61,7 @@ def test_small_kernels_are_compared(parts: dict[str, Any]) -> None:
     assert [row for row in parts["quantized_linear"]["rows"] if not row["passes"]] == []
 
 
+@pytest.mark.slow
 def test_parity_would_notice(parts: dict[str, Any]) -> None:
     """All variants pass, and of tokens that depend on what came before: a model that repeats itself proves nothing."""
     parity = parts["parity"]
@@ -98,15 +99,7 @@ def test_a_part_that_lacks_a_package_says_which(monkeypatch: pytest.MonkeyPatch)
     )
 
 
-def test_a_page_that_cannot_be_drawn_costs_no_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delitem(sys.modules, "benchmarks.on_gpu.plotted", raising=False)
-    monkeypatch.setitem(sys.modules, "benchmarks.figures_page", None)
-    write_page({"interference": {"rows": []}}, tmp_path / "gpu.html")
-    assert "gpu.html is not written: needs the package benchmarks" in capsys.readouterr().err
-
-
+@pytest.mark.slow
 def test_parts_need_no_more_than_torch_and_transformers_bring() -> None:
     """A machine is rented for minutes: packages of the server are not worth installing there."""
     imports = ", ".join(f"benchmarks.on_gpu.{name}" for name in PARTS)

@@ -1,8 +1,7 @@
-"""Configurations in turns, their medians, and the page that shows them."""
+"""Configurations in turns, and their medians."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ import pytest
 
 from bench_makers import record, result
 from benchmarks.alternating import Configuration, alternate, medians
-from benchmarks.figures_page import in_milliseconds, page
-from benchmarks.interference import ITL_MAX, MEASURES, PLOTS, TTFT, configurations
+from benchmarks.interference import ITL_MAX, MEASURES, TTFT, configurations
 from benchmarks.peers.peer import Settings
 from sluice.bench import BenchError
 from sluice.bench.measure import REPEAT_SEED
@@ -89,25 +87,3 @@ def test_off_cuts_nothing() -> None:
 def test_a_size_that_is_none_is_refused(sizes: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=f"--sizes must .*{message}"):
         configurations("sluice", HERE, sizes)
-
-
-def test_the_page_shows_every_number_and_loads_nothing() -> None:
-    names = [measure.name for measure in MEASURES]
-    figures = {label: dict.fromkeys(names, seconds) for label, seconds in (("64", 0.02), ("off", 2.0))}
-    html = page("Title & more", "who", in_milliseconds(figures), PLOTS, {"cpu": "<x>"}, of="tokens", caption="a <b>")
-    assert not re.search(r"(src|href)=|@import|url\(", html)
-    assert "Title &amp; more" in html
-    assert "a &lt;b&gt;" in html
-    assert html.count("<td>20</td>") == html.count("<td>2,000</td>") == len(names)
-    for plot in PLOTS:
-        (line, *_) = re.findall(r'class="line series-0" d="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)"', html)
-        left, low, right, high = map(float, line)
-        assert left < right, plot.name
-        assert low > high, "more milliseconds are further up"
-
-
-def test_a_page_without_numbers_says_so() -> None:
-    """An engine whose long prompts all failed has none."""
-    names = [measure.name for measure in MEASURES]
-    html = page("T", "i", {"64": dict.fromkeys(names)}, PLOTS, {}, of="tokens")
-    assert "Time to first token of the long prompts: nothing to show." in html

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from benchmarks.fleets.kills import survive
-from benchmarks.fleets.process import free_port, run_command
+from stress.fleets.kills import survive
+from stress.fleets.process import free_port, run_command
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,11 +1,11 @@
-"""Streams of a real model across the deaths of its engine processes: a smaller `benchmarks/recovery.py`."""
+"""Streams of a real model across the deaths of its engine processes: a smaller `tests/stress/recovery.py`."""
 
 from __future__ import annotations
 
 import asyncio
 
 from benchmarks.bundled import VOCAB_SIZE
-from benchmarks.recovery import Killer, hosting, play, problems_of, requests_of
+from stress.recovery import Killer, hosting, play, problems_of, requests_of
 
 STREAMS, TOKENS, KILLS = 16, 48, 2
 EARLY = STREAMS * TOKENS // 4

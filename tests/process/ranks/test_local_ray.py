@@ -16,7 +16,7 @@ from sluice.process.ranks.local_ray import LOCAL, start_local_ray
 LISTENING = """
 import os
 from pathlib import Path
-from benchmarks.fleets.process import descendants
+from tests.stress.fleets.process import descendants
 from sluice.process.ranks.local_ray import start_local_ray
 
 start_local_ray(80 << 20, logging_level="ERROR", num_cpus=1)

@@ -1,8 +1,27 @@
-"""Laws of the scheduler: what must hold at every moment, one function a law.
+"""Laws of the scheduler: what must hold at every moment. `Lawful` wraps a scheduler and checks them after every call.
 
-The numbers are those of the design. Laws 1-6 are about the state, 7-9 and 17-19 about a plan, 10-12 about a whole run,
-15 about the end of one, 16 about reports of what was read. (13, all modes agree, and 14, plans are a function of the
-calls, need several runs; they live in the tests.) `Lawful` wraps a scheduler and checks them after every call.
+Each law has a number, which an error names:
+
+    1   slots and pages: each is free, or has one owner
+    2   references to cached pages are counted
+    3   the prefix tree holds exactly its pages
+    4   the counters of a request are in order
+    5   a request has the pages for its promised tokens
+    6   a request is in exactly one collection, the one of its status
+    7   a plan keeps its budgets
+    8   the chunks of a plan are well formed, and each begins where the one before it ended
+    9   no two rows write to the same place, and none to a shared page
+    10  nothing that a step in flight uses is free or has another owner
+    11  every request ends once, and no output is skipped or repeated
+    12  every request goes on, within bounds
+    13  all modes give the same tokens (tests/laws/test_modes_agree.py)
+    14  equal calls give equal plans (tests/laws/test_modes_agree.py)
+    15  without requests nothing is held
+    16  no offloaded work is planned before its blocks were reported as loaded
+    17  no budget is unused while a prompt that has begun lacks tokens
+    18  in a pipeline decodes take turns
+    19  drafts follow known tokens, and do not reach beyond the end of a request
+    20  pages of a very long context are found and given back over several steps
 """
 
 from sluice.testing.laws.lawful import Lawful

@@ -1,0 +1,1 @@
+"""The parts of `tests/stress/storm.py`: requests, clients, comparison, blows, checks and rounds."""
