@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sluice.footprint import KVSizes, OffloadSizes, device_footprint, stored_bytes
+from sluice.types.footprint import KVSizes, OffloadSizes, device_footprint, stored_bytes
 
 GIB = 1 << 30
 KV = KVSizes(28, 8, 128, 2)

@@ -1,4 +1,4 @@
-"""The process of a rank beside the leader: `python -m sluice.process.ranks.process`, started by `rank_spawn`.
+"""The process of a rank beside the leader: `python -m sluice.process.ranks.process`, started by `spawn`.
 
 It reads a `RankSetup` from its standard input, connects to the leader, loads its part of the model, and runs the steps
 that the leader sends until the leader closes the link. The end of its standard input means that the process which
