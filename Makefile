@@ -72,7 +72,7 @@ wheel: ## Build dist/*.whl for this platform, and dist/any/*.whl without compile
 	if [ "$$(uname)" = Linux ]; then PATH="build/wheel/bin:$$PATH" auditwheel repair --wheel-dir dist build/wheel/dist/*.whl; \
 	else cp build/wheel/dist/*.whl dist; fi
 
-docs: ## Build the documentation into build/site and fail on a dead link; open build/site/index.html
+docs: ## Build build/site and fail on dead links; then: python3 -m http.server -b 127.0.0.1 -d build/site
 	test -d build/docs || $(PYTHON) -m venv build/docs
 	build/docs/bin/python $(PIP_INSTALL) $$($(PYTHON) -c "import tomllib; \
 	print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])")
