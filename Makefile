@@ -23,7 +23,7 @@ PIP_INSTALL := -m pip --disable-pip-version-check --no-input $$(test -t 2 || ech
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test stress check format mutate wheel lock clean
+.PHONY: help setup serve test stress check format mutate wheel docs lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,12 @@ wheel: ## Build dist/*.whl for this platform, and dist/any/*.whl without compile
 	mkdir -p dist && cp build/wheel/dist/*.tar.gz dist
 	if [ "$$(uname)" = Linux ]; then PATH="build/wheel/bin:$$PATH" auditwheel repair --wheel-dir dist build/wheel/dist/*.whl; \
 	else cp build/wheel/dist/*.whl dist; fi
+
+docs: ## Build build/site and fail on dead links; then: python3 -m http.server -b 127.0.0.1 -d build/site
+	test -d build/docs || $(PYTHON) -m venv build/docs
+	build/docs/bin/python $(PIP_INSTALL) $$($(PYTHON) -c "import tomllib; \
+	print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])")
+	NO_MKDOCS_2_WARNING=1 build/docs/bin/python -m mkdocs build --strict
 
 lock: ## Pin what a fresh set-up without pins brings
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
