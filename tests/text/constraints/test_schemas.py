@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import sys
 from typing import Any
 
 import jsonschema
@@ -14,7 +16,8 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from schemas import schemas
-from sluice.text.constraints.grammars import grammar_of
+from sluice.text.constraints.errors import ConstraintError
+from sluice.text.constraints.grammars import checked_grammar, grammar_of
 from sluice.text.constraints.shapes import JsonSchema
 
 BYTES = LLTokenizer("byte")
@@ -135,3 +138,42 @@ def accepts(grammar: str, text: str) -> bool:
 def test_minus_zero_is_not_below_zero() -> None:
     schema = {"type": "number", "exclusiveMaximum": 0, "minimum": -0.5}
     assert not accepts(grammar_of(JsonSchema(schema)), "-0")
+
+
+@pytest.mark.parametrize("number", [2**53 + 1, -(2**53) - 1, 1234567890123456789, 0.9452706955539223, 1.602176634e-19])
+@pytest.mark.parametrize("keyword", ["const", "enum"])
+def test_a_number_that_would_become_another_is_refused(keyword: str, number: float) -> None:
+    """An identifier of 19 digits was answered with another one."""
+    value = {"id": number} if keyword == "const" else [0, number]
+    with pytest.raises(ConstraintError, match=re.escape(f"{keyword} has the number {number}")):
+        grammar_of(JsonSchema({"type": "object", "properties": {"a": {keyword: value}}}))
+
+
+@pytest.mark.parametrize("number", [2**53, -(2**53), 0, -1.5, 0.1, 123456789.123456, 3.141592653589793, 6.02214076e23])
+def test_a_number_that_is_kept_is_accepted(number: float) -> None:
+    matcher = LLMatcher(BYTES, grammar_of(JsonSchema({"const": number})), log_level=0)
+    assert float(bytes(matcher.compute_ff_tokens())) == number
+
+
+BOUNDS: list[tuple[str, Any, float, float | None]] = [
+    ("64 bits", {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, -(2**53), 2**53 + 1),
+    ("64 bits or null", {"type": ["integer", "null"], "minimum": -(2**63)}, 7, -(2**53) - 1),
+    ("doubles", {"type": "number", "minimum": -sys.float_info.max, "maximum": sys.float_info.max}, 1.5e9, None),
+]
+
+
+@pytest.mark.parametrize(("name", "schema", "valid", "invalid"), BOUNDS, ids=[each[0] for each in BOUNDS])
+def test_the_bounds_of_number_types_are_accepted(name: str, schema: Any, valid: float, invalid: float | None) -> None:
+    """Schemas that are made from classes of Java, Rust or protobuf have them, and were refused."""
+    grammar = grammar_of(JsonSchema(schema))
+    assert accepts(grammar, json.dumps(valid))
+    assert invalid is None or not accepts(grammar, json.dumps(invalid))
+
+
+def test_a_far_bound_is_left_out_where_that_is_allowed() -> None:
+    schema = {"type": "number", "maximum": 3.4028235e38}
+    checked = checked_grammar(JsonSchema(schema, is_lenient=True))
+    assert accepts(checked.text, "2.5")
+    assert checked.dropped == ("maximum",)
+    with pytest.raises(ConstraintError, match=re.escape("maximum 3.4028235e+38 is too far from zero")):
+        grammar_of(JsonSchema(schema))

@@ -13,6 +13,7 @@ from typing import Any
 
 from sluice.text.constraints.closing import closed_objects
 from sluice.text.constraints.errors import ConstraintError
+from sluice.text.constraints.exact_numbers import DIGITS, EXACT, far_bounds, inexact_number
 from sluice.text.constraints.finite import has_finite_value
 from sluice.text.constraints.number_bounds import move_excluded_bounds
 from sluice.text.constraints.schema_tree import References, subschemas
@@ -121,19 +122,30 @@ class _Preparation:
         if isinstance(kind, str) and kind not in FORMATS:
             reason = f"the format {kind!r} is not supported; supported are {', '.join(sorted(FORMATS))}"
             self._leave_out(pointer, node, "format", reason)
-        move_excluded_bounds(node)
+        self._check_numbers(pointer, node)
         reference = node.get("$ref")
         if isinstance(reference, str):
             self._check_reference(pointer, reference, references)
 
+    def _check_numbers(self, pointer: str, node: dict[str, Any]) -> None:
+        for keyword in node.keys() & {"const", "enum"}:
+            number = inexact_number(node[keyword])
+            if number is not None:
+                reason = f"{keyword} has the number {number}, which an answer would not have exactly; accepted are"
+                accepted = f"integers from -{EXACT} to {EXACT}, numbers of at most {DIGITS} digits, and strings"
+                raise self._error(pointer, f"{reason} {accepted}")
+        for keyword in far_bounds(node):
+            self._leave_out(pointer, node, keyword, f"{keyword} {node[keyword]} is too far from zero to be held to")
+        move_excluded_bounds(node)
+
     def _leave_out(self, pointer: str, node: dict[str, Any], keyword: str, reason: str) -> None:
         """Remove a keyword that asks for nothing, or that a lenient schema may ask for in vain."""
         value = node[keyword]
-        asks = value not in (ANY_TEXT if keyword == "format" else UNSUPPORTED[keyword])
+        asks = value not in (ANY_TEXT if keyword == "format" else UNSUPPORTED.get(keyword, ()))
         if asks and not self._shape.is_lenient:
             raise self._error(pointer, reason)
         if asks:
-            self._dropped.append(f"{self._place(pointer)}.{keyword}")
+            self._dropped.append(self._place(f"{pointer}/{keyword}"))
         del node[keyword]
 
     def _check_reference(self, pointer: str, reference: str, references: References) -> None:
