@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 
 from benchmarks.exact_recall import EOS, SHAPES, Needle, needle_prompt, needle_prompts, write_recall_checkpoint
 from sluice import LLM, SamplingParams
@@ -58,7 +58,7 @@ def test_margin_of_every_answer(folders: dict[str, Path]) -> None:
 def test_transformers_agrees(folders: dict[str, Path]) -> None:
     """A checkpoint that only we can read, or an answer that only we get: logits of both are the same."""
     needle = needle_prompt(SHAPES["gqa"], 700, 0.5, seed=3)
-    model = AutoModelForCausalLM.from_pretrained(folders["gqa"], dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folders["gqa"], dtype=torch.float32)
     known = torch.tensor([[*needle.prompt, *needle.answer]])
     with torch.no_grad():
         logits = model(known).logits[0, -len(needle.answer) - 1 : -1]

@@ -21,7 +21,6 @@ from paged_model import chunked_logits
 from sluice import LLM, SamplingParams
 from sluice.models.base import PagedLM
 from sluice.models.checkpoint import CheckpointError
-from sluice.models.fallback.checks import check_agreement, sample_tokens
 from sluice.models.loader import load_model
 from tiny_models import exact
 
@@ -219,6 +218,8 @@ def test_a_window_that_is_not_passed_on_is_refused(tmp_path: Path) -> None:
 
 def test_logits_that_differ_are_refused(folder: Folder) -> None:
     """The last check, against kinds of attention that are unknown."""
+    from sluice.models.fallback.checks import check_agreement, sample_tokens
+
     model = load(folder("olmo2"), "float32")
     tokens = sample_tokens(tiny_models.VOCAB_SIZE, torch.device("cpu"))
     other = tiny_models.logits(tiny_fallbacks.load_reference(folder("olmo2"), torch.float32), tokens.flip(0).tolist())

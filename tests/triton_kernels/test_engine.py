@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+import transformers
 
 import tiny_models
 from sluice.assembly.load import load
@@ -52,7 +52,9 @@ def generated(loaded: LoadedModel) -> tuple[list[tuple[int, ...]], list[Sequence
 
 @each_device
 @pytest.mark.parametrize("family", [tiny_models.qwen3, tiny_models.gpt2])
-def test_the_tokens_of_torch(family: Callable[..., PreTrainedModel], device: torch.device, tmp_path: Path) -> None:
+def test_the_tokens_of_torch(
+    family: Callable[..., transformers.PreTrainedModel], device: torch.device, tmp_path: Path
+) -> None:
     """Norms, rotations, gates, slots and filters are those of torch; chunks and decodes share steps."""
     options = {"dtype": "float32", "device": str(device), "attention_backend": "reference"}
     options |= {"page_size": 4, "chunked_prefill_size": 8}
