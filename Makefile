@@ -19,12 +19,13 @@ SOURCES := src tests scripts benchmarks training examples
 PIP_INSTALL := -m pip --disable-pip-version-check --no-input $$(test -t 2 || echo -qq) install $(PIP_ARGS)
 # Tests and the servers that they start keep their bytecode, also where the environment forbids it (empty: allowed).
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
+TESTS := $(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check format mutate wheel lock clean
+.PHONY: help setup serve test test-all check format mutate wheel lock clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Make .venv with all that is needed (PYTHON=python3.12 PIP_ARGS="options of pip install")
 	@echo "$(VENV) is ready.$(if $(PIP_ARGS),$(if $(READY_BEFORE), It was before: what it has was not \
@@ -46,8 +47,11 @@ $(READY): pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/sluice/native/*.
 serve: $(READY) ## Start the server (PORT=8000 MODEL=folder-or-hub-id ARGS="more flags")
 	@$(BIN)/sluice serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
 
-test: check ## Run make check, then the whole suite on all cores (WORKERS=n)
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
+test: check ## Run make check, then all tests but the slow ones on all cores (WORKERS=n)
+	$(TESTS) -m "not slow"
+
+test-all: check ## The same with the slow ones
+	$(TESTS)
 
 check: $(READY) ## Format, lint, strict types of the core, import arrows
 	$(BIN)/ruff format --check $(SOURCES)

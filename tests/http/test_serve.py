@@ -270,7 +270,7 @@ def test_a_drain_is_bounded(tmp_path: Path) -> None:
         assert process.wait(timeout=PATIENCE) == 0
 
 
-@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("first", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, first: signal.Signals) -> None:
     port = free_port()
     with server(*shadow(port, tmp_path, **faulty("slow@5=60"), drain_timeout=60.0)) as process:
@@ -442,6 +442,7 @@ def completion(url: str, prompt: list[int]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_leaves_its_prefixes_to_the_next_one(tmp_path: Path) -> None:
     """A file that stays locked by a dead engine, or that the next engine begins anew; other answers than before. And a
     file that cannot be used at a restart, once or for good: one crash would be the end of the server."""
