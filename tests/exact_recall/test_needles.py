@@ -25,8 +25,22 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: write_recall_checkpoint(root / name, shape) for name, shape in SHAPES.items()}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("small", "bfloat16"),
+        ("gqa", "float32"),
+        *(
+            pytest.param(name, dtype, marks=pytest.mark.slow)
+            for name, dtype in [
+                ("small", "float32"),
+                ("middle", "float32"),
+                ("middle", "bfloat16"),
+                ("gqa", "bfloat16"),
+            ]
+        ),
+    ],
+)
 def test_needles_are_found(name: str, dtype: str, folders: dict[str, Path]) -> None:
     """A page, a chunk's edge, a KV head or a position mixed up: what followed the key is read from elsewhere. All at
     once, in chunks; then again, from the cache; EOS where there is no needle."""

@@ -50,11 +50,13 @@ def test_is_the_network_that_was_trained() -> None:
         assert torch.allclose(trained.logits(trained(tokens)), reference(tokens).logits, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_its_tokenizer_is_the_one_the_script_makes() -> None:
     """The generator writes the training text from the seed."""
     assert train_tokenizer(texts(1)).to_str() == Tokenizer.from_file(str(BUNDLED / "tokenizer.json")).to_str()
 
 
+@pytest.mark.slow
 def test_the_training_text_holds_no_name_that_recall_is_measured_with() -> None:
     """Every made-up name among the capitalised words is one of the names for training."""
     known = {word.strip(".,?!\"'").removesuffix("'s") for text in texts(1) for word in text.split()}
