@@ -21,12 +21,13 @@ SOURCES := src tests scripts benchmarks training examples
 PIP_INSTALL := -m pip --disable-pip-version-check --no-input $$(test -t 2 || echo -qq) install $(PIP_ARGS)
 # Tests and the servers that they start keep their bytecode, also where the environment forbids it (empty: allowed).
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
+TESTS := $(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test stress check format mutate wheel docs lock clean
+.PHONY: help setup serve test test-all stress check format mutate wheel docs lock clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Make .venv with all that is needed (PYTHON=python3.12 PIP_ARGS="options of pip install")
 	@echo "$(VENV) is ready.$(if $(PIP_ARGS),$(if $(READY_BEFORE), It was before: what it has was not \
@@ -49,10 +50,13 @@ serve: $(READY) ## Start the server (PORT=8000 MODEL=folder-or-hub-id ARGS="more
 	@$(BIN)/sluice serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 test: check ## Run make check, then all tests but the slow ones on all cores (WORKERS=n)
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --maxprocesses 8 --dist worksteal
+	$(TESTS) -m "not slow"
 
-stress: $(READY) ## Kill, damage and overload servers, for about three quarters of an hour (MINUTES=20 of storm)
-	$(TEST_ENV) $(BIN)/python -m pytest -m slow
+test-all: check ## The same with the slow ones
+	$(TESTS)
+
+stress: $(READY) ## The slow tests; then kill, damage and overload servers for three quarters of an hour (MINUTES=20 of storm)
+	$(TESTS) -m slow
 	$(TEST_ENV) $(BIN)/python tests/stress/storm.py --minutes $(MINUTES)
 	$(TEST_ENV) $(BIN)/python tests/stress/recovery.py
 	$(TEST_ENV) $(BIN)/python tests/stress/disconnect_storm.py

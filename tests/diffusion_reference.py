@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+import transformers
 
 from sluice.runner.noise import noise_key
 from sluice.runner.sampler import RowGroup, SamplingRows, row_kind, sample
@@ -33,14 +33,16 @@ class Answer(NamedTuple):
     """Of each block."""
 
 
-def load(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+def load(folder: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:
     """Load the weights of an SDAR checkpoint as a Qwen3."""
-    config = Qwen3Config.from_json_file(folder / "config.json")
+    config = transformers.Qwen3Config.from_json_file(folder / "config.json")
     with exact(dtype):
-        return Qwen3ForCausalLM.from_pretrained(folder, config=config, dtype=dtype, attn_implementation="eager").eval()
+        return transformers.Qwen3ForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, attn_implementation="eager"
+        ).eval()
 
 
-def logits(reference: PreTrainedModel, tokens: Sequence[int], block_size: int) -> torch.Tensor:
+def logits(reference: transformers.PreTrainedModel, tokens: Sequence[int], block_size: int) -> torch.Tensor:
     """Return the logits at every position, [tokens, vocab_size]: each sees its own block and those before."""
     blocks = torch.arange(len(tokens)) // block_size
     hidden = blocks[None, :] > blocks[:, None]
@@ -50,7 +52,11 @@ def logits(reference: PreTrainedModel, tokens: Sequence[int], block_size: int) -
 
 
 def generate(
-    reference: PreTrainedModel, prompt: Sequence[int], sampling: SamplingParams, rule: Rule, sample_index: int = 0
+    reference: transformers.PreTrainedModel,
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    rule: Rule,
+    sample_index: int = 0,
 ) -> Answer:
     """Return what a request gets: whole blocks, up to the first stop token or the last token asked for."""
     assert sampling.max_tokens is not None, sampling
@@ -77,7 +83,7 @@ def generate(
 
 
 def _drawn(
-    reference: PreTrainedModel,
+    reference: transformers.PreTrainedModel,
     tokens: Sequence[int],
     masked: Sequence[int],
     sampling: SamplingParams,

@@ -1,4 +1,8 @@
-"""Every pair of options is either refused at the start, by name, or runs to its end under every law."""
+"""Every pair of options is either refused at the start, by name, or runs to its end under every law.
+
+Each pair is resolved by itself. The pairs that are accepted are run together: each setting of a covering array sets
+several options, and each pair meets in one of them.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,7 @@ import random
 from itertools import combinations, product
 from typing import Any
 
-import pytest
-
+from covering import covering
 from option_worlds import SMALL, Arrival, play, world_of
 from sluice.config import GROUPS, ConfigError, flag, options_of
 from sluice.engine.messages import Submit
@@ -72,6 +75,8 @@ PAIRS = [
     for one, other in combinations(VALUES, 2)
     for left, right in product(VALUES[one], VALUES[other])
 ]
+MOST = 8
+"""Options that a setting of the array sets: with more, the strict ones among them leave little to run."""
 
 
 def arrivals(number: int) -> list[Arrival]:
@@ -104,35 +109,49 @@ def test_every_option_takes_part() -> None:
     assert list(VALUES) == [name for group in groups for name, _ in options_of(GROUPS[group])]
 
 
-@pytest.mark.parametrize("name", list(VALUES)[:-1])
-def test_refused_by_name_or_lawful(name: str) -> None:
+def test_refused_by_name_or_accepted() -> None:
+    """Two options that each work alone, and are refused together for a reason that names neither."""
+    accepted = [pair for pair in PAIRS if worlds_of(pair)]
+    names = {name for pair in accepted for name in pair}
+    assert names == set(VALUES), "each must be accepted beside some other"
+
+
+def test_accepted_options_are_lawful_together() -> None:
     """Two options that each work alone, and together plan nothing, or too much."""
-    pairs = [pair for pair in PAIRS if next(iter(pair)) == name]
-    accepted = [world for pair in pairs for base in bases(pair) if (world := world_or_refusal(base, pair)) is not None]
-    assert accepted, "some of them must run"
-    for number, world in enumerate(accepted):
-        play(world, arrivals(number))
+    for number, setting in enumerate(covering(VALUES, lambda setting: bool(worlds_of(setting)), MOST)):
+        for world in worlds_of(setting):
+            try:
+                play(world, arrivals(number))
+            except BaseException as error:
+                error.add_note(f"arrivals({number}) with {setting}")
+                raise
 
 
-def bases(pair: dict[str, Any]) -> list[dict[str, Any]]:
-    if any(name.startswith("speculative") for name in pair):
-        is_offloaded = any(name in OFFLOAD_OPTIONS for name in pair)
-        has_model = "speculative_draft_model" in pair or pair.get("speculative_algorithm") == "draft-model"
+def worlds_of(setting: dict[str, Any]) -> list[World]:
+    """The worlds with these options, of each base that accepts them."""
+    worlds = (world_or_refusal(base, setting) for base in bases(setting))
+    return [world for world in worlds if world is not None]
+
+
+def bases(setting: dict[str, Any]) -> list[dict[str, Any]]:
+    if any(name.startswith("speculative") for name in setting):
+        is_offloaded = any(name in OFFLOAD_OPTIONS for name in setting)
+        has_model = "speculative_draft_model" in setting or setting.get("speculative_algorithm") == "draft-model"
         drafting = DRAFT_MODEL if has_model else NGRAM
         return [OFFLOADED | drafting] if is_offloaded else [SMALL | drafting]
-    if any(name in OFFLOAD_OPTIONS for name in pair):
+    if any(name in OFFLOAD_OPTIONS for name in setting):
         return [SMALL, OFFLOADED]
-    if "itl_quantile" in pair:
+    if "itl_quantile" in setting:
         return [SMALL, PACED]
-    if "dynamic_chunking_smoothing" in pair:
+    if "dynamic_chunking_smoothing" in setting:
         return [SMALL, SHRINKING]
-    return [*BASES, ON_DISK] if any(name.startswith("kv_") for name in pair) else BASES
+    return [*BASES, ON_DISK] if any(name.startswith("kv_") for name in setting) else BASES
 
 
-def world_or_refusal(base: dict[str, Any], pair: dict[str, Any]) -> World | None:
+def world_or_refusal(base: dict[str, Any], setting: dict[str, Any]) -> World | None:
     try:
-        return world_of(base | pair)
+        return world_of(base | setting)
     except ConfigError as error:
-        if not any(flag(option) in str(error) for option in pair):
-            raise AssertionError(f"{pair} is refused without a name") from error
+        if not any(flag(option) in str(error) for option in setting):
+            raise AssertionError(f"{setting} is refused without a name") from error
         return None

@@ -5,7 +5,6 @@ An option that is accepted and does nothing is worse than none: its user relies 
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -218,11 +217,11 @@ def test_every_option_has_a_case() -> None:
     assert list(ELSEWHERE) == elsewhere
 
 
-@pytest.mark.parametrize("place", ELSEWHERE.values())
-def test_the_case_elsewhere_exists(place: str) -> None:
-    file, _, test = place.partition("::")
-    tree = ast.parse((Path(__file__).parent / file).read_text())
-    assert test in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+def test_the_cases_elsewhere_exist() -> None:
+    """A test that was renamed or deleted, and an option that no test is left for."""
+    for place in set(ELSEWHERE.values()):
+        file, _, test = place.partition("::")
+        assert f"def {test}(" in (Path(__file__).parent / file).read_text(), place
 
 
 ALIASES = [

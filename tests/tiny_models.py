@@ -14,21 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch.overrides import TorchFunctionMode
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 VOCAB_SIZE = 131
 MAX_POSITIONS = 512
@@ -59,39 +46,50 @@ def sizes() -> dict[str, Any]:
     }
 
 
-def llama(**changes: Any) -> PreTrainedModel:
+def llama(**changes: Any) -> transformers.PreTrainedModel:
     """Llama 3.x: grouped queries, llama3 RoPE scaling, untied, unless changed."""
-    return made(LlamaForCausalLM, LlamaConfig(**(sizes() | {"rope_parameters": LLAMA3_ROPE} | changes)))
+    return made(
+        transformers.LlamaForCausalLM,
+        transformers.LlamaConfig(**(sizes() | {"rope_parameters": LLAMA3_ROPE} | changes)),
+    )
 
 
-def llama2(**changes: Any) -> PreTrainedModel:
+def llama2(**changes: Any) -> transformers.PreTrainedModel:
     """Llama 2: as many KV heads as heads, plain RoPE; here with biases everywhere."""
     kwargs = sizes() | {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True} | changes
-    return made(LlamaForCausalLM, LlamaConfig(**kwargs))
+    return made(transformers.LlamaForCausalLM, transformers.LlamaConfig(**kwargs))
 
 
-def mistral(**changes: Any) -> PreTrainedModel:
+def mistral(**changes: Any) -> transformers.PreTrainedModel:
     """Mistral: one sliding window on every layer, head_dim that is not hidden_size / heads."""
-    return made(MistralForCausalLM, MistralConfig(**(sizes() | {"sliding_window": WINDOW, "head_dim": 10} | changes)))
+    return made(
+        transformers.MistralForCausalLM,
+        transformers.MistralConfig(**(sizes() | {"sliding_window": WINDOW, "head_dim": 10} | changes)),
+    )
 
 
-def qwen2(**changes: Any) -> PreTrainedModel:
+def qwen2(**changes: Any) -> transformers.PreTrainedModel:
     """Qwen2: biases on q, k and v, tied embeddings."""
-    return made(Qwen2ForCausalLM, Qwen2Config(**(sizes() | {"tie_word_embeddings": True} | changes)))
+    return made(
+        transformers.Qwen2ForCausalLM, transformers.Qwen2Config(**(sizes() | {"tie_word_embeddings": True} | changes))
+    )
 
 
-def qwen2_windows(**changes: Any) -> PreTrainedModel:
+def qwen2_windows(**changes: Any) -> transformers.PreTrainedModel:
     """Qwen2 with a sliding window from the second layer on."""
     windows = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
-    return made(Qwen2ForCausalLM, Qwen2Config(**(sizes() | windows | changes)))
+    return made(transformers.Qwen2ForCausalLM, transformers.Qwen2Config(**(sizes() | windows | changes)))
 
 
-def qwen3(**changes: Any) -> PreTrainedModel:
+def qwen3(**changes: Any) -> transformers.PreTrainedModel:
     """Qwen3: q and k normalised per head, head_dim that is not hidden_size / heads."""
-    return made(Qwen3ForCausalLM, Qwen3Config(**(sizes() | {"head_dim": 12, "tie_word_embeddings": True} | changes)))
+    return made(
+        transformers.Qwen3ForCausalLM,
+        transformers.Qwen3Config(**(sizes() | {"head_dim": 12, "tie_word_embeddings": True} | changes)),
+    )
 
 
-def gpt2(**changes: Any) -> PreTrainedModel:
+def gpt2(**changes: Any) -> transformers.PreTrainedModel:
     """GPT-2."""
     sizes: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
@@ -102,10 +100,10 @@ def gpt2(**changes: Any) -> PreTrainedModel:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    return made(GPT2LMHeadModel, GPT2Config(**(sizes | changes)))
+    return made(transformers.GPT2LMHeadModel, transformers.GPT2Config(**(sizes | changes)))
 
 
-FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+FAMILIES: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "llama": llama,
     "llama2": llama2,
     "mistral": mistral,
@@ -139,19 +137,19 @@ def save_sdar(folder: Path, block_size: int | None = 4, **changes: Any) -> Path:
     return folder
 
 
-def load_reference(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+def load_reference(folder: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:
     """Load a checkpoint with transformers. In float64 use it only through `logits` and `greedy`."""
     with exact(dtype):
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+        return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
 
-def logits(reference: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
+def logits(reference: transformers.PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
     """Return transformers' logits after every token, [tokens, vocab_size], without a cache."""
     with exact(reference.dtype), torch.inference_mode():
         return reference(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
 
 
-def greedy(reference: PreTrainedModel, token_ids: Sequence[int], max_tokens: int) -> list[int]:
+def greedy(reference: transformers.PreTrainedModel, token_ids: Sequence[int], max_tokens: int) -> list[int]:
     """Return transformers' most likely continuation, each token from a full forward without a cache."""
     tokens = list(token_ids)
     for _ in range(max_tokens):
@@ -159,7 +157,9 @@ def greedy(reference: PreTrainedModel, token_ids: Sequence[int], max_tokens: int
     return tokens[len(token_ids) :]
 
 
-def generate(reference: PreTrainedModel, token_ids: Sequence[int], max_tokens: int, **options: Any) -> list[int]:
+def generate(
+    reference: transformers.PreTrainedModel, token_ids: Sequence[int], max_tokens: int, **options: Any
+) -> list[int]:
     """Return the output of transformers' greedy `generate`, with its cache and without an end-of-sequence token."""
     with exact(reference.dtype), torch.inference_mode():
         tokens = reference.generate(
@@ -173,7 +173,7 @@ def generate(reference: PreTrainedModel, token_ids: Sequence[int], max_tokens: i
     return tokens[0, len(token_ids) :].tolist()
 
 
-def made(model_class: type[PreTrainedModel], config: Any) -> PreTrainedModel:
+def made(model_class: type[transformers.PreTrainedModel], config: Any) -> transformers.PreTrainedModel:
     """Make a model with fixed weights, large enough that every part of the model shows in the logits."""
     model = model_class(config).eval()
     generator = torch.Generator().manual_seed(0)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+import transformers
 
 import tiny_models
 from benchmarks.checkpoint.shapes import SHAPES, TINY_VOCAB
@@ -50,7 +50,7 @@ def test_both_compute_the_same(tiny: Path) -> None:
 
 def test_every_weight_is_there_and_none_twice(tiny: Path) -> None:
     """transformers fills what is missing with values of its own, and says so only in its log."""
-    model, report = AutoModelForCausalLM.from_pretrained(tiny, output_loading_info=True)
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(tiny, output_loading_info=True)
     assert not any(report.values()), report
     # Drawn weights have a mean of nothing and one deviation: a slice written twice, or zeros, would show.
     weights = torch.cat([weight.detach().flatten() for weight in model.parameters() if weight.ndim == 2])
@@ -61,7 +61,7 @@ def test_every_weight_is_there_and_none_twice(tiny: Path) -> None:
 def test_each_id_has_a_text_of_its_own(tiny: Path) -> None:
     """An id without text would be a token that no client of a text stream sees come."""
     vocabulary = json.loads((tiny / "config.json").read_text())["vocab_size"]
-    ours, theirs = load_tokenizer(tiny), AutoTokenizer.from_pretrained(tiny)
+    ours, theirs = load_tokenizer(tiny), transformers.AutoTokenizer.from_pretrained(tiny)
     assert ours.vocab_size == len(theirs) == vocabulary == TINY_VOCAB
     assert len({theirs.convert_ids_to_tokens(token) for token in range(vocabulary)}) == vocabulary
     assert all(ours.decode([token]) for token in range(256 + 3, vocabulary))
@@ -72,7 +72,7 @@ def test_each_id_has_a_text_of_its_own(tiny: Path) -> None:
 
 def test_a_chat_reads_the_same_in_both(tiny: Path) -> None:
     messages = [{"role": "user", "content": "Who met the fox?"}]
-    theirs = AutoTokenizer.from_pretrained(tiny).apply_chat_template(
+    theirs = transformers.AutoTokenizer.from_pretrained(tiny).apply_chat_template(
         messages, add_generation_prompt=True, tokenize=False
     )
     assert "Who met the fox?" in theirs
@@ -96,7 +96,7 @@ def test_as_many_parameters_as_the_published_model(name: str, tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps(shape.config()))
     checkpoint = read_config(tmp_path)
     with torch.device("meta"):
-        theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
+        theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
         ours = model_class(checkpoint.architecture).from_checkpoint(checkpoint, torch.bfloat16)
     assert {name: tuple(weight.shape) for name, weight in theirs.named_parameters()} == listed
     assert sum(weight.numel() for weight in ours.parameters()) == PUBLISHED[name]

@@ -21,7 +21,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_recall_checkpoint(tmp_path_factory.mktemp("recall"), SHAPES["small"])
 
 
-@pytest.mark.parametrize("ring", [(2, 64), (3, 128), (8, 64)])
+@pytest.mark.parametrize(
+    "ring", [(2, 64), pytest.param((3, 128), marks=pytest.mark.slow), pytest.param((8, 64), marks=pytest.mark.slow)]
+)
 def test_needles_beyond_the_device(ring: tuple[int, int], folder: Path, tmp_path: Path) -> None:
     """A block read into the wrong slot, or merged twice: the token behind the key is another one. Beside a prompt that
     fits the device; the second question finds the prompt on the tier."""
@@ -42,13 +44,13 @@ def test_memory_does_not_grow(folder: Path, tmp_path: Path) -> None:
     """A buffer that is made as long as the context."""
     options: dict[str, Any] = {"kv_disk": tmp_path / "pages", "kv_disk_bytes": 16 << 20, "page_size": 16}
     with LLM(folder, dtype="bfloat16", max_total_tokens=1536, offload_above=1024, **options) as llm:
-        short, long = llm.memory_report(1025), llm.memory_report(9000)
+        short, long = llm.memory_report(1025), llm.memory_report(4100)
         assert {name: short[name] for name in short if name != "disk_bytes"} == {
             name: long[name] for name in long if name != "disk_bytes"
         }
         assert long["ring_bytes"] > 0
-        assert long["disk_bytes"] > 8 * short["disk_bytes"] * 0.98
-        (needle,) = needle_prompts(SHAPES["small"], 9000, [0.5])
+        assert long["disk_bytes"] > 3.9 * short["disk_bytes"] * 0.98
+        (needle,) = needle_prompts(SHAPES["small"], 4100, [0.5])
         (result,) = llm.generate(needle.prompt, GREEDY)
         assert result.token_ids == needle.answer
         now = llm.memory_report()

@@ -78,7 +78,7 @@ async def send(server: Server, sent: Sent) -> tuple[int, dict[str, str], bytes]:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: " ".join(operation))
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_request_is_the_servers_fault(
     operation: tuple[str, str], data: st.DataObject, server: tuple[Server, Run]

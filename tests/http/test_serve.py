@@ -24,6 +24,7 @@ from collecting import collector
 from processes import free_port
 from serve_process import PATIENCE, announced, errors_of, server, shadow
 from serving import expected_text, parse_events
+from sluice.cli import main
 
 
 def statuses_until_ready(process: subprocess.Popen[str], url: str) -> list[int]:
@@ -269,7 +270,7 @@ def test_a_drain_is_bounded(tmp_path: Path) -> None:
         assert process.wait(timeout=PATIENCE) == 0
 
 
-@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("first", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, first: signal.Signals) -> None:
     port = free_port()
     with server(*shadow(port, tmp_path, **faulty("slow@5=60"), drain_timeout=60.0)) as process:
@@ -420,16 +421,17 @@ def check_stored_responses(url: str, headers: dict[str, str]) -> None:
     ("content", "said"),
     [(None, "cannot be read"), (b"\n \n", "holds no key"), (b"two words\n", "printable"), (b"\xff", "read")],
 )
-def test_keys_that_cannot_be(tmp_path: Path, content: bytes | None, said: str) -> None:
+def test_keys_that_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, said: str
+) -> None:
     """A server that starts without the key that it was given is open to every client."""
     keys = tmp_path / "keys"
     if content is not None:
         keys.write_bytes(content)
-    with server("-m", "sluice", "serve", "--port", "0", "--api-key-file", str(keys)) as process:
-        errors = errors_of(process)
-        assert process.returncode == 2
-        assert said in errors
-        assert "two words" not in errors
+    assert main(["serve", "--port", "0", "--api-key-file", str(keys)]) == 2
+    errors = capsys.readouterr().err
+    assert said in errors
+    assert "two words" not in errors
 
 
 def completion(url: str, prompt: list[int]) -> dict[str, Any]:
@@ -440,6 +442,7 @@ def completion(url: str, prompt: list[int]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_leaves_its_prefixes_to_the_next_one(tmp_path: Path) -> None:
     """A file that stays locked by a dead engine, or that the next engine begins anew; other answers than before. And a
     file that cannot be used at a restart, once or for good: one crash would be the end of the server."""

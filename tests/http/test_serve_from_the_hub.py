@@ -31,6 +31,7 @@ def files(folder: Path) -> Files:
     return {name: (folder / name).read_bytes() if (folder / name).exists() else b"{}" for name in NAMES}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_hub_id_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The one line of README: it downloads, loads and answers; and what was downloaded is listed."""

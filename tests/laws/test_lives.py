@@ -1,5 +1,8 @@
 """Random lives of whole engines, every law checked after every call, and a census of what they met.
 
+Some of the lives are watched: they are recorded, and what is said of the prefix cache is compared with the prefix tree
+after every step. Their traces are planned again, simulated, drawn and summed up.
+
 A law protects from a bug only if some life comes to where the bug is. So each family of lives names the statuses and
 events that it exists for, and fails if one of them was never met.
 """
@@ -7,8 +10,12 @@ events that it exists for, and fails if one of them was never met.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from life_traces import check_trace
+from page_mirror import PageMirror
+from recorded import trace_file
 from scenarios import (
     Scenario,
     random_block_scenario,
@@ -20,7 +27,7 @@ from scenarios import (
     run,
 )
 from sluice.scheduler.request import Status
-from sluice.types import Bound, FinishReason
+from sluice.types import Bound, FinishReason, Tier
 
 ELSEWHERE = (FinishReason.OVERLOAD, FinishReason.TIER_UNAVAILABLE)
 """Ends of other lives, or of requests that are refused."""
@@ -65,16 +72,45 @@ OF_BLOCKS = [
 ]
 
 
-def live(make: Callable[[int], Scenario], seeds: Iterable[int]) -> Counter[str]:
-    """Run lives to their ends. Returns how often each event was met."""
+OF_TRACES = [
+    *("simulated", "not simulated"),
+    *(f"{what} the {tier}" for tier in Tier for what in ("stored on", "removed from")),
+    *("several pages at once", "cleared", "cleared, and something left"),
+]
+"""What watched lives of any kind have to meet."""
+
+
+def live(make: Callable[[int], Scenario], lives: int, *, traces: Path | None = None, watched: int = 0) -> Counter[str]:
+    """Run lives to their ends. Returns how often each event was met.
+
+    Args:
+        traces: where those that are watched are recorded; None: nowhere.
+        watched: how many are watched.
+    """
     met = Counter[str]()
-    for seed in seeds:
+    for seed in range(lives):
+        scenario = make(seed)
         try:
-            run(make(seed), met=met)
+            if seed < watched:
+                watch(scenario, met, None if traces is None else traces / "life")
+            else:
+                run(scenario, met=met)
         except BaseException as error:
             error.add_note(f"{make.__name__}({seed})")
             raise
     return met
+
+
+def watch(scenario: Scenario, met: Counter[str], path: Path | None) -> None:
+    """Run a life beside a mirror of its prefix tree, and check its trace."""
+    mirror = PageMirror(scenario.world.page_size, met)
+    if path is None:
+        run(scenario, met=met, mirror=mirror)
+        return
+    journal = trace_file(path, scenario.world)
+    run(scenario, journal, met, mirror)
+    journal.close()
+    check_trace(path, scenario.world, met)
 
 
 def never(met: Counter[str], events: Sequence[str]) -> list[str]:
@@ -82,41 +118,43 @@ def never(met: Counter[str], events: Sequence[str]) -> list[str]:
     return [event for event in events if not met[event]]
 
 
-def test_ordinary_lives() -> None:
+def test_ordinary_lives(tmp_path: Path) -> None:
     """Arrivals, aborts of every status, and faults, under every setting that `config` lets through."""
-    met = live(random_scenario, range(1000))
+    met = live(random_scenario, 1000, traces=tmp_path, watched=150)
     unmet = (Bound.PREFILL_FIRST, Bound.TIER_PAGES, Bound.OFFLOAD_BUDGET, Bound.DISK_READS)
     bounds = [f"bound by {bound}" for bound in Bound if bound not in unmet]
-    assert never(met, [*OF_ALL, *bounds, "refused: the queue is full"]) == []
+    assert never(met, [*OF_ALL, *OF_TRACES, *bounds, "refused: the queue is full"]) == []
 
 
-def test_prompts_that_are_sent_again_to_a_tiny_device() -> None:
+def test_prompts_that_are_sent_again_to_a_tiny_device(tmp_path: Path) -> None:
     """A load that its request leaves, a page that is brought to the wrong place or not at all, and followers of a load:
     what is cached lies on a tier and has to come back."""
-    assert never(live(random_reload_scenario, range(300)), OF_RELOADS) == []
+    met = live(random_reload_scenario, 300, traces=tmp_path, watched=40)
+    assert never(met, [*OF_RELOADS, *OF_TRACES]) == []
 
 
-def test_offloaded_beside_ordinary_requests() -> None:
+def test_offloaded_beside_ordinary_requests(tmp_path: Path) -> None:
     """Aborts, preemptions, lost devices, reads and stores that fail: a stale page, a page on the device that is
     overwritten too early, a page that is looked at before it was stored or a work item that is skipped changes what
     comes out, or breaks a law."""
-    assert never(live(random_offload_scenario, range(120)), OF_LONG_CONTEXTS) == []
+    met = live(random_offload_scenario, 120, traces=tmp_path, watched=30)
+    assert never(met, [*OF_LONG_CONTEXTS, *OF_TRACES, "slices of two chunks in a step"]) == []
 
 
 def test_rows_with_drafts() -> None:
     """Drafts that are wrong, or half right, in every kind of life: a token of one that was rejected, its stale KV in a
     page that others find, or a row behind one whose end is not known changes what comes out, or breaks a law."""
-    assert never(live(random_draft_scenario, range(500)), OF_DRAFTS) == []
+    assert never(live(random_draft_scenario, 500, watched=25), OF_DRAFTS) == []
 
 
-def test_models_that_fill_in_blocks() -> None:
+def test_models_that_fill_in_blocks(tmp_path: Path) -> None:
     """A block whose state is another request's or an earlier one's, a page of it that was published before it was
     whole, a prompt that was cut inside a block: what a page holds stands for the whole of its block."""
-    assert never(live(random_block_scenario, range(300)), OF_BLOCKS) == []
+    assert never(live(random_block_scenario, 300, traces=tmp_path, watched=15), OF_BLOCKS) == []
 
 
-def test_rows_with_drafts_by_ngrams() -> None:
+def test_rows_with_drafts_by_ngrams(tmp_path: Path) -> None:
     """The same with what is guessed by n-grams: an index that runs ahead of its request, or drafts that are chosen for
-    a row that has none."""
-    met = live(random_guess_scenario, range(200))
-    assert never(met, [f"{some} of the drafts accepted" for some in ("all", "some", "none")]) == []
+    a row that has none. In a replay they are guessed again."""
+    met = live(random_guess_scenario, 200, traces=tmp_path, watched=30)
+    assert never(met, ["simulated", *(f"{some} of the drafts accepted" for some in ("all", "some", "none"))]) == []

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from covering import covering
 from recording import RecordingRunner
 from scenarios import plain
 from sluice.engine.messages import Submit
@@ -23,52 +25,70 @@ from worlds import Bench, World, check_ends, enough_steps, submits
 
 SMALL = World(SchedulerLimits("mixed", 4, 12, 4, 0), num_pages=16, page_size=2)
 
-MODES = [
-    World(SchedulerLimits(schedule, chunk, 12, running, lookahead), num_pages, page_size, caching, depth, late=True)
-    for schedule, chunk, running, (depth, lookahead), (num_pages, page_size), caching in itertools.product(
-        ["mixed", "prefill-first"],
-        [0, 4, 7],
-        [1, 4],
-        [(1, 0), (2, 0), (2, 1), (3, 2)],
-        [(16, 2), (48, 1), (8, 4)],
-        [True, False],
-    )
-]
-
+FACTORS: dict[str, Sequence[Any]] = {
+    "schedule": ["mixed", "prefill-first"],
+    "chunk": [0, 4, 7],
+    "running": [1, 4],
+    "ahead": [(1, 0), (2, 0), (2, 1), (3, 2)],
+    "pool": [(16, 2), (48, 1), (8, 4)],
+    "caching": [True, False],
+}
+"""What a mode is made of: `ahead` is depth and lookahead, `pool` is pages and the size of a page."""
+NO_TIERS = TierLimits()
 BEHIND = [
     TierLimits(disk_pages=40, write_policy="write-through"),
     TierLimits(disk_pages=9, write_policy="write-back", copies_per_step=2, copies_in_flight=4),
     TierLimits(host_pages=3, disk_pages=20, write_policy="write-through", copies_per_step=3, load_back_pages=2),
     TierLimits(host_pages=6, write_policy="selective"),
 ]
-TIERED = [
-    replace(world, tiers=BEHIND[number % len(BEHIND)])
-    for number, world in enumerate([world for world in MODES if world.prefix_caching and world.num_pages < 48][::3])
-]
-DRAFTED = [
-    replace(
-        world,
-        limits=replace(world.limits, num_draft_tokens=1 + number % 5),
-        drafts_right=(0.0, 0.5, 0.8, 1.0)[number % 4],
-        drafts_wanted=(1.0, 0.6)[number // 4 % 2],
-        runner_drafts=number % 3 == 0,
-    )
-    for number, world in enumerate([*MODES, *TIERED])
-]
+TIERS = {"pool": [(16, 2), (8, 4)], "caching": [True], "tiers": BEHIND}
+DRAFTS = {
+    "tiers": [NO_TIERS, *BEHIND],
+    "drafts": [1, 2, 3, 4, 5],
+    "right": [0.0, 0.5, 0.8, 1.0],
+    "wanted": [1.0, 0.6],
+    "in_runner": [False, True],
+}
+OF_BLOCKS = {
+    "tiers": [NO_TIERS, *BEHIND],
+    "whole_pages": [True, False],
+    "by_block": [False, True],
+}
 
-BLOCKS = [
-    replace(
-        world,
-        limits=replace(
-            world.limits,
-            block_size=size,
-            max_batch_tokens=12 + 2 * size * world.limits.max_running_requests,
-            prefills_by_block=world.limits.chunked_prefill_size > 0 and number % 3 == 0,
-        ),
+
+def may_be(setting: Mapping[str, Any]) -> bool:
+    """Pages are kept on a tier only where prefixes are cached."""
+    return setting.get("caching", True) or setting.get("tiers", NO_TIERS) == NO_TIERS
+
+
+def mode(setting: Mapping[str, Any]) -> World:
+    """The world of a setting of the factors."""
+    (depth, lookahead), (num_pages, page_size), running = setting["ahead"], setting["pool"], setting["running"]
+    limits = SchedulerLimits(setting["schedule"], setting["chunk"], 12, running, lookahead)
+    limits = replace(limits, num_draft_tokens=setting.get("drafts", 0))
+    if "whole_pages" in setting:
+        size = page_size if setting["whole_pages"] else 1
+        by_block = setting["by_block"] and limits.chunked_prefill_size > 0
+        limits = replace(limits, block_size=size, max_batch_tokens=12 + 2 * size * running, prefills_by_block=by_block)
+    return World(
+        limits,
+        num_pages,
+        page_size,
+        setting["caching"],
+        depth,
+        late=True,
+        tiers=setting.get("tiers", NO_TIERS),
+        drafts_right=setting.get("right", 0.7),
+        drafts_wanted=setting.get("wanted", 1.0),
+        runner_drafts=setting.get("in_runner", False),
     )
-    for number, world in enumerate([*MODES, *TIERED][::3])
-    for size in (world.page_size, 1)[number % 2 :]
-]
+
+
+MODES = [mode(setting) for setting in covering(FACTORS)]
+"""Every two values of the factors meet in one of them."""
+TIERED = [mode(setting) for setting in covering(FACTORS | TIERS)]
+DRAFTED = [mode(setting) for setting in covering(FACTORS | DRAFTS, may_be)]
+BLOCKS = [mode(setting) for setting in covering(FACTORS | OF_BLOCKS, may_be)]
 
 
 def play(world: World, requests: Sequence[Submit], gap: int = 2) -> tuple[Bench, list[BatchPlan]]:
@@ -84,7 +104,7 @@ def play(world: World, requests: Sequence[Submit], gap: int = 2) -> tuple[Bench,
     return bench, runner.plans
 
 
-@settings(max_examples=4)
+@settings(max_examples=24)
 @given(data=st.data())
 def test_all_modes_give_the_oracles_tokens(data: st.DataObject) -> None:
     """Chunked or not, mixed or not, cached or not, alone or together, ahead or not."""
@@ -93,7 +113,7 @@ def test_all_modes_give_the_oracles_tokens(data: st.DataObject) -> None:
         play(world, requests)
 
 
-@settings(max_examples=3)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_modes_with_tiers_give_the_oracles_tokens(data: st.DataObject) -> None:
     """The same in every mode with pages on the host and on the disk, requested twice by every client."""
@@ -103,7 +123,7 @@ def test_modes_with_tiers_give_the_oracles_tokens(data: st.DataObject) -> None:
         play(world, requests, gap=4)
 
 
-@settings(max_examples=2)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_drafts_change_no_answer(data: st.DataObject) -> None:
     """Right or wrong, few or many, wanted always or at times, in every mode: the oracle's tokens, which knows none."""
@@ -112,7 +132,7 @@ def test_drafts_change_no_answer(data: st.DataObject) -> None:
         play(world, requests)
 
 
-@settings(max_examples=2)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_blocks_are_filled_alike_in_every_mode(data: st.DataObject) -> None:
     """However prompts are cut, and whatever is beside a pass over a block or between two of them."""
@@ -131,13 +151,14 @@ def fixed_requests() -> list[Submit]:
     return [Submit(i, prompt, resolved(6, seed=i), extra_key="ab"[i % 2]) for i, prompt in enumerate(prompts)]
 
 
+@cache
 def digest_of_every_mode() -> str:
-    worlds = [*MODES[:: len(MODES) // 24], *TIERED[::4], *DRAFTED[:: len(DRAFTED) // 12], *BLOCKS[::9]]
+    worlds = [*MODES, *TIERED, *DRAFTED, *BLOCKS][::2]
     return digest([plan for world in worlds for plan in play(world, fixed_requests())[1]])
 
 
 def test_the_same_events_give_the_same_plans() -> None:
-    assert digest_of_every_mode() == digest_of_every_mode()
+    assert digest_of_every_mode() == digest_of_every_mode.__wrapped__()
 
 
 @pytest.mark.parametrize("hash_seed", ["1", "4242"])

@@ -6,8 +6,8 @@ import json
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paged_model import chunked_logits
 from sluice.models.hub import BUNDLED
@@ -28,7 +28,7 @@ def test_is_small_and_complete() -> None:
 
 def test_loads_here_as_in_transformers() -> None:
     model, spec = load_model(BUNDLED, dtype="float32", device=torch.device("cpu"), progress=False)
-    reference = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
     assert set(spec.eos_token_ids) == set(reference.generation_config.eos_token_id)
     assert spec.max_model_len == reference.config.max_position_embeddings
     tokens = list(range(40, 140))
@@ -40,7 +40,7 @@ def test_loads_here_as_in_transformers() -> None:
 
 def test_is_the_network_that_was_trained() -> None:
     """The forward pass of the training equals the served one, so the measured figures are those of this model."""
-    reference = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
     trained = Qwen3(Shape(reference.config.vocab_size))
     weights = {name.removeprefix("model."): value for name, value in reference.state_dict().items()}
     weights.pop("lm_head.weight")
@@ -50,11 +50,13 @@ def test_is_the_network_that_was_trained() -> None:
         assert torch.allclose(trained.logits(trained(tokens)), reference(tokens).logits, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_its_tokenizer_is_the_one_the_script_makes() -> None:
     """The generator writes the training text from the seed."""
     assert train_tokenizer(texts(1)).to_str() == Tokenizer.from_file(str(BUNDLED / "tokenizer.json")).to_str()
 
 
+@pytest.mark.slow
 def test_the_training_text_holds_no_name_that_recall_is_measured_with() -> None:
     """Every made-up name among the capitalised words is one of the names for training."""
     known = {word.strip(".,?!\"'").removesuffix("'s") for text in texts(1) for word in text.split()}
@@ -67,12 +69,12 @@ def test_the_training_text_holds_no_name_that_recall_is_measured_with() -> None:
     "text", ["The sluice gate.", "Grüße, 水門 🌊", "\x00\t  \n two  spaces ", "<|im_end|>", "4711"]
 )
 def test_tokenizer_keeps_any_text(text: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(BUNDLED)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(BUNDLED)
     assert tokenizer.decode(tokenizer(text).input_ids) == text
 
 
 def test_chat_template() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(BUNDLED)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(BUNDLED)
     messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello"}]
     assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == (
         "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"

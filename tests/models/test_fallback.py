@@ -21,7 +21,6 @@ from paged_model import chunked_logits
 from sluice import LLM, SamplingParams
 from sluice.models.base import PagedLM
 from sluice.models.checkpoint import CheckpointError
-from sluice.models.fallback.checks import check_agreement, sample_tokens
 from sluice.models.loader import load_model
 from tiny_models import exact
 
@@ -69,7 +68,10 @@ def test_logits_in_chunks_are_those_of_transformers(
     assert max(float((a - b).abs().max()) for a, b in zip(ours, expected, strict=True)) <= 1e-9
 
 
-@pytest.mark.parametrize(("page_size", "chunk"), [(1, 7), (16, 17), (16, -1)])
+@pytest.mark.parametrize(
+    ("page_size", "chunk"),
+    [pytest.param(1, 7, marks=pytest.mark.slow), (16, 17), pytest.param(16, -1, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "phi3", "olmo2", "granite", "mixtral"])
 def test_greedy_is_transformers_token_for_token(
     name: str, page_size: int, chunk: int, folder: Folder, reference: Callable[[str], transformers.PreTrainedModel]
@@ -219,6 +221,8 @@ def test_a_window_that_is_not_passed_on_is_refused(tmp_path: Path) -> None:
 
 def test_logits_that_differ_are_refused(folder: Folder) -> None:
     """The last check, against kinds of attention that are unknown."""
+    from sluice.models.fallback.checks import check_agreement, sample_tokens
+
     model = load(folder("olmo2"), "float32")
     tokens = sample_tokens(tiny_models.VOCAB_SIZE, torch.device("cpu"))
     other = tiny_models.logits(tiny_fallbacks.load_reference(folder("olmo2"), torch.float32), tokens.flip(0).tolist())

@@ -59,7 +59,7 @@ def random_submit(draw: random.Random, world: World, request_id: int) -> Submit:
 @pytest.mark.parametrize("caching", [False, True])
 def test_plans_are_those_of_the_rules(caching: bool) -> None:
     """A budget spent twice, a prompt left out that would have fitted, a page or a slot that is kept back."""
-    for seed in range(400):
+    for seed in range(200):
         draw = random.Random(seed)
         world = random_world(draw, caching=caching)
         scheduler, runner = world.setup().build(), world.shadow(vocab_size=100)

@@ -18,6 +18,8 @@ from sluice.types import FinishReason, Output, TokenLogprobs
 from worlds import assert_same_logprobs, end_of, oracle_of
 
 SCHEDULES = 200
+PARTS = [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 4))]
+"""Of the schedules, which take turns to be in one."""
 VOCAB = 3
 POISON = 7
 """A token outside the vocabulary, so only prompts contain it."""
@@ -185,7 +187,7 @@ def played(seed: int, *, poison: bool = False) -> Schedule:
     return schedule
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", PARTS)
 def test_every_stream_is_what_it_would_have_been(part: int) -> None:
     """No lost, repeated or changed tokens and log-probabilities, no second end, no request that waits forever, none
     ended that was not alone, no leaked pages."""
@@ -204,7 +206,7 @@ def test_every_stream_is_what_it_would_have_been(part: int) -> None:
     assert resumed > SCHEDULES / 2, "hardly anything was resumed"
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", PARTS)
 def test_a_request_that_kills_engines_is_ended_and_no_other(part: int) -> None:
     """Other requests that were in the same engines are not ended."""
     for seed in range(part, SCHEDULES // 2, 4):

@@ -90,7 +90,7 @@ def test_the_right_fact_is_found(alone: list[Result], questions: list[Question])
     assert sum(right) >= len(questions) - 1, [result.text for result in alone]
 
 
-@pytest.mark.parametrize("chunk", [32, 512])
+@pytest.mark.parametrize("chunk", [pytest.param(32, marks=pytest.mark.slow), 512])
 def test_any_chunks_and_any_other_requests(chunk: int, prompts: list[list[int]], alone: list[Result]) -> None:
     """All at once, cold; then once more, warm."""
     with llm_of(chunked_prefill_size=chunk) as llm:
@@ -101,7 +101,7 @@ def test_any_chunks_and_any_other_requests(chunk: int, prompts: list[list[int]],
     assert all(again.num_cached_tokens >= len(prompt) - 17 for again, prompt in zip(warm, prompts, strict=True))
 
 
-@pytest.mark.parametrize("chunk", [32, 512])
+@pytest.mark.parametrize("chunk", [32, pytest.param(512, marks=pytest.mark.slow)])
 def test_one_with_eight_others(chunk: int, prompts: list[list[int]], alone: list[Result]) -> None:
     """The longest arrives while the others are being answered."""
     with llm_of(chunked_prefill_size=chunk) as llm:
@@ -112,7 +112,7 @@ def test_one_with_eight_others(chunk: int, prompts: list[list[int]], alone: list
     assert_same(results, alone[1:])
 
 
-@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("caching", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_after_a_preemption(caching: bool, prompts: list[list[int]], alone: list[Result]) -> None:
     """The pool holds the prompts and hardly more: who is sent back computes its prompt and output again."""
     long = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -144,6 +144,7 @@ def url() -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 def test_through_the_server_with_prompts_of_two_thousand_tokens(url: str, tokenizer: Tokenizer) -> None:
     """As often as the model's card says, wherever the fact stands; whole words, no broken text."""
     asked = [question(seed, 2000, DEPTHS[seed % 5], lambda text: len(tokenizer.encode(text).ids)) for seed in SEEDS]

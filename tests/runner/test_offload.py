@@ -77,7 +77,8 @@ def resident(model: Any, spec: Any, at: tuple[int, ...]) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("page_size", "chunk", "ring"),
     [
-        *((4, 8, RingShape(2, 1)), (2, 12, RingShape(3, 3)), (4, 20, RingShape(8, 2)), (1, 5, RingShape(1, 4))),
+        *((4, 8, RingShape(2, 1)), (2, 12, RingShape(3, 3))),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(4, 20, RingShape(8, 2)), (1, 5, RingShape(1, 4))]),
         (4, 8, RingShape(8, 1, most_blocks=1, most_decode_blocks=3)),
         (2, 12, RingShape(2, 5, most_blocks=1, most_decode_blocks=1, block_parts=3)),
     ],

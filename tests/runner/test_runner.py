@@ -30,7 +30,7 @@ def runner_of(world: World, vocab_size: int = worlds.VOCAB, poison: int | None =
     return shadow_runner(shape, poison)
 
 
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(st.data(), worlds.worlds())
 def test_every_world_gives_the_oracles_tokens(data: st.DataObject, world: World) -> None:
     """The whole path from plans to tokens: page tables, slots, late tokens, chunks, reuse, preemption."""

@@ -250,7 +250,7 @@ TICK = S // 5
 """Virtual time between two steps. Interactive requests overtake standard ones for 45 of them."""
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(
     page_size=st.sampled_from([1, 4]),
     chunk_pages=st.integers(1, 24),

@@ -342,7 +342,7 @@ def test_what_bound_a_step_of_several_prompts_is_reported() -> None:
     assert [plan.bound_by for plan in plans] == [Bound.CHUNKED_PREFILL_SIZE, Bound.CHUNKED_PREFILL_SIZE]
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     page_size=st.sampled_from([1, 4]),
     chunk_pages=st.integers(1, 24),

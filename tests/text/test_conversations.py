@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import transformers
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerFast
 
 from chat_families import Family
 from sluice.text.chat_template import RenderOptions
@@ -77,7 +77,7 @@ def test_arguments_are_an_object_and_a_text(written: str, said: str) -> None:
 @pytest.mark.parametrize("adds", [True, False])
 def test_conversations_are_those_of_transformers(template: str, adds: bool) -> None:
     source = TEMPLATES[template]
-    reference = PreTrainedTokenizerFast(
+    reference = transformers.PreTrainedTokenizerFast(
         tokenizer_object=byte_level_bpe(), bos_token="<|start|>", eos_token="<|end|>", chat_template=source
     )
     for variables in OPTIONS:

@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import transformers
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
 
 from sluice.text.chat_template import ChatTemplate
 from sluice.text.tokenizer import Tokenizer, TokenizerError
@@ -51,11 +51,13 @@ def test_bos_and_eos_are_those_of_transformers(tmp_path: Path, flags: dict[str, 
     backend = byte_fallback_bpe()
     if has_processor:
         backend.post_processor = TemplateProcessing(single=["<s>", "$A"], special_tokens=[("<s>", 1)])
-    reference = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", **flags)
+    reference = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", **flags
+    )
     reference.save_pretrained(tmp_path)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text()) | flags
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    ours, theirs = load_tokenizer(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    ours, theirs = load_tokenizer(tmp_path), transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
     for text in ("the water", " two  spaces", "水門", "<s>a</s>"):
         assert ours.encode(text) == theirs.encode(text)
         assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False)
@@ -70,14 +72,16 @@ def test_false_flags_leave_the_post_processor_alone(tmp_path: Path) -> None:
     backend.save(str(tmp_path / "tokenizer.json"))
     settings = {"add_bos_token": False, "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    ours, theirs = load_tokenizer(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    ours, theirs = load_tokenizer(tmp_path), transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
     assert ours.encode("the water") == theirs.encode("the water")
     assert ours.encode("the water")[-1] == 2
 
 
 @pytest.mark.parametrize("template", [CHATML, "{{ messages | tojson(indent=2) }}{% generation %}x{% endgeneration %}"])
 def test_chats_are_those_of_transformers(tmp_path: Path, template: str) -> None:
-    reference = PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(), eos_token="<|end|>", chat_template=template)
+    reference = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=byte_level_bpe(), eos_token="<|end|>", chat_template=template
+    )
     reference.save_pretrained(tmp_path)
     theirs = reference.apply_chat_template(TALK, add_generation_prompt=True, return_dict=False)
     assert encode_chat(load_tokenizer(tmp_path), TALK) == theirs

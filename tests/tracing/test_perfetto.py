@@ -2,59 +2,29 @@
 
 from __future__ import annotations
 
-import io
-import json
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from life_traces import Event, timeline, tracks
 from option_worlds import Arrival
 from recorded import play, recorded_engine, trace_file
-from scenarios import random_offload_scenario, random_scenario
-from scenarios import run as live
 from sluice.engine.messages import Abort, Submit
 from sluice.testing import resolved
-from sluice.tracing.file import TraceReader
-from sluice.tracing.format import Add, Copied, End, Loaded, Step
-from sluice.tracing.perfetto import write_perfetto
+from sluice.tracing.format import Add, Copied, End, Loaded
 from sluice.types import CopyDone, FinishReason
 from worlds import World, limits_of
 
 WORLD = World(limits_of(chunk=64, batch=80), num_pages=64, page_size=4)
 ARRIVALS = [Arrival(0, Submit(0, (1, 0, 1), resolved(6))), Arrival(3, Submit(1, (0,) * 60, resolved(2)))]
 
-Event = dict[str, Any]
-
-
-def timeline(path: Path) -> list[Event]:
-    out = io.StringIO()
-    with TraceReader(path) as trace:
-        count = write_perfetto(trace.header, trace, out)
-    events: list[Event] = json.loads(out.getvalue())["traceEvents"]
-    assert len(events) == count
-    return events
-
 
 def recorded(path: Path, arrivals: Sequence[Arrival], *, world: World = WORLD, at_launch: bool = True) -> list[Event]:
     play(recorded_engine(world, trace_file(path, world), at_launch=at_launch), arrivals)
     return timeline(path)
-
-
-def tracks(events: list[Event]) -> dict[str, list[Event]]:
-    """Return slices and instants by the name of their track."""
-    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    found: defaultdict[str, list[Event]] = defaultdict(list)
-    for event in events:
-        if event["ph"] in "Xi":
-            found[names[event["tid"]]].append(event)
-    return found
 
 
 def shown(track: list[Event]) -> list[tuple[str, float, float]]:
@@ -138,64 +108,3 @@ def test_aborts_and_refusals_are_drawn(tmp_path: Path) -> None:
     found = tracks(timeline(path))
     assert [event["name"] for event in found["request 0"]] == ["add", "prefill 64", "abort"]
     assert [event["name"] for event in found["steps"]] == ["refuse request 1", "prefill"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("traces")
-
-
-@settings(max_examples=40)
-@given(seed=st.integers(0, 2**32))
-def test_every_chunk_is_a_slice(folder: Path, seed: int) -> None:
-    """Except chunks of requests that had ended while the step was in flight. Slices of a track never overlap."""
-    path, scenario = folder / "life", random_scenario(seed)
-    journal = trace_file(path, scenario.world)
-    live(scenario, journal)
-    journal.close()
-    drawn = tracks(timeline(path))
-    with TraceReader(path) as trace:
-        plans = [line.record.plan for line in trace if isinstance(line.record, Step)]
-    chunks = {(chunk.request_id, plan.step) for plan in plans for chunk in plan.chunks}
-    slices = {
-        (int(name.split()[1]), event["args"]["step"])
-        for name, track in drawn.items()
-        if name != "steps"
-        for event in track
-        if event["ph"] == "X" and event["name"] != "waits"
-    }
-    assert slices <= chunks
-    assert chunks == slices or scenario.world.depth > 1
-    for track in drawn.values():
-        spans = [event for event in track if event["ph"] == "X"]
-        for one, other in pairwise(spans):
-            assert one["ts"] + one["dur"] <= other["ts"] + 0.01
-        instants = [event["name"] for event in track if event["ph"] == "i"]
-        assert sum(name == "abort" or name.startswith("finish") for name in instants) == (
-            track is not drawn.get("steps")
-        )
-
-
-def test_each_slice_of_an_offloaded_chunk_shows_its_own_work(tmp_path: Path) -> None:
-    """A step that completes a chunk and begins the next showed the items, and the sample, of one for both."""
-    twice = 0
-    for seed in range(24):
-        path, scenario = tmp_path / f"{seed}", random_offload_scenario(seed)
-        journal = trace_file(path, scenario.world)
-        live(scenario, journal)
-        journal.close()
-        with TraceReader(path) as trace:
-            steps = [line.record for line in trace if isinstance(line.record, Step)]
-        planned = {
-            (step.plan.step, each.chunk.start, each.first, each.stop, each.total)
-            for step in steps
-            for each in step.plan.slices
-        }
-        twice += sum(
-            len(step.plan.slices) > len({each.chunk.request_id for each in step.plan.slices}) for step in steps
-        )
-        drawn = [event["args"] for event in timeline(path) if event["name"].startswith("offloaded ")]
-        keys = ("step", "start", "from item", "to item", "of items")
-        assert {tuple(args[key] for key in keys) for args in drawn} <= planned
-        assert not any(args["sampled"] for args in drawn if args["to item"] < args["of items"])
-    assert twice > 0

@@ -9,25 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from life_traces import replayed
 from option_worlds import Arrival
 from recorded import play, recorded_engine, trace_file
-from scenarios import (
-    Scenario,
-    random_guess_scenario,
-    random_offload_scenario,
-    random_reload_scenario,
-    random_scenario,
-    run,
-)
 from sluice.engine.messages import FlushCache, Submit
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import Faults, resolved
-from sluice.tracing.file import TraceReader
 from sluice.tracing.format import TraceError
-from sluice.tracing.replay import Replayed, ReplayError, replay
+from sluice.tracing.replay import ReplayError
 from sluice.types import SamplingParams
 from worlds import World, limits_of
 
@@ -36,44 +26,6 @@ OVERLAP = replace(WORLD, limits=limits_of(chunk=8, lookahead=1), depth=2, late=T
 ARRIVALS = [Arrival(i, Submit(i, (i % 2, *(1,) * (3 + 4 * i)), resolved(4, seed=i))) for i in range(4)]
 
 Edit = Callable[[dict[str, Any]], None]
-
-
-def replayed(path: Path) -> Replayed:
-    with TraceReader(path) as trace:
-        return replay(trace)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("traces")
-
-
-@settings(max_examples=150)
-@given(seed=st.integers(0, 2**32))
-def test_whole_lives_replay(folder: Path, seed: int) -> None:
-    """Chunks, prefix dedup, preemption, priorities, salts, samples, aborts, faults, lost devices, every reserve and
-    policy, with one to three steps in flight."""
-    scenario, path = random_scenario(seed), folder / "life.jsonl"
-    journal = trace_file(path, scenario.world)
-    run(scenario, journal)
-    journal.close()
-    found = replayed(path)
-    assert found.divergence is None, str(found.divergence)
-    planned = [line for line in path.read_text().splitlines() if '"kind":"step"' in line]
-    assert (found.steps, found.unended) == (len(planned), 0)
-
-
-@pytest.mark.parametrize("seed", range(30))
-@pytest.mark.parametrize("make", [random_offload_scenario, random_reload_scenario, random_guess_scenario])
-def test_lives_with_tiers_replay(folder: Path, make: Callable[[int], Scenario], seed: int) -> None:
-    """Slices of offloaded chunks, prefixes that are loaded back, pages that could not be read or stored, and requests
-    that ended with copies under way; and drafts, whose number follows the time of steps."""
-    scenario, path = make(seed), folder / "tiers.jsonl"
-    journal = trace_file(path, scenario.world)
-    run(scenario, journal)
-    journal.close()
-    found = replayed(path)
-    assert found.divergence is None, str(found.divergence)
 
 
 def recorded(path: Path, world: World = WORLD, faults: Faults | None = None) -> Path:

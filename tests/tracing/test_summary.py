@@ -6,20 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from life_traces import summary_of
 from option_worlds import Arrival
 from recorded import play, recorded_engine, trace_file
-from scenarios import random_scenario
-from scenarios import run as live
 from sluice.engine.messages import Abort, Submit
 from sluice.testing import Faults, ManualLink, ShadowRunner, ShadowStep, ShadowTiers, resolved
 from sluice.tracing.file import TraceReader
 from sluice.tracing.perfetto import Converter
-from sluice.tracing.run import Prefill, Run, read_run
+from sluice.tracing.run import Prefill
 from sluice.tracing.spread import percentile, spread
-from sluice.tracing.summary import Preempted, Spread, Summary, report, summarize
+from sluice.tracing.summary import Preempted, Spread, report
 from sluice.types import NGRAM, BatchPlan, BatchResult, DraftLimits, PriorityClass, TierLimits
 from worlds import World, limits_of, offload_of
 
@@ -34,16 +31,6 @@ FOR_TWO = [
 """Memory for two of them at the end."""
 LONG = Arrival(3, Submit(1, (0,) * 60, resolved(2)))
 """Arrives when the first request has three tokens, and is prefilled in one step."""
-
-
-def run_of(path: Path) -> Run:
-    with TraceReader(path) as trace:
-        return read_run(trace)
-
-
-def summary_of(path: Path, gap_ms: float = 5.0) -> Summary:
-    with TraceReader(path) as trace:
-        return summarize(trace.header, read_run(trace), gap_ms)
 
 
 def record(
@@ -251,32 +238,6 @@ def test_percentiles_by_rank() -> None:
     assert percentile([5.0], 0.99) == 5.0
     assert spread([3.0, 1.0, 2.0]) == Spread(2.0, 3.0, 3.0)
     assert spread(range(1, 201)) == Spread(100, 198, 200)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("traces")
-
-
-@settings(max_examples=60)
-@given(seed=st.integers(0, 2**32))
-def test_every_trace_can_be_summed_up(folder: Path, seed: int) -> None:
-    """With aborts, faults and lost devices: counts per request and per step have the same sums, and every request has
-    ended."""
-    path, scenario = folder / "life", random_scenario(seed)
-    journal = trace_file(path, scenario.world)
-    live(scenario, journal)
-    journal.close()
-    run, summary = run_of(path), summary_of(path)
-    assert all(request.end is not None for request in run.requests.values())
-    assert all(len(r.token_times) == r.end.num_outputs for r in run.requests.values() if r.end is not None)
-    assert sum(summary.bound_by.values()) == summary.steps == len(run.steps)
-    kinds = (summary.mixed_steps, summary.decode_steps, summary.prefill_steps)
-    assert sum(kinds) + summary.offloaded_steps + summary.other_steps == summary.steps
-    chunks = sum(row.chunks for row in summary.table)
-    assert chunks == sum(len(step.prefills) for step in run.steps)
-    assert summary.output_tokens == sum(row.output_tokens for row in summary.table)
-    assert str(summary.steps) in report(summary, table=True)
 
 
 def test_how_a_target_was_kept(tmp_path: Path) -> None:

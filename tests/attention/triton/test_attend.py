@@ -60,7 +60,9 @@ def lengths(draw: random.Random) -> list[tuple[int, int]]:
 
 
 @each_device
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(0, marks=pytest.mark.slow), 1, 2, pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_agrees_with_the_reference(device: torch.device, seed: int) -> None:
     """Any ragged batch, grouping, page size and rule."""
     draw = random.Random(seed)
@@ -87,7 +89,11 @@ def test_agrees_with_the_reference(device: torch.device, seed: int) -> None:
 
 
 @each_device
-@pytest.mark.parametrize("arch", [(8, 0), (8, 6), (9, 0)], ids=str)
+@pytest.mark.parametrize(
+    "arch",
+    [pytest.param((8, 0), marks=pytest.mark.slow), pytest.param((8, 6), marks=pytest.mark.slow), (9, 0)],
+    ids=str,
+)
 def test_the_sizes_of_the_table(device: torch.device, arch: tuple[int, int]) -> None:
     """Tiles as they are on a device: wider than a page or than all keys, heads of 256, groups of seven."""
     backend = TritonAttention(Arch.of(device) if device.type == "cuda" else Arch(arch, 2))

@@ -48,10 +48,18 @@ for found in compiled(*kernels):
 @pytest.mark.parametrize(
     ("arch", "case"),
     [
-        ((8, 0), {"stored": torch.float8_e4m3fn, "windows": False, "head_dim": 80, "page_size": 16, "softcap": 30.0}),
-        ((9, 0), {"stored": torch.bfloat16, "windows": True, "head_dim": 64, "page_size": 64, "softcap": None}),
+        pytest.param(
+            (8, 0),
+            {"stored": torch.float8_e4m3fn, "windows": False, "head_dim": 80, "page_size": 16, "softcap": 30.0},
+            id="sm80",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            (9, 0),
+            {"stored": torch.bfloat16, "windows": True, "head_dim": 64, "page_size": 64, "softcap": None},
+            id="sm90",
+        ),
     ],
-    ids=["sm80", "sm90"],
 )
 def test_compiles_once_for_all_batches(arch: tuple[int, int], case: dict[str, Any], tmp_path: Path) -> None:
     """What compiles anew for some length stalls every stream for seconds, in the middle of serving.

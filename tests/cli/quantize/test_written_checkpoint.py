@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import tiny_models
 from compiled import library
@@ -61,7 +61,7 @@ def plain(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("family", [tiny_models.llama, tiny_models.llama2, tiny_models.qwen3])
 def test_it_computes_what_quantising_at_load_time_does(
-    family: Callable[..., PreTrainedModel], scheme: str, tmp_path: Path
+    family: Callable[..., transformers.PreTrainedModel], scheme: str, tmp_path: Path
 ) -> None:
     """Scales rounded on the way to the disk, or weights that are quantised twice, would give other tokens."""
     source = tmp_path / "source"
@@ -90,7 +90,7 @@ def test_transformers_reads_the_same_weights(scheme: str, kind: type[QuantizedWe
     plain = tmp_path / "plain"
     tiny_models.llama(**IN_GROUPS).save_pretrained(plain)
     folder = written(plain, tmp_path / "out", scheme)
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ours = load_file(plain / WEIGHTS)
     with torch.inference_mode():
         theirs(torch.tensor([PROMPTS[0]]))  # they unpack at the first step

@@ -63,6 +63,7 @@ for found in compiled(*every, sampling._best, sampling._choose):
 """
 
 
+@pytest.mark.slow
 def test_compiles_once_for_all_batches(tmp_path: Path) -> None:
     """A kernel that is compiled again for some number of rows stalls every stream for seconds.
 

@@ -88,7 +88,9 @@ def test_gates(activation: str, dtype: torch.dtype, device: torch.device, draw: 
 @each_device
 @each_dtype
 @pytest.mark.parametrize("with_norms", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (3, 3, 80), (70, 1, 128)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(4, 2, 64), (3, 3, 80), pytest.param(70, 1, 128, marks=pytest.mark.slow)]
+)
 def test_rotate_and_store(
     heads: int, kv_heads: int, head_dim: int, with_norms: bool, dtype: torch.dtype, device: torch.device, draw: Draw
 ) -> None:

@@ -85,10 +85,10 @@ def weight_of(outputs: int, inputs: int, group: int, kind: str) -> Int4Weight:
     ("outputs", "inputs", "group", "kind"),
     [
         (40, 128, 32, "symmetric"),
-        (70, 256, 128, "zero points"),
+        pytest.param(70, 256, 128, "zero points", marks=pytest.mark.slow),
         (33, 80, 80, "zero points"),
-        (64, 48, 16, "zero points"),
-        (1, 192, 64, "symmetric"),
+        pytest.param(64, 48, 16, "zero points", marks=pytest.mark.slow),
+        pytest.param(1, 192, 64, "symmetric", marks=pytest.mark.slow),
     ],
 )
 def test_four_bits(outputs: int, inputs: int, group: int, kind: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -153,6 +153,7 @@ def fp8(source: Path, folder: Path) -> tuple[Path, Path]:
     return folders
 
 
+@pytest.mark.slow
 def test_fp8_in_a_model(source: Path, tmp_path: Path) -> None:
     """Norms that quantise for a layer that does not expect it, and rows that are quantised twice."""
     cpu, folders = torch.device("cpu"), fp8(source, tmp_path)
@@ -177,7 +178,9 @@ FOUR_BITS: dict[str, Callable[[], tuple[Any, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", FOUR_BITS)
+@pytest.mark.parametrize(
+    "name", ["gptq", *(pytest.param(name, marks=pytest.mark.slow) for name in FOUR_BITS if name != "gptq")]
+)
 def test_checkpoints_of_four_bits_stay_so(name: str, source: Path, tmp_path: Path) -> None:
     """On a GPU most of these are used because nothing else fits."""
     cpu = torch.device("cpu")

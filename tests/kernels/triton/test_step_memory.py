@@ -71,6 +71,7 @@ def prompt(length: int) -> tuple[int, ...]:
     return tuple((7 * at) % 120 + 3 for at in range(length))
 
 
+@pytest.mark.slow
 @each_device
 def test_a_longer_prompt_takes_no_more(folder: Path, device: torch.device) -> None:
     """No buffer may be as long as the prompt (scores, gathered keys, hidden states); a hidden state takes 128 bytes.

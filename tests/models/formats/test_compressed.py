@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.quantization import QuantizationScheme
 
 import quantized_checkpoints as made
 import tiny_models
@@ -47,10 +45,13 @@ def config_of(stored_as: str, weights: dict[str, Any], **changes: Any) -> dict[s
 
 def storing(stored_as: str, weights: dict[str, Any]) -> Callable[[torch.Tensor], made.Stored]:
     """Return what quantises a weight by the library, and unpacks it by the library again."""
-    scheme = QuantizationScheme(targets=["Linear"], weights=weights)
-    compressor = BaseCompressor.get_value_from_registry(stored_as)
 
     def store(weight: torch.Tensor) -> made.Stored:
+        from compressed_tensors.compressors import BaseCompressor  # takes three seconds, in every worker
+        from compressed_tensors.quantization import QuantizationScheme
+
+        scheme = QuantizationScheme(targets=["Linear"], weights=weights)
+        compressor = BaseCompressor.get_value_from_registry(stored_as)
         low, high = _ranges(weight, scheme.weights)
         top = 448.0 if weights["type"] == "float" else 2 ** (weights["num_bits"] - 1) - 1
         state = {"weight": weight}

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
 
 import quantized_checkpoints as made
 import tiny_models
@@ -97,6 +96,8 @@ def test_weights_are_what_was_packed(name: str, plain: Path, tmp_path: Path, mon
 
 def test_our_words_of_awq_are_those_of_others() -> None:
     """The maker of these tests must not share a mistake with the reader: another library's reader agrees with it."""
+    from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
+
     weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(3))
     groups = torch.arange(64) // GROUP
     numbers, zeros, _ = grouped(weight, 4, groups)
