@@ -44,8 +44,7 @@ def measure(
     rows = []
     for length in lengths:
         computed, loaded, seeds = [], [], range(10_000 + length * 10, 10_000 + length * 10 + repeats)
-        for seed in seeds:
-            computed.append(driven.ask(prompt(length + 1, seed)).ttft)
+        computed += [driven.ask(prompt(length + 1, seed)).ttft for seed in seeds]
         driven.finish_copies()
         for number in range(-(-pool // max(lengths))):  # evicts the prefixes cached on the device
             driven.ask(prompt(max(lengths), 99_000 + length * 100 + number))

@@ -48,8 +48,8 @@ def scaling_plot(seconds: Sequence[dict[str, float]], burst: Sequence[float]) ->
         ("waiting", ORANGE, REQUESTS, most_requests),
     ):
         parts.append(steps([(each["at"], each[name]) for each in seconds], last, area, most, color))
-    for at in range(0, int(last) + 1, TICK_SECONDS):
-        parts.append(text(across(at, last), REQUESTS[1] + 22, f"{at} s"))
+    ticks = range(0, int(last) + 1, TICK_SECONDS)
+    parts += [text(across(at, last), REQUESTS[1] + 22, f"{at} s") for at in ticks]
     box = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(TITLE)}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {box}>\n' + "\n".join(parts) + "\n</svg>\n"
 
