@@ -181,7 +181,11 @@ def main() -> int:
         parser.error(f"unknown clients {', '.join(sorted(unknown))}; known: {', '.join(CLIENTS)}")
     rows, failed = run_all(args.clients or [name for name, client in CLIENTS.items() if not client.is_large])
     if args.table:
-        print(f"\n{datetime.date.today()}\n\n| client | version | what it sends |\n|---|---|---|", *rows, sep="\n")
+        print(
+            f"\n{datetime.datetime.now().astimezone().date()}\n\n| client | version | what it sends |\n|---|---|---|",
+            *rows,
+            sep="\n",
+        )
     return 1 if failed else 0
 
 

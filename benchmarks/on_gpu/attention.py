@@ -65,7 +65,7 @@ def _case(setting: Setting, case: Case, backends: Sequence[str]) -> dict[str, An
     for name in backends:
         try:
             row[name] = _backend(setting, name, q, kv, batch, expected)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - one that fails is a row of the report
             row[name] = {"error": f"{type(error).__name__}: {error}"}
     ours, theirs = (row.get(name, {}).get("seconds") for name in ("triton", "flashinfer"))
     if ours is not None and theirs is not None:

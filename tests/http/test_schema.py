@@ -44,7 +44,7 @@ def served() -> Iterator[tuple[Server, Run]]:
         try:
             asyncio.run(live())
             ended.set_result(None)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the future raises it
             (ended if entered.done() else entered).set_exception(error)
 
     thread = threading.Thread(target=work, name="server")

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,13 @@ from sluice.cli import build_parser
 from sluice.cli.commands import configs
 from sluice.config import ServerConfig
 from sluice.http.base.auth import OPEN_PATHS
-from sluice.version import DISTRIBUTION, VERSION
+from sluice.version import DISTRIBUTION
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+NEXT = PROJECT["tool"]["setuptools_scm"]["fallback_version"].removesuffix(".dev0")
+"""The version to be released next, which the manifests and the page about images name."""
 
 
 def server_of(*arguments: str) -> ServerConfig:
@@ -87,7 +91,7 @@ def test_the_manifests_agree_with_the_server() -> None:
     assert container["livenessProbe"]["httpGet"]["path"] == "/live"
     assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
     assert {"/live", "/ready"} <= OPEN_PATHS, "a probe has no API key"
-    assert container["image"] == f"{DISTRIBUTION}:{VERSION}"
+    assert container["image"] == f"{DISTRIBUTION}:{NEXT}"
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounts.keys() == {volume["name"] for volume in pod["volumes"]}
     assert server.api_key_file == f"{mounts['api-keys']}/api-keys"

@@ -60,7 +60,8 @@ def test_others_of_the_name_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_the_version_says_whose_it_is(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-m", "sluice", "--version"]
     alone = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert alone.stdout == f"sluice {VERSION} ({DISTRIBUTION})\n"

@@ -29,7 +29,7 @@ def test_killing_a_process_that_has_just_ended_leaves_its_status(
 
     async def test() -> None:
         child = Child(await asyncio.create_subprocess_exec(sys.executable, "-c", "raise SystemExit(7)"))
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - the loop must not see it
         child.kill()
         killed.set()
         assert await child.wait() == child.returncode == 7

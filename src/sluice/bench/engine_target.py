@@ -181,7 +181,7 @@ def running(engine: Loop, link: ThreadLink) -> Iterator[None]:
         try:
             with closing(engine):
                 engine.run()
-        except Exception as error:  # reported with every request that it takes down
+        except Exception as error:  # noqa: BLE001 - reported with every request that it takes down
             reason = f"the engine failed: {type(error).__name__}: {error}"
         link.fail_all(reason)
 

@@ -128,7 +128,7 @@ class RawExchange:
         return self.reads[0][0] if self.reads else None
 
 
-async def exchange(server: Server, request: bytes, timer: Timer, *, timeout: float) -> RawExchange:
+async def exchange(server: Server, request: bytes, timer: Timer, *, timeout: float) -> RawExchange:  # noqa: ASYNC109
     """Connect, send, and read to the end of the answer. Never raises for what the network or the server does."""
     raw = RawExchange(timer.now())
     loop = asyncio.get_running_loop()

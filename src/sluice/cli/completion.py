@@ -220,7 +220,7 @@ def fish(program: Command) -> str:
         here = "; and ".join([*seen, *([f"not __fish_seen_subcommand_from {below}"] if below else [])])
         condition = f" -n {_fish_quoted(here)}" if here else ""
         for each in command.commands:
-            lines.append(f"complete -c sluice{condition} -a {each.path[-1]} -d {_fish_quoted(each.help)}")
+            lines += [f"complete -c sluice{condition} -a {each.path[-1]} -d {_fish_quoted(each.help)}"]
         if command.values:
             lines.append(f"complete -c sluice{condition} -a {_fish_quoted(' '.join(command.values))}")
         if command.takes_file:

@@ -58,7 +58,7 @@ def _make(future: Future[None], call: Callable[[], None]) -> None:
         return
     try:
         call()
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - the future raises it
         future.set_exception(error)
     else:
         future.set_result(None)

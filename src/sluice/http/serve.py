@@ -336,5 +336,5 @@ def exposure_warning(address: str, *, has_key: bool) -> str | None:
 
 def url_of(host: str, port: int, *, scheme: str = "http") -> str:
     """Return the URL by which this machine reaches a server that listens on `host`."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104 - only named
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -83,7 +83,7 @@ class SocketFolder:
 
 def temporary_folders() -> list[str]:
     """Return folders for temporary files, the preferred one first. Some of them may not exist."""
-    others = ["/tmp", "/var/tmp", f"/run/user/{os.getuid()}", "/dev/shm"]
+    others = ["/tmp", "/var/tmp", f"/run/user/{os.getuid()}", "/dev/shm"]  # noqa: S108 - a fresh folder is made there
     try:
         return list(dict.fromkeys([tempfile.gettempdir(), *others]))
     except FileNotFoundError:  # it tried to write to some and could not

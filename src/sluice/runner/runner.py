@@ -173,7 +173,7 @@ class TorchRunner:
         try:
             step = self._run(plan, rest) if plan.chunks or plan.slices else CopiesOnly(plan.step)
             return WithCopies(step, copies)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the step raises it when it is waited for
             return FailedStep(error)
 
     def close(self) -> None:

@@ -213,6 +213,6 @@ def _run_group(connection: Connection, spec: ReplicaSpec, indexes: Sequence[int]
             for each in submissions:
                 fleet.submit(*each)
             answer: Progress | Exception = fleet.advance(until)
-        except Exception as error:  # raised again where the fleet is advanced
+        except Exception as error:  # noqa: BLE001 - raised again where the fleet is advanced
             answer = error
         connection.send(answer)

@@ -177,7 +177,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
+    return datetime.now().strftime(pattern)  # noqa: DTZ005 - without a time zone, as transformers does it
 
 
 def main() -> None:
@@ -189,7 +189,7 @@ def main() -> None:
     begin_timing(load.seconds)
     try:
         renderer = Renderer(load.source, load.special_tokens, special_text)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - templates may raise anything
         send(sink, msgspec.msgpack.encode(_refusal(error)))
         return
     send(sink, msgspec.msgpack.encode(Rendered("")))
@@ -200,7 +200,7 @@ def main() -> None:
         try:
             work = decoder.decode(question)
             answer = msgspec.msgpack.encode(Rendered(renderer.render(work.messages, work.options)))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - templates may raise anything
             answer = msgspec.msgpack.encode(_refusal(error))
         send(sink, answer)
 

@@ -28,7 +28,7 @@ def first_difference(one: Path, other: Path) -> Difference | None:
         return None
     try:
         backends = [tokenizers.Tokenizer.from_file(str(file)) for file in files]
-    except Exception:  # the library raises nothing more specific; the model's own is read elsewhere
+    except Exception:  # noqa: BLE001 - the library raises nothing more specific; the model's own is read elsewhere
         return None
     mine, theirs = ({token_id: token for token, token_id in each.get_vocab(False).items()} for each in backends)
     different = min((token_id for token_id in mine.keys() & theirs if mine[token_id] != theirs[token_id]), default=None)

@@ -135,5 +135,5 @@ def _letters(backend: tokenizers.Tokenizer, special: Mapping[int, AddedToken]) -
 def _model_ids(model: tokenizers.models.Model, text: str) -> list[int]:
     try:
         return [token.id for token in model.tokenize(text)]
-    except Exception:  # the library's, of a model without a token for what is unknown
+    except Exception:  # noqa: BLE001 - the library's, of a model without a token for what is unknown
         return []

@@ -137,8 +137,8 @@ def _extra_special_tokens(settings: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
     for name in ("additional_special_tokens", "extra_special_tokens"):
         value = settings.get(name) or []
-        for token in value.values() if isinstance(value, dict) else value:
-            found.append(token["content"] if isinstance(token, dict) else token)
+        tokens = value.values() if isinstance(value, dict) else value
+        found += [token["content"] if isinstance(token, dict) else token for token in tokens]
     return found
 
 

@@ -193,7 +193,7 @@ class StormServer:
     async def _keep_log(self) -> None:
         stream = self._front_process.stderr
         assert stream is not None
-        with open(self._log_file or os.devnull, "ab", buffering=0) as file:
+        with open(self._log_file or os.devnull, "ab", buffering=0) as file:  # noqa: ASYNC230 - a log
             while line := await stream.readline():
                 file.write(line)
                 self.log.append(line.decode(errors="replace").rstrip())

@@ -38,7 +38,7 @@ def join_watched(join: Callable[[], T], connections: Collection[FrameSocket], ti
     def run() -> None:
         try:
             joined.set_result(join())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the future raises it
             joined.set_exception(error)
 
     threading.Thread(target=run, name="join-groups", daemon=True).start()

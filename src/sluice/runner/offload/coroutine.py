@@ -91,7 +91,7 @@ class Coroutine(Generic[T]):
     def _run(self) -> None:
         try:
             self._result.append(self._body(self._pause))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again where the thread is resumed
             self._error = error
         finally:
             self.is_over = True

@@ -274,7 +274,7 @@ class DiskLoader(Generic[Fence]):
         k, v = self._buffers[read.buffer]
         try:
             self._stored.read_layer(load.pages, load.layer, k[:size], v[:size])
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever it is, single pages are tried
             lost = self._unreadable(load, k, v)
             if lost is not None:
                 return lost
@@ -289,7 +289,7 @@ class DiskLoader(Generic[Fence]):
             part = slice(place * self._part_bytes, (place + 1) * self._part_bytes)
             try:
                 self._stored.read_layer([page], load.layer, k[part], v[part])
-            except Exception as failure:
+            except Exception as failure:  # noqa: BLE001 - whatever it is, the page is lost
                 return UnreadablePage(page, f"{type(failure).__name__}: {failure}")
         return None
 

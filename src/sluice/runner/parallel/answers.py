@@ -66,6 +66,6 @@ class AnswersWhenDone:
         while (entry := self._steps.get()) is not None:
             try:
                 self._answers.send(*entry)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the runner raises it
                 self._failed(error)
                 return
