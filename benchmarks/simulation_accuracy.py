@@ -43,8 +43,8 @@ from sluice.bench.records import Record
 from sluice.bench.results import machine as this_machine
 from sluice.bench.results import read_result, write_result
 from sluice.sim.candidates import argument
+from sluice.sim.exact import recorded_records
 from sluice.sim.machine import Machine, read_machine
-from sluice.sim.recorded import recorded_records
 from sluice.sim.settings import changed
 from sluice.sim.simulate import replicas_of, simulate
 from sluice.sim.traces.synthetic import synthetic_arrivals

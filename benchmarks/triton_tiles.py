@@ -25,7 +25,7 @@ from triton.runtime.errors import PTXASError
 
 from sluice.attention.base import ForwardBatch
 from sluice.attention.spec import AttentionSpec
-from sluice.attention.triton.attention import TritonAttention
+from sluice.attention.triton.backend import TritonAttention
 from sluice.attention.triton.kv import TritonKV
 from sluice.attention.triton.tiles import Arch, DecodeTiles, ExtendTiles, decode_tiles, extend_tiles
 

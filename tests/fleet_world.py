@@ -27,7 +27,7 @@ from sluice.fleet.replica import ReplicaServer
 from sluice.fleet.replicas import ReplicaLost
 from sluice.process.client import EngineClient, Inbox
 from sluice.process.engine_state import EngineState
-from sluice.process.kv_events.sender import KvEventSender
+from sluice.process.kv_events.board import KvEventSender
 from sluice.process.wire import Outputs, decode
 from sluice.routing.dispatch import Dispatcher
 from sluice.routing.policies import RouterOptions, make_policy

@@ -20,7 +20,7 @@ from sluice.engine.protocols import Link, Pending, Runner
 from sluice.engine.trace import ChunkLog, RecentSteps
 from sluice.kv.events import NO_EVENTS, EventLog
 from sluice.kv.manager import KVManager
-from sluice.process.kv_events.sender import KvEventSender
+from sluice.process.kv_events.board import KvEventSender
 from sluice.process.wire import Failed, Ready, Start
 from sluice.process.zmq_link import ZmqLink
 from sluice.scheduler.drafting.measured_drafter import drafter_of

@@ -15,7 +15,7 @@ from sluice.engine.protocols import Pending
 from sluice.engine.trace import RecentSteps
 from sluice.kv.events import NO_EVENTS, EventLog
 from sluice.models.hub import BUNDLED
-from sluice.process.kv_events.sender import KvEventSender
+from sluice.process.kv_events.board import KvEventSender
 from sluice.process.wire import Ready, Start
 from sluice.process.zmq_link import ZmqLink
 from sluice.scheduler.setup import SchedulerSetup

@@ -16,7 +16,7 @@ from sluice.sim.fleet import LocalFleet
 from sluice.sim.machine import Machine
 from sluice.sim.routers import in_turn
 from sluice.sim.simulate import replicas_of, run
-from sluice.sim.traces.streaming import StreamedRows
+from sluice.sim.traces.reading import StreamedRows
 from sluice.sim.windows import (
     Histogram,
     WindowOptions,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +15,6 @@ from dataclasses import dataclass
 from sluice.config import ServerConfig
 from sluice.engine.messages import Message, Shutdown
 from sluice.process.activity import Activity, activity_of
-from sluice.process.child import Child
 from sluice.process.delivery import OutputOrderError
 from sluice.process.heartbeat import Reading
 from sluice.process.liveness import LivenessWatch, LoadingWatch
@@ -295,3 +296,34 @@ class EngineProcess:
                 self._process.stdin.close()
             self._channel.close()
             self._folder.remove()
+
+
+class Child:
+    """A process that asyncio started, and waits for in a thread of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    @property
+    def stdin(self) -> asyncio.StreamWriter | None:
+        return self._process.stdin
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, as `Popen.returncode`; None if the process has not ended."""
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        """Send SIGKILL.
+
+        `asyncio.subprocess.Process.kill` first asks for the exit status. If the process has ended just now, it takes
+        the status from the thread that waits for it, which then warns of an unknown child process and reports 255.
+
+        Raises:
+            ProcessLookupError: it has ended.
+        """
+        os.kill(self.pid, signal.SIGKILL)

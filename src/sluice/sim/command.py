@@ -258,7 +258,7 @@ def _check_outputs(paths: Mapping[str, Path | None], inputs: Iterable[str | None
 
 def _beside(result: Result, trace: str | None, trace_format: str | None) -> Mapping[str, Sequence[Record]] | None:
     """Return a recorded run and its simulation, to be laid over each other; None if the trace is none of our own."""
-    from sluice.sim.recorded import recorded_records
+    from sluice.sim.exact import recorded_records
     from sluice.sim.traces.reading import detect
     from sluice.tracing.file import TraceReader
 

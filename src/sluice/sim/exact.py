@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import NamedTuple
 
+from sluice.bench.records import Arrival, CountedBy, Failure, Record
 from sluice.engine import messages
-from sluice.engine.clock import VirtualClock
+from sluice.engine.clock import StepTimer, VirtualClock
 from sluice.engine.engine import Engine
-from sluice.engine.no_grammars import NoGrammars
-from sluice.engine.step_timer import StepTimer
+from sluice.engine.protocols import NoGrammars
 from sluice.sim.loop import NEVER, EngineLoop, SimLink
+from sluice.sim.simulate import with_kinds
 from sluice.tracing.file import TraceReader
 from sluice.tracing.format import (
     Abort,
@@ -45,6 +47,7 @@ from sluice.tracing.replay import (
     first_difference,
     in_order,
 )
+from sluice.tracing.run import RequestRun, read_run
 from sluice.types import BatchPlan, BatchResult
 
 ANY_QUERY = 0
@@ -274,3 +277,44 @@ def different_plan(recorded: BatchPlan, planned: BatchPlan) -> Difference | None
         for plan in (recorded, as_written(planned))
     )
     return None if encode_plan(one) == encode_plan(other) else first_difference(one, other)
+
+
+def recorded_records(trace: TraceReader) -> list[Record]:
+    """Return the requests that ended, in the order of their arrival. Times count from the first arrival; tokens are
+    there when the engine has them.
+
+    Raises:
+        TraceError: the file is broken.
+    """
+    requests = [request for request in read_run(trace).requests.values() if request.end is not None]
+    ordered = sorted(requests, key=_due)
+    start = _due(ordered[0]) if ordered else 0.0
+    return with_kinds([_record(request, number, start) for number, request in enumerate(ordered)])
+
+
+def _due(request: RequestRun) -> float:
+    return request.added_at if request.arrived_at is None else request.arrived_at
+
+
+def _record(request: RequestRun, number: int, start: float) -> Record:
+    end, due, ended = request.end, _due(request) - start, request.ended_at
+    assert end is not None, "only requests that ended"
+    assert ended is not None, "they ended at some time"
+    failed = end.reason.is_failure
+    return Record(
+        session=number,
+        turn=0,
+        background=False,
+        kind="",
+        prompt_tokens=request.prompt_len,
+        max_tokens=end.num_outputs,
+        due=due,
+        sent=due,
+        accepted=due,
+        ended=ended - start,
+        arrivals=tuple(Arrival(at - start, len(list(same))) for at, same in groupby(request.token_times)),
+        counted_by=CountedBy.IDS,
+        cached_tokens=end.num_cached_tokens,
+        finish_reason=None if failed else end.reason.value,
+        failure=Failure(end.reason.value, end.error or "the request was ended") if failed else None,
+    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from sluice.tracing.blocks import BlockSummary, report_blocks, summarize_blocks
 from sluice.tracing.classes import ClassSummary, report_classes, summarize_classes
 from sluice.tracing.format import Header
 from sluice.tracing.gaps import Cause, Gap, find_gaps
@@ -310,3 +310,28 @@ def _share(part: int, whole: int) -> str:
 
 def _spread(spread: Spread) -> str:
     return f"p50 {spread.p50:.2f} ms, p99 {spread.p99:.2f} ms, max {spread.max:.2f} ms"
+
+
+class BlockSummary(NamedTuple):
+    """Counts over a run."""
+
+    block_size: int
+    blocks: int
+    """Blocks that became whole."""
+    passes: int
+    """Of all blocks, with those that never became whole."""
+
+
+def summarize_blocks(steps: Sequence[StepRun], block_size: int) -> BlockSummary | None:
+    """Return the counts; None if the model generates token by token, with blocks of size 0."""
+    if not block_size:
+        return None
+    return BlockSummary(block_size, sum(step.brought for step in steps), sum(step.with_drafts for step in steps))
+
+
+def report_blocks(summary: BlockSummary | None) -> Sequence[str]:
+    """Return the lines of a report; none without blocks."""
+    if summary is None:
+        return ()
+    each = f", {summary.passes / summary.blocks:.2f} each" if summary.blocks else ""
+    return (f"blocks of {summary.block_size} tokens: {summary.blocks} filled in by {summary.passes} passes{each}",)

@@ -12,10 +12,9 @@ import pytest
 from scripted_chat import conversation
 from sluice.cli.chat.answers import STOPPED, AnswerError, Part, Usage
 from sluice.cli.chat.chat import COMMANDS, HELP, Chat, answer_once
-from sluice.cli.chat.conversation import Conversation
+from sluice.cli.chat.conversation import Conversation, Pace
 from sluice.cli.chat.lines import History
 from sluice.cli.chat.stopping import Stopper
-from sluice.cli.chat.timing import Pace
 
 ENDS = Part(usage=Usage(20, 8, 4), finish_reason="stop")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from sluice.llm.constraints import Grammars, shape_of
+from sluice.llm.requests import Grammars, shape_of
 from sluice.text.constraints.errors import ConstraintError
 from sluice.types import SamplingParams
 

@@ -8,6 +8,7 @@ other machines to a port for which they have a token. Ray's tasks and the ranks 
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import secrets
 import signal
@@ -23,7 +24,6 @@ import msgspec
 
 from sluice.assembly.ranks import layout_of, threads_of_rank
 from sluice.config import ConfigError, EngineConfig, names_ray_cluster
-from sluice.process.ranks.local_ray import start_local_ray
 from sluice.process.ranks.spawn import Entrance, RankSetup, spawn_rank
 from sluice.process.secret_file import SIZE
 from sluice.process.wire import Start
@@ -37,6 +37,9 @@ EXIT_LOST = 1
 
 Resources = dict[str, float]
 """What a rank takes of a machine, or a cluster has, by Ray's names."""
+
+LOGGER = logging.getLogger("sluice.ray")
+LOCAL = "127.0.0.1"
 
 
 class Cluster(Protocol):
@@ -277,4 +280,32 @@ class RayCluster:
             num_gpus=self._each.get("GPU", 0),
             max_retries=0,
             scheduling_strategy=strategy,
+        )
+
+
+def start_local_ray(object_store_bytes: int, **options: Any) -> None:
+    """Start a cluster, and connect to it.
+
+    Args:
+        options: further ones of `ray.init`.
+    """
+    ray: Any = importlib.import_module("ray")
+    # Ray would send statistics of its use to its makers.
+    importlib.import_module("ray._common.usage.usage_lib").set_usage_stats_enabled_via_env_var(False)
+    # Ray listens on all interfaces, unless its own address is the loopback one. It takes that one only on systems on
+    # which it makes no clusters of several machines.
+    constants: Any = importlib.import_module("ray._private.ray_constants")
+    constants.ENABLE_RAY_CLUSTER = False
+    ray.init(
+        address="local",
+        object_store_memory=object_store_bytes,
+        include_dashboard=False,
+        _node_ip_address=LOCAL,
+        **options,
+    )
+    if (address := ray.util.get_node_ip_address()) != LOCAL:
+        LOGGER.warning(
+            "Ray has the address %s, and not %s: its ports are open on all interfaces, and ask for its token",
+            address,
+            LOCAL,
         )

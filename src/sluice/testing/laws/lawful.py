@@ -12,9 +12,8 @@ from sluice.scheduler.passes import needs_page
 from sluice.scheduler.request import Status
 from sluice.scheduler.reserve import PROTECT_AFTER
 from sluice.scheduler.scheduler import Scheduler
-from sluice.testing.laws.opening import Openings
 from sluice.testing.laws.pages import LawBroken
-from sluice.testing.laws.plans import check_plan, resident, tokens_of_row
+from sluice.testing.laws.plans import Openings, check_plan, resident, tokens_of_row
 from sluice.testing.laws.state import check_state
 from sluice.testing.laws.turns import Turns
 from sluice.testing.laws.unused import no_budget_is_unused
