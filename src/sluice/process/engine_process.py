@@ -91,7 +91,6 @@ def _wrap_runner(engine: Engine, link: ZmqLink, start: Start) -> None:
     """Inject faults and write the heartbeat."""
     if faults := of_engine(parse_faults(start.faults), start.epoch):
         engine.runner = FaultyRunner(engine.runner, faults, link.heartbeat)
-        link.lost = [fault.number for fault in faults if fault.kind is FaultKind.DROP and fault.number is not None]
     engine.runner = WatchedRunner(engine.runner, link.heartbeat)
 
 

@@ -107,7 +107,7 @@ class EngineProcess:
             try:
                 folder = SocketFolder.fresh()
                 undo.callback(folder.remove)
-                channel = undo.enter_context(closing(ZmqChannel(folder, start.epoch)))
+                channel = undo.enter_context(closing(ZmqChannel(folder)))
                 process = await asyncio.create_subprocess_exec(
                     # -P: modules never come from the working directory, which may be a checkpoint.
                     *(sys.executable, "-P", "-m", "sluice.process.engine_process", str(folder.path)),
@@ -187,7 +187,7 @@ class EngineProcess:
         watch = LivenessWatch(self._timeouts.heartbeat, self._timeouts.step, time.monotonic())
 
         def judge(reading: Reading) -> str | None:
-            verdict = watch.look(reading, self._channel.counts, time.monotonic(), self._activity)
+            verdict = watch.look(reading, time.monotonic(), self._activity)
             on_reading(reading, watch.silent)
             return verdict
 
@@ -251,8 +251,8 @@ class EngineProcess:
     async def _deliver_late(self, delivering: asyncio.Task[WireError | OutputOrderError]) -> None:
         """Deliver the messages that a process sent before it ended."""
         count = -1
-        while not delivering.done() and count != self._channel.counts.received:
-            count = self._channel.counts.received
+        while not delivering.done() and count != self._channel.num_received:
+            count = self._channel.num_received
             await asyncio.wait({delivering}, timeout=LATE_SECONDS)
 
     async def _kill(self) -> None:
