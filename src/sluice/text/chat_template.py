@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
-from sluice.text.child_process import ChildProcess, TooLong, end_of, was_killed
+from sluice.text.child_process import ChildProcess, end_of, was_killed
 from sluice.text.special_text import Spellings
+from sluice.types.framing import TooLong
 
 SECONDS = 2.0
 """Processor time to compile the template, and of each rendering."""

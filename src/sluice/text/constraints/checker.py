@@ -17,10 +17,11 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from sluice.text.child_process import ChildProcess, TooLong, end_of, was_killed
+from sluice.text.child_process import ChildProcess, end_of, was_killed
 from sluice.text.constraints.errors import ConstraintError
 from sluice.text.constraints.grammars import MAX_BYTES, Checked, place_of
 from sluice.text.constraints.shapes import Shape
+from sluice.types.framing import TooLong
 
 PROCESS = "sluice.text.constraints.check_process"
 SECONDS = 0.5
