@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from sluice.storage.blocks import Blocks
+from sluice.storage.blocks import FileBlocks
 from sluice.storage.checksums import Checksum, Differs, Run, best_checksum
 from sluice.storage.format import FileLayout, PageGeometry, split
 from sluice.storage.opening import Opened, open_page_file
@@ -68,7 +68,7 @@ def load(file: PageFile, slot: int) -> bytes:
 class FaultyBlocks:
     """A file whose writes stop after some bytes, as on a full disk or by a kill, and whose reads fail."""
 
-    inner: Blocks
+    inner: FileBlocks
     room: int = 1 << 60
     """Bytes that are still written."""
     read_error: OSError | None = None
@@ -110,7 +110,7 @@ PATIENCE = 30.0
 class HungBlocks:
     """A file whose reads and writes wait until the disk comes back."""
 
-    inner: Blocks
+    inner: FileBlocks
     came_back: threading.Event = field(default_factory=threading.Event)
     hangs: threading.Event = field(default_factory=threading.Event)
     """Whether a thread waits for it."""

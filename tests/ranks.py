@@ -21,7 +21,8 @@ from sluice.runner.cpu_logit_ops import CPU_LOGIT_OPS
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.features.grammars import NO_GRAMMARS, Grammars
 from sluice.runner.forwards import Model
-from sluice.runner.grammar.base import Bits, CompiledGrammars
+from sluice.runner.grammar.base import CompiledGrammars
+from sluice.runner.grammar.guidance import Bits
 from sluice.runner.parallel.follower import Commands, Follower, elsewhere
 from sluice.runner.parallel.leader import Leader, Replies, publisher
 from sluice.runner.parallel.masks import GrammarsElsewhere

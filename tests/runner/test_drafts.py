@@ -19,7 +19,8 @@ from sluice.models.base import PagedLM
 from sluice.models.loader import load_model
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.features.grammars import NO_GRAMMARS, Grammars
-from sluice.runner.grammar.base import Bits, CompiledGrammars
+from sluice.runner.grammar.base import CompiledGrammars
+from sluice.runner.grammar.guidance import Bits
 from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.offload.offloader import OffloadFailed
 from sluice.runner.runner import TorchRunner

@@ -24,23 +24,18 @@ DECIMALS = 6
 """Records keep times to the microsecond."""
 
 
-class Timer(Protocol):
-    """The client's clock. Tests pass their own, to measure exact times without waiting."""
+class Timer:
+    """The client's clock: monotonic time of this machine. Tests pass their own, to measure exact times without waiting.
+
+    Waits end up to 1 ms late: the event loop's selector counts milliseconds.
+    """
 
     def now(self) -> float:
         """Return the seconds from some fixed moment."""
-
-    async def until(self, moment: float) -> None:
-        """Return at or after this moment; at once if it is over."""
-
-
-class WallTimer:
-    """Monotonic time of this machine. Waits end up to 1 ms late: the event loop's selector counts milliseconds."""
-
-    def now(self) -> float:
         return time.perf_counter()
 
     async def until(self, moment: float) -> None:
+        """Return at or after this moment; at once if it is over."""
         await asyncio.sleep(max(0.0, moment - self.now()))
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from tqdm import tqdm
 
 from sluice.bench import BenchError
-from sluice.bench.driver import Target, Timer, WallTimer, drive, record_of, watch_lag
-from sluice.bench.engine_target import EngineTarget, Loop, ThreadLink, running
+from sluice.bench.driver import Target, Timer, drive, record_of, watch_lag
+from sluice.bench.engine_target import EngineTarget, ThreadLink, running
 from sluice.bench.http import find_server
 from sluice.bench.openai import CountText, ServerTarget, about_server, served_model
 from sluice.bench.options import BenchOptions
@@ -23,6 +23,7 @@ from sluice.bench.records import Run
 from sluice.bench.report import summaries
 from sluice.bench.results import FORMAT, IN_PROCESS_PACKAGES, Result, machine, versions
 from sluice.bench.workload import Workload, build_workload, warmup_turns
+from sluice.engine.engine import Engine
 from sluice.process.engine_process import freeze_gc
 
 REPEAT_SEED = 1_000_003
@@ -38,7 +39,7 @@ async def measure_server(url: str, options: BenchOptions) -> Result:
         ConfigError: an option cannot be honoured.
         BenchError: the server cannot be reached, or does not serve what it is asked for.
     """
-    target = await server_target(url, options, WallTimer())
+    target = await server_target(url, options, Timer())
     runs = await measure_all(target, options)
     return result_of(options, await _describe(target), runs)
 
@@ -51,7 +52,7 @@ async def measure_in_turns(urls: Sequence[str], options: BenchOptions) -> list[R
     """
     targets = []
     for url in urls:
-        target = await server_target(url, options, WallTimer())
+        target = await server_target(url, options, Timer())
         await warm_up(target, options)
         targets.append(target)
     runs: list[list[Run]] = [[] for _ in targets]
@@ -114,7 +115,7 @@ def measure_engine(engine_options: Mapping[str, Any], options: BenchOptions) -> 
     from sluice.config import EngineConfig
     from sluice.text.tokenizer_files import has_tokenizer, load_tokenizer
 
-    timer = WallTimer()
+    timer = Timer()
     link = ThreadLink(timer)
     engine, info = build_engine(EngineConfig.from_options(engine_options), link, progress=True)
     folder = info.tokenizer_folder
@@ -132,7 +133,7 @@ def measure_engine(engine_options: Mapping[str, Any], options: BenchOptions) -> 
     return result_of(options, described, found, packages=IN_PROCESS_PACKAGES)
 
 
-def measure_in_process(engine: Loop, target: EngineTarget, options: BenchOptions) -> list[Run]:
+def measure_in_process(engine: Engine, target: EngineTarget, options: BenchOptions) -> list[Run]:
     """Measure an engine that serves `target.link`. The engine is closed afterwards.
 
     Raises:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice.engine.clock import VirtualClock
-from sluice.sim.copies import Copies
+from sluice.sim.copies import SimulatedCopies
 from sluice.sim.loop import StepTimes
 from sluice.sim.workload import STOP_TOKEN, Segment, TokenSource
 from sluice.types import BatchPlan, BatchResult, Chunk, CopyDone, TokenLogprobs
@@ -82,7 +82,7 @@ class SimRunner:
         copies: makes the copies of plans.
     """
 
-    def __init__(self, clock: VirtualClock, times: StepTimes, copies: Copies) -> None:
+    def __init__(self, clock: VirtualClock, times: StepTimes, copies: SimulatedCopies) -> None:
         self.clock = clock
         self.answers: dict[int, Answer] = {}
         """By request. The caller adds those that arrive, and removes those that end."""

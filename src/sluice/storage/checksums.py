@@ -54,7 +54,7 @@ class Readable(Protocol):
     """Negative once the file is closed."""
 
     def read(self, buffers: Sequence[memoryview], offset: int) -> None:
-        """Fill the buffers: see `Blocks.read`."""
+        """Fill the buffers: see `FileBlocks.read`."""
         ...
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sluice.storage.blocks import Blocks
+from sluice.storage.blocks import FileBlocks
 from sluice.storage.checksums import Run, find_checksum
 from sluice.storage.format import (
     ENTRY_HEAD_BYTES,
@@ -42,7 +42,7 @@ class PageFile:
         ValueError: the checksums of this layout cannot be computed here; in words that follow "it".
     """
 
-    def __init__(self, blocks: Blocks, layout: FileLayout, index: dict[int, Entry]) -> None:
+    def __init__(self, blocks: FileBlocks, layout: FileLayout, index: dict[int, Entry]) -> None:
         self.layout = layout
         self._blocks = blocks
         self._named = set(index)
@@ -172,7 +172,7 @@ class Index(NamedTuple):
     """Pages whose entry is neither whole nor empty. A process that is killed while it stores leaves one at most."""
 
 
-def read_index(blocks: Blocks, layout: FileLayout) -> Index:
+def read_index(blocks: FileBlocks, layout: FileLayout) -> Index:
     """Return the index of a page file.
 
     Raises:

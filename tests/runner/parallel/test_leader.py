@@ -27,7 +27,7 @@ from sluice.parallel.member import ALONE, Member
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.features.base import BAD_LOGITS
 from sluice.runner.features.grammars import Grammars
-from sluice.runner.grammar.base import Bits
+from sluice.runner.grammar.guidance import Bits
 from sluice.runner.parallel.follower import AnswersWhenDone
 from sluice.runner.parallel.frames import Answer, Close, decode_command, decode_reply, encode
 from sluice.runner.parallel.leader import summed

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -92,28 +92,18 @@ def _prefix_sums(counts: Ints32) -> Ints32:
     return np.concatenate(([0], counts.cumsum())).astype(np.int32)
 
 
-class Fence(Protocol):
-    """Holds the host until a copy out of its memory is done."""
-
-    def set(self) -> None:
-        """Mark the end of what the current CUDA stream was given so far."""
-        ...
-
-    def wait(self) -> None:
-        """Wait until the device has reached the mark."""
-        ...
-
-
-class CudaFence:
-    """An event of a CUDA stream."""
+class Fence:
+    """Holds the host until a copy out of its memory is done: an event of a CUDA stream."""
 
     def __init__(self) -> None:
         self._event = torch.cuda.Event()
 
     def set(self) -> None:
+        """Mark the end of what the current CUDA stream was given so far."""
         self._event.record()
 
     def wait(self) -> None:
+        """Wait until the device has reached the mark."""
         self._event.synchronize()
 
 
@@ -152,7 +142,7 @@ class FlashInferAttention(Attention):
         device: torch.device,
         *,
         to_host: ToHost = pinned,
-        fence: Callable[[], Fence] = CudaFence,
+        fence: Callable[[], Fence] = Fence,
         workspace_bytes: int = WORKSPACE_BYTES,
     ) -> None:
         self._package = package

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -42,38 +42,6 @@ LOGGER = logging.getLogger("sluice.ray")
 LOCAL = "127.0.0.1"
 
 
-class Cluster(Protocol):
-    """Machines that run ranks."""
-
-    def total(self) -> Mapping[str, float]:
-        """Return the resources of all machines."""
-
-    def free(self) -> Mapping[str, float]:
-        """Return those which are not in use."""
-
-    def place(self, each: Resources, size: int, tick: Callable[[], None]) -> Sequence[bool] | None:
-        """Keep resources for `size` ranks, the first of them on this machine.
-
-        Returns:
-            For each rank, whether it is on this machine; None: the resources are not free within `PLACE_SECONDS`.
-        """
-
-    def address(self) -> str:
-        """Return this machine's address in the network of the cluster."""
-
-    def use_own_gpu(self) -> None:
-        """Let this process see the GPU that is kept for the first rank, and no other one."""
-
-    def run(self, rank: int, setup: bytes, folder: str) -> None:
-        """Start a rank, from an encoded `RankSetup`."""
-
-    def ended(self) -> int | None:
-        """Return the exit status of a rank that has ended; None: all run."""
-
-    def close(self) -> None:
-        """End all ranks."""
-
-
 class RayRanks:
     """The ranks that a cluster runs, as `Spawned` is those of one machine.
 
@@ -81,7 +49,7 @@ class RayRanks:
         entrance: where those of other machines connect; None: all are on this one.
     """
 
-    def __init__(self, cluster: Cluster, entrance: Entrance | None) -> None:
+    def __init__(self, cluster: RayCluster, entrance: Entrance | None) -> None:
         self._cluster = cluster
         self.entrance = entrance
 
@@ -98,7 +66,7 @@ def place_ranks(
     start: Start,
     leader: Path,
     tick: Callable[[], None],
-    connect: Callable[[EngineConfig], Cluster] | None = None,
+    connect: Callable[[EngineConfig], RayCluster] | None = None,
 ) -> RayRanks:
     """Let Ray start the ranks other than the leader.
 
@@ -229,14 +197,21 @@ class RayCluster:
             start_local_ray(OBJECT_STORE_BYTES, num_cpus=size * int(each["CPU"]), **quiet)
 
     def total(self) -> Mapping[str, float]:
+        """Return the resources of all machines."""
         resources: Mapping[str, float] = self._ray.cluster_resources()
         return resources
 
     def free(self) -> Mapping[str, float]:
+        """Return the resources that are not in use."""
         resources: Mapping[str, float] = self._ray.available_resources()
         return resources
 
     def place(self, each: Resources, size: int, tick: Callable[[], None]) -> Sequence[bool] | None:
+        """Keep resources for `size` ranks, the first of them on this machine.
+
+        Returns:
+            For each rank, whether it is on this machine; None: the resources are not free within `PLACE_SECONDS`.
+        """
         self._each = each
         bundles = [dict(each) for _ in range(size)]
         bundles[0][f"node:{self.address()}"] = 0.001
@@ -255,6 +230,7 @@ class RayCluster:
         return str(self._ray.util.get_node_ip_address())
 
     def use_own_gpu(self) -> None:
+        """Let this process see the GPU that is kept for the first rank, and no other one."""
         os.putenv("CUDA_VISIBLE_DEVICES", self._ray.get(self._task(0, gpus_here).remote()))
 
     def run(self, rank: int, setup: bytes, folder: str) -> None:

@@ -27,7 +27,8 @@ from sluice.runner.constrained_row import ConstrainedRow
 from sluice.runner.draft_masks import DraftMasks
 from sluice.runner.drafts import StagedDrafts, reached
 from sluice.runner.features.base import Feature, StagedFeature, StepLogits, StepReport
-from sluice.runner.grammar.base import Bits, CompiledGrammar, CompiledGrammars, GrammarError, Matcher
+from sluice.runner.grammar.base import CompiledGrammar, CompiledGrammars
+from sluice.runner.grammar.guidance import Bits, GrammarError, GuidanceMatcher
 from sluice.runner.inputs import HostBatch
 from sluice.runner.mask_workers import MaskWorkers
 from sluice.types import NewSlot
@@ -63,7 +64,7 @@ class LostGrammar:
     def __init__(self, error: GrammarError) -> None:
         self._error = error
 
-    def matcher(self, *, may_force: bool = True) -> Matcher:
+    def matcher(self, *, may_force: bool = True) -> GuidanceMatcher:
         raise self._error
 
 

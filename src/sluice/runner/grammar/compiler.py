@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from sluice.engine.clock import Clock, WallClock
 from sluice.engine.messages import Compiled
 from sluice.engine.meter import GrammarTotals
-from sluice.runner.grammar.base import Compile, CompiledGrammar, GrammarError
+from sluice.runner.grammar.base import CompiledGrammar
+from sluice.runner.grammar.guidance import GrammarError, Guidance
 
 LOGGER = logging.getLogger("sluice.engine")
 MAX_SECONDS = 10.0
@@ -72,7 +73,7 @@ class GrammarCompiler:
 
     def __init__(
         self,
-        compile_one: Compile,
+        compile_one: Guidance,
         post: Callable[[Compiled], None],
         *,
         max_seconds: float = MAX_SECONDS,
