@@ -222,7 +222,7 @@ class TraceReader:
         with closing(self._file):
             for number, text in enumerate(self._file, start=2):
                 try:
-                    yield Line(number, decode(text, self.header.version))
+                    yield Line(number, decode(text))
                 except TraceError as error:
                     if not text.endswith(b"\n"):
                         self.is_truncated = True

@@ -25,7 +25,7 @@ from sluice.tracing.format import (
     encode_plan,
     ends_of,
 )
-from sluice.types import BatchPlan, BatchResult, NewSlot, Output, Tier, TokenLogprobs
+from sluice.types import BatchPlan, BatchResult, NewSlot, Output, TokenLogprobs
 
 ANY_LOGPROB = TokenLogprobs(0, 0.0, ())
 """Stands for a log-probability: the scheduler only counts them."""
@@ -108,15 +108,11 @@ def replay(trace: TraceReader) -> Replayed:
     """Make all calls of a trace, up to the first whose outcome differs.
 
     Raises:
-        ReplayError: a trace without token ids, one of a scheduler that cannot be built, or one of version 1 with
-            contexts on a disk.
+        ReplayError: a trace without token ids, or one of a scheduler that cannot be built.
         TraceError: the file is broken.
     """
     if not trace.header.token_ids:
         raise ReplayError("the trace was written without token ids (--no-trace-token-ids) and cannot be replayed")
-    offload = trace.header.setup.offload
-    if trace.header.version == 1 and offload is not None and offload.tier is Tier.DISK:
-        raise ReplayError("a trace of version 1 with offloaded requests on a disk cannot be replayed")
     try:
         scheduler = trace.header.setup.build()
     except ValueError as error:
