@@ -34,7 +34,7 @@ from benchmarks.peers.environment import SetupError
 from benchmarks.peers.peer import Settings
 from sluice.bench import BenchError
 from sluice.bench.compare import Comparison, Measure, compare, table
-from sluice.bench.results import Result, machine
+from sluice.bench.results import BenchResult, machine
 from sluice.config import ConfigError
 
 PREFILL_FIRST, WHOLE, CHUNKED = "prefill-first", "whole", "chunked"
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _write(prefix: Path, results: dict[str, Result]) -> None:
+def _write(prefix: Path, results: dict[str, BenchResult]) -> None:
     figures = {label: medians(result, MEASURES) for label, result in results.items()}
     comparisons: dict[str, Comparison] = {
         f"{other} / {base}": compare(results[base], results[other], paired=True) for base, other in PAIRS

@@ -33,7 +33,7 @@ from sluice.sim.fleet import LocalFleet
 from sluice.sim.machine import Machine, write_machine
 from sluice.sim.routers import in_turn
 from sluice.sim.simulate import replicas_of, run
-from sluice.sim.windows import Estimate, WindowOptions, WindowResult, estimates, simulate_windows, table
+from sluice.sim.windows import WindowEstimate, WindowOptions, WindowResult, estimates, simulate_windows, table
 from sluice.sim.workload import Arrival, Prompt, Segment
 from sluice.sim.world import Residual, World
 from sluice.types import Regime, SchedulerLimits
@@ -151,7 +151,7 @@ def processor_seconds() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def compared(found: Sequence[Estimate], whole: Sequence[Estimate]) -> Iterator[str]:
+def compared(found: Sequence[WindowEstimate], whole: Sequence[WindowEstimate]) -> Iterator[str]:
     """Yield a line for each figure: of the whole, and the interval of the windows."""
     for one, other in zip(found, whole, strict=True):
         inside = "inside" if one.low <= other.value <= one.high else "OUTSIDE"

@@ -38,7 +38,7 @@ from sluice.bench.results import machine as this_machine
 from sluice.sim.candidates import argument, candidates, given_grid
 from sluice.sim.machine import Machine, read_machine
 from sluice.sim.slo import Slo, parse_slo
-from sluice.sim.tally import Counts, Tally
+from sluice.sim.tally import Counts, SloTally
 from sluice.sim.traces.synthetic import synthetic_arrivals
 from sluice.sim.tune import REPEATS, Tuned, Tuner
 from sluice.sim.workload import Arrival
@@ -186,7 +186,7 @@ def row(
     """Return a setting with its real and simulated runs."""
     figures = []
     for run in runs:
-        tally = Tally(slo, Counts(traffic))
+        tally = SloTally(slo, Counts(traffic))
         for record in run:
             tally.add(record)
         figures.append(tally.values())

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from sluice.storage.blocks import FileBlocks
-from sluice.storage.checksums import Checksum, Differs, Run, best_checksum
+from sluice.storage.checksums import Checksum, Differs, PageRun, best_checksum
 from sluice.storage.format import FileLayout, PageGeometry, split
 from sluice.storage.opening import Opened, open_page_file
 from sluice.storage.page_file import PageFile
@@ -79,7 +79,7 @@ class FaultyBlocks:
             raise self.read_error
         self.inner.read(buffers, offset)
 
-    def read_run(self, checksum: Checksum, run: Run) -> Differs | None:
+    def read_run(self, checksum: Checksum, run: PageRun) -> Differs | None:
         if self.read_error is not None:
             raise self.read_error
         return self.inner.read_run(checksum, run)
@@ -120,7 +120,7 @@ class HungBlocks:
         self._wait()
         self.inner.read(buffers, offset)
 
-    def read_run(self, checksum: Checksum, run: Run) -> Differs | None:
+    def read_run(self, checksum: Checksum, run: PageRun) -> Differs | None:
         self._wait()
         return self.inner.read_run(checksum, run)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from sluice.storage.blocks import FileBlocks
-from sluice.storage.checksums import Checksum, Crc32, Differs, Run
+from sluice.storage.checksums import Checksum, Crc32, Differs, PageRun
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def slow_disk(bytes_per_second: float | None) -> Iterator[None]:
         due = sum(buffer.nbytes for buffer in buffers) / bytes_per_second
         time.sleep(max(0.0, due - (time.perf_counter() - began)))
 
-    def read_run(blocks: FileBlocks, checksum: Checksum, run: Run) -> Differs | None:
+    def read_run(blocks: FileBlocks, checksum: Checksum, run: PageRun) -> Differs | None:
         if checksum.name == Crc32.name:  # it calls `read`
             return plain_run(blocks, checksum, run)
         began = time.perf_counter()

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from sluice import LLM, SamplingParams
-from sluice.assembly.cost_file import CostFile, Entry, Key, read_costs, write_entry
+from sluice.assembly.cost_file import CostFile, Key, LearntEntry, read_costs, write_entry
 from sluice.assembly.pacing import kept_costs, profiled
 from sluice.assembly.resolve import resolve
 from sluice.config import ConfigError, EngineConfig
 from sluice.engine.clock import VirtualClock
-from sluice.scheduler.cost import CostPrior, LearntCosts, LearntRegime, Load, StepCost
+from sluice.scheduler.cost import CostPrior, LearntCosts, LearntRegime, StepCost, StepLoad
 from sluice.scheduler.pacer import LearntPace, Pacing
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import ShadowRunner
@@ -97,7 +97,7 @@ def learnt() -> dict[str, Any]:
     """A file of one entry as an engine leaves it, by field of its only kind of steps."""
     cost = StepCost()
     for tokens in (8, 16, 32):
-        cost.observe(Regime.MIXED, Load(tokens, 1), 1000.0 + tokens)
+        cost.observe(Regime.MIXED, StepLoad(tokens, 1), 1000.0 + tokens)
     return cost.learnt().regimes[Regime.MIXED]._asdict()
 
 
@@ -105,7 +105,7 @@ def write(path: Path, **changed: Any) -> None:
     """Write such a file, with other values of some fields."""
     regime = LearntRegime(**learnt() | changed)
     pace = LearntPace(LearntCosts(CostPrior(), {Regime.MIXED: regime}), 16, 16)
-    path.write_bytes(msgspec.json.encode(CostFile(1, (Entry(Key("a", "b", "c", 1, "d"), pace),))))
+    path.write_bytes(msgspec.json.encode(CostFile(1, (LearntEntry(Key("a", "b", "c", 1, "d"), pace),))))
 
 
 def test_a_file_as_an_engine_leaves_it_is_read(tmp_path: Path) -> None:
@@ -145,12 +145,12 @@ def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         serve(tmp_path / "missing" / "costs.json")
 
 
-def entry_of(model: str, regime: Regime = Regime.MIXED, micros: float = 1000.0) -> Entry:
+def entry_of(model: str, regime: Regime = Regime.MIXED, micros: float = 1000.0) -> LearntEntry:
     """What an engine learns from steps that all take so long."""
     cost = StepCost()
     for _ in range(20):
-        cost.observe(regime, Load(1, 1, 1), micros)
-    return Entry(Key("machine", model, "float32", 1, "native"), LearntPace(cost.learnt(), 8, 8))
+        cost.observe(regime, StepLoad(1, 1, 1), micros)
+    return LearntEntry(Key("machine", model, "float32", 1, "native"), LearntPace(cost.learnt(), 8, 8))
 
 
 def test_a_link_to_a_file_stays_a_link(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from sluice.bench.measure import measure_in_turns, measure_server
 from sluice.bench.metrics import summarize
 from sluice.bench.options import options_from
 from sluice.bench.records import CountedBy
-from sluice.bench.results import Result
+from sluice.bench.results import BenchResult
 from sluice.config import ConfigError
 from sluice.http.edge.http_server import HttpServer
 from sse_server import MODELS, Call, Handler, scripted, stream_at_once
@@ -39,7 +39,7 @@ async def on_a_port(server: Server) -> AsyncIterator[str]:
         await task
 
 
-async def measure(url: str, **given: Any) -> Result:
+async def measure(url: str, **given: Any) -> BenchResult:
     return await measure_server(url, options_from({"num_requests": 4, "max_new_tokens": 5} | given))
 
 

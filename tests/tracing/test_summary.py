@@ -17,9 +17,9 @@ from sluice.engine.messages import Abort, Submit
 from sluice.testing import Faults, ManualLink, ShadowRunner, ShadowStep, ShadowTiers, resolved
 from sluice.tracing.file import TraceReader
 from sluice.tracing.perfetto import Converter
-from sluice.tracing.run import Prefill, Run, read_run
+from sluice.tracing.run import Prefill, TracedRun, read_run
 from sluice.tracing.spread import percentile, spread
-from sluice.tracing.summary import Preempted, Spread, Summary, report, summarize
+from sluice.tracing.summary import Preempted, Spread, TraceSummary, report, summarize
 from sluice.types import NGRAM, BatchPlan, BatchResult, DraftLimits, PriorityClass, TierLimits
 from worlds import World, limits_of, offload_of
 
@@ -36,12 +36,12 @@ LONG = Arrival(3, Submit(1, (0,) * 60, resolved(2)))
 """Arrives when the first request has three tokens, and is prefilled in one step."""
 
 
-def run_of(path: Path) -> Run:
+def run_of(path: Path) -> TracedRun:
     with TraceReader(path) as trace:
         return read_run(trace)
 
 
-def summary_of(path: Path, gap_ms: float = 5.0) -> Summary:
+def summary_of(path: Path, gap_ms: float = 5.0) -> TraceSummary:
     with TraceReader(path) as trace:
         return summarize(trace.header, read_run(trace), gap_ms)
 

@@ -56,7 +56,7 @@ class Key(NamedTuple):
         return cls(f"{platform.machine()}: {machine}", model.model, model.dtype, model.threads, kernels)
 
 
-class Entry(NamedTuple):
+class LearntEntry(NamedTuple):
     """What was learnt for one key."""
 
     key: Key
@@ -67,7 +67,7 @@ class CostFile(msgspec.Struct, frozen=True):
     """The content of a cost model's file."""
 
     format: int = FORMAT
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LearntEntry, ...] = ()
 
 
 def read_costs(path: Path) -> CostFile:
@@ -97,7 +97,7 @@ def read_costs(path: Path) -> CostFile:
     return found
 
 
-def write_entry(path: Path, entry: Entry, patience: float = 0.0) -> bool:
+def write_entry(path: Path, entry: LearntEntry, patience: float = 0.0) -> bool:
     """Write an entry, in the place of one of its key, beside the others that the file has now.
 
     Args:

@@ -36,8 +36,7 @@ from sluice.models.spec import ModelSpec
 from sluice.parallel.member import ALONE, Member
 from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
 from sluice.runner.features import NewGrammars
-from sluice.runner.features.grammars import NO_GRAMMARS, Publish, keep
-from sluice.runner.features.grammars import Grammars as MaskGrammars
+from sluice.runner.features.grammars import NO_GRAMMARS, GrammarMasks, Publish, keep
 from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.grammar.base import CompiledGrammars
 from sluice.runner.grammar.compiler import GrammarCompiler
@@ -137,7 +136,7 @@ class LoadedModel:
             grammars: finds the grammars of requests.
             publish: takes the masks of each step for other ranks.
         """
-        return self.state_with(partial(MaskGrammars, grammars=grammars, publish=publish))
+        return self.state_with(partial(GrammarMasks, grammars=grammars, publish=publish))
 
     def state_with(self, new_grammars: NewGrammars) -> DeviceState:
         """Return the state of an empty device.

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import torch
 
-from sluice.assembly.cost_file import CostFile, Entry, Key, read_costs, write_entry
+from sluice.assembly.cost_file import CostFile, Key, LearntEntry, read_costs, write_entry
 from sluice.assembly.offloading import ATTENTION_COST
 from sluice.config import ConfigError, EngineConfig
 from sluice.engine.clock import Clock
 from sluice.engine.protocols import Runner
 from sluice.engine.trace import StepRecord, StepTimes, TraceSink
 from sluice.models.spec import ModelSpec
-from sluice.scheduler.cost import CostPrior, Load, StepCost
+from sluice.scheduler.cost import CostPrior, StepCost, StepLoad
 from sluice.scheduler.pacer import LearntPace, Pacer, Pacing
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.types import CHUNKS_BY_TIME, BatchPlan, BatchResult, Regime, SamplingParams, Submit
@@ -123,7 +123,7 @@ class CostKeeper:
         """Write what was learnt, unless another engine is writing for so long. If it cannot be written, that is logged
         once, and serving goes on."""
         try:
-            write_entry(self._path, Entry(self._key, self._pacer.learnt()), patience)
+            write_entry(self._path, LearntEntry(self._key, self._pacer.learnt()), patience)
             self._can_write = True
         except (OSError, ConfigError) as error:
             if self._can_write:
@@ -175,7 +175,7 @@ def _check_target(config: EngineConfig, learnt: LearntPace, regime: Regime) -> N
         ConfigError: such a step takes longer than the target.
     """
     target = config.scheduler.limits().itl_target
-    alone = StepCost(learnt=learnt.costs).fitted(regime, Load(1, 1, 1))
+    alone = StepCost(learnt=learnt.costs).fitted(regime, StepLoad(1, 1, 1))
     if regime in learnt.costs.regimes and alone > target > 0:
         raise ConfigError(
             f"--itl-target {config.scheduler.itl_target} is below the {alone / 1000:.1f} ms of a step that decodes one"

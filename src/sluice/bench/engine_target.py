@@ -12,8 +12,8 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 
-from sluice.bench.driver import Answer, Earlier, Exchange, Timer
-from sluice.bench.records import Arrival, CountedBy, Failure
+from sluice.bench.driver import Earlier, Exchange, MeasuredAnswer, Timer
+from sluice.bench.records import CountedBy, Failure, TokenArrival
 from sluice.bench.workload import Turn
 from sluice.engine.clock import micros_at
 from sluice.engine.engine import Engine
@@ -30,7 +30,7 @@ class EngineExchange:
     prompt_tokens: int
     accepted: float | None = None
     ended: float = 0.0
-    arrivals: list[Arrival] = field(default_factory=list)
+    arrivals: list[TokenArrival] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     last: Output | None = None
     refusal: str | None = None
@@ -38,7 +38,7 @@ class EngineExchange:
 
     def take(self, output: Output, now: float) -> None:
         if output.token_ids:
-            self.arrivals.append(Arrival(now, len(output.token_ids)))
+            self.arrivals.append(TokenArrival(now, len(output.token_ids)))
             self.token_ids += output.token_ids
         if output.finish_reason is not None:
             self.last = output
@@ -53,7 +53,7 @@ class EngineExchange:
         with suppress(InvalidStateError):  # the client has given up waiting
             self.done.set_result(None)
 
-    def answer(self) -> Answer:
+    def answer(self) -> MeasuredAnswer:
         failure = reason = None
         if self.last is None:
             assert self.refusal is not None, "a request ends with an output or a refusal"
@@ -62,7 +62,7 @@ class EngineExchange:
             failure = Failure("engine", self.last.error or "the request was aborted")
         else:
             reason = self.last.finish_reason
-        return Answer(
+        return MeasuredAnswer(
             arrivals=tuple(self.arrivals),
             token_ids=tuple(self.token_ids),
             counted_by=CountedBy.IDS,

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from sluice.engine.messages import Stats
-from sluice.fleet.calls import Call, Target
+from sluice.fleet.calls import ReplicaCall, ReplicaTarget
 from sluice.fleet.choosing import Chooser, Told
 from sluice.fleet.page_news import PageNews
 from sluice.process.wire import Ready, WireError, decode
@@ -47,7 +47,7 @@ class Replicas:
         """Wait for a replica of a version, and return what its engine is like."""
         while True:
             try:
-                theirs, data = await self._handle.introduce.remote(Target(version=version))
+                theirs, data = await self._handle.introduce.remote(ReplicaTarget(version=version))
             except self._errors as error:
                 LOGGER.warning("a replica did not say what it is: %s", one_line_of(error))
             else:
@@ -57,7 +57,7 @@ class Replicas:
                     return ready
             await asyncio.sleep(INTRODUCTION_PAUSE)
 
-    async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+    async def stream(self, call: ReplicaCall) -> AsyncGenerator[bytes, None]:
         """Send a request to the replica that its chooser chooses, and yield what comes back, in the form of `wire`.
 
         To close the generator aborts the request.
@@ -87,11 +87,11 @@ class Replicas:
         """
         keys = chooser.replicas or [""]  # to ask any one tells the chooser which there are
         answers = await asyncio.gather(
-            *(self._ask(Target(chooser, key), flush, chooser.first_wanted(key)) for key in keys)
+            *(self._ask(ReplicaTarget(chooser, key), flush, chooser.first_wanted(key)) for key in keys)
         )
         return {key: told for answer in answers for key, told in answer.items()}
 
-    async def _ask(self, target: Target, flush: bool, first: int) -> dict[str, Told]:
+    async def _ask(self, target: ReplicaTarget, flush: bool, first: int) -> dict[str, Told]:
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 key, data, pages = await self._handle.tell.remote(target, flush, first)

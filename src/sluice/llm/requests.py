@@ -74,7 +74,7 @@ class Requests:
         """With the chat template, whose process the first conversation starts."""
         self._eos_ids = {*eos_token_ids, *(self._tokenizer.eos_token_ids if self._tokenizer else ())}
         self._new_seed = seed_source(seed)
-        self._grammars = Grammars()
+        self._grammars = GrammarMemo()
         self._clock = WallClock()
 
     def close(self) -> None:
@@ -243,7 +243,7 @@ def one_each(name: str, kind: type[T] | tuple[type[T], ...], given: Any, count: 
     return given
 
 
-class Grammars:
+class GrammarMemo:
     """Makes grammars. Those of the last constraints are remembered: many prompts are sent with the same one."""
 
     def __init__(self) -> None:

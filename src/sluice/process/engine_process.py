@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
 def _wrap_runner(engine: Engine, link: ZmqLink, start: Start) -> None:
     """Inject faults and write the heartbeat."""
     if faults := of_engine(parse_faults(start.faults), start.epoch):
-        engine.runner = FaultyRunner(engine.runner, faults, link.heartbeat)
+        engine.runner = FaultInjector(engine.runner, faults, link.heartbeat)
     engine.runner = WatchedRunner(engine.runner, link.heartbeat)
 
 
@@ -225,7 +225,7 @@ if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
 
 
-class FaultyRunner:
+class FaultInjector:
     """A runner that crashes, hangs, is slow or runs out of memory at certain steps.
 
     Args:

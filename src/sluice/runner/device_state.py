@@ -17,7 +17,7 @@ from sluice.attention.base import ForwardBatch, LayerKV, PagedKV
 from sluice.attention.spec import KVShape
 from sluice.models.spec import ModelSpec
 from sluice.runner.features import NewGrammars, make_features
-from sluice.runner.features.grammars import Grammars
+from sluice.runner.features.grammars import GrammarMasks
 from sluice.runner.host_blocks import HostBlocks
 from sluice.runner.inputs import HostBatch, Ints, Ints32, host_batch
 from sluice.runner.last_tokens import LastTokens, PlainLastTokens, WatchedLastTokens
@@ -108,7 +108,7 @@ class DeviceState:
         new_kv: KVMaker = LayerKV.empty,
         *,
         watched: bool = False,
-        new_grammars: NewGrammars = Grammars,
+        new_grammars: NewGrammars = GrammarMasks,
         denoising: Denoising | None = None,
     ) -> None:
         self.shape = shape

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
 
-from sluice.bench.records import Arrival, CountedBy, Failure, Record
+from sluice.bench.records import CountedBy, Failure, Record, TokenArrival
 from sluice.engine import messages
 from sluice.engine.clock import StepTimer, VirtualClock
 from sluice.engine.engine import Engine
@@ -42,7 +42,7 @@ from sluice.tracing.replay import (
     Divergence,
     Ended,
     NumberedCall,
-    Planned,
+    PlanningCall,
     Replayed,
     first_difference,
     in_order,
@@ -65,7 +65,7 @@ class Followed:
     divergence: Divergence | None = None
 
 
-class Turn(NamedTuple):
+class LoopTurn(NamedTuple):
     """A turn of the engine's loop."""
 
     at: float
@@ -78,7 +78,7 @@ class Turn(NamedTuple):
 class Script:
     """What the world brought in a recorded run."""
 
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[LoopTurn] = field(default_factory=list)
     ended: list[Step] = field(default_factory=list)
     """Steps that ran, in the order of their ends."""
     messages: list[tuple[float, messages.Message]] = field(default_factory=list)
@@ -132,16 +132,16 @@ def script_of(calls: Iterable[NumberedCall]) -> Script:
     script, turned_at, latest = Script(), -math.inf, -math.inf
     for call in calls:
         match call.action:
-            case Planned() | Nothing():
+            case PlanningCall() | Nothing():
                 step, at = (
                     (call.action.step, call.action.step.planned_at)
-                    if isinstance(call.action, Planned)
+                    if isinstance(call.action, PlanningCall)
                     else (None, call.action.at)
                 )
                 turned_at = latest = _behind(at, latest, turned_at)
                 # What wakes an engine may not be in the trace: a query for metrics, say.
                 script.messages.append((latest, messages.QueryStats(ANY_QUERY)))
-                script.turns.append(Turn(latest, step, call.line))
+                script.turns.append(LoopTurn(latest, step, call.line))
             case Ended(step):
                 if step.launched:
                     script.ended.append(step)
@@ -177,10 +177,10 @@ def _message(action: Add | Abort | FlushCache | Copied | Loaded | Compiled) -> m
 
 
 class _RecordedTimes:
-    """Times of a recorded run (see `loop.StepTimes`)."""
+    """Times of a recorded run (see `loop.SimulatedTimes`)."""
 
-    def __init__(self, turns: Sequence[Turn]) -> None:
-        self._turns: Iterator[Turn] = iter(turns)
+    def __init__(self, turns: Sequence[LoopTurn]) -> None:
+        self._turns: Iterator[LoopTurn] = iter(turns)
 
     def ends_at(self, plan: BatchPlan, now: float, free_at: float) -> float:
         raise AssertionError("the recorded runner knows when its steps end")
@@ -239,7 +239,7 @@ class RecordedStep:
 class RecordedRunner:
     """A runner that compares each plan with the recorded one."""
 
-    def __init__(self, clock: VirtualClock, turns: Sequence[Turn], found: Followed) -> None:
+    def __init__(self, clock: VirtualClock, turns: Sequence[LoopTurn], found: Followed) -> None:
         self._clock = clock
         self._turns = {turn.step.plan.step: turn for turn in turns if turn.step is not None}
         self._found = found
@@ -265,7 +265,7 @@ class RecordedRunner:
         """Return: nothing is open."""
 
 
-def _divergence(turn: Turn, difference: Difference) -> Divergence:
+def _divergence(turn: LoopTurn, difference: Difference) -> Divergence:
     assert turn.step is not None
     return Divergence(turn.step.planned, turn.line, f"step {turn.step.plan.step}, planned", *difference)
 
@@ -312,7 +312,7 @@ def _record(request: RequestRun, number: int, start: float) -> Record:
         sent=due,
         accepted=due,
         ended=ended - start,
-        arrivals=tuple(Arrival(at - start, len(list(same))) for at, same in groupby(request.token_times)),
+        arrivals=tuple(TokenArrival(at - start, len(list(same))) for at, same in groupby(request.token_times)),
         counted_by=CountedBy.IDS,
         cached_tokens=end.num_cached_tokens,
         finish_reason=None if failed else end.reason.value,

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 
-from sluice.storage.checksums import Checksum, Differs, Run, ended
+from sluice.storage.checksums import Checksum, Differs, PageRun, ended
 
 MOST_BUFFERS = 512
 """Buffers given to one call: Linux takes 1024."""
@@ -42,7 +42,7 @@ class FileBlocks:
             offset += count
             left = _rest(left, count)
 
-    def read_run(self, checksum: Checksum, run: Run) -> Differs | None:
+    def read_run(self, checksum: Checksum, run: PageRun) -> Differs | None:
         """Fill the memory of a run, and compare it: see `Checksum.read`."""
         self._check_locked()
         return checksum.read(self, run)

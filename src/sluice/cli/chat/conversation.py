@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from sluice.cli.chat.answers import Messages, Source, Usage
+from sluice.cli.chat.answers import AnswerSource, AnswerUsage, Messages
 from sluice.cli.chat.screen import Screen
 from sluice.cli.chat.stopping import Stopper
 
@@ -21,7 +21,7 @@ TOGETHER_SECONDS = 0.001
 class Conversation:
     """The messages so far, with a source that answers them."""
 
-    source: Source
+    source: AnswerSource
     screen: Screen
     system: str = ""
     """The system prompt; empty: none."""
@@ -61,8 +61,8 @@ class Conversation:
                 self.turns.pop()
 
     def _receive(self, answer: list[str], stopper: Stopper) -> str | None:
-        pace, reason = Pace(self.clock()), None
-        usage: Usage | None = None
+        pace, reason = AnswerTimes(self.clock()), None
+        usage: AnswerUsage | None = None
         try:
             with stopper.watching(), closing(self.source.answer(self.messages, stopper)) as parts:
                 for part in parts:
@@ -105,7 +105,7 @@ class Conversation:
 
 
 @dataclass(slots=True)
-class Pace:
+class AnswerTimes:
     """When the pieces of one answer came, in seconds of any clock."""
 
     start: float
@@ -126,7 +126,7 @@ class Pace:
         self.pieces += 1
         self.last = now
 
-    def timing(self, usage: Usage) -> Timing:
+    def timing(self, usage: AnswerUsage) -> Timing:
         """Return what the answer took. A piece has come, and `usage` says how many tokens all pieces have."""
         assert self.first is not None, "no piece has come"
         later = usage.completion_tokens * (self.pieces - self.in_first_burst) / self.pieces
@@ -137,7 +137,7 @@ class Pace:
 class Timing:
     """What one answer took."""
 
-    usage: Usage
+    usage: AnswerUsage
     ttft: float
     """Seconds until its first text."""
     later_tokens: float

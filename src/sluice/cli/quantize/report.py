@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from sluice.cli.quantize.source import Source
-from sluice.cli.quantize.text_quality import Reading, read_text, windows_of
+from sluice.cli.quantize.source import PlainCheckpoint
+from sluice.cli.quantize.text_quality import TextQuality, read_text, windows_of
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.quantized import QuantizedWeight
 from sluice.text.tokenizer_files import load_tokenizer
@@ -27,7 +27,7 @@ class Report:
     """What quantisation changes in a model."""
 
     weights: Sequence[WeightError]
-    readings: Mapping[str, Reading]
+    readings: Mapping[str, TextQuality]
     """By values of `--quantization` and `BASE`; empty without a text."""
 
     def as_json(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Report:
         return {"weights": weights, "text": {"tokens": len(base.logprobs), "models": text}}
 
 
-def windows_of_text(source: Source, text: str) -> Sequence[Sequence[int]]:
+def windows_of_text(source: PlainCheckpoint, text: str) -> Sequence[Sequence[int]]:
     """Return the tokens of a text in pieces that the model can read.
 
     Raises:
@@ -61,7 +61,7 @@ def windows_of_text(source: Source, text: str) -> Sequence[Sequence[int]]:
     return windows
 
 
-def make_report(source: Source, quantizations: Sequence[str], text: str | None, *, progress: bool) -> Report:
+def make_report(source: PlainCheckpoint, quantizations: Sequence[str], text: str | None, *, progress: bool) -> Report:
     """Compare quantised models with the one in bfloat16.
 
     Args:
@@ -100,7 +100,7 @@ def _line(name: str, width: int, shape: str, values: Sequence[str]) -> str:
     return f"{name:<{width}}  {shape:>15}" + "".join(f"  {value:>12}" for value in values)
 
 
-def _text_lines(readings: Mapping[str, Reading]) -> list[str]:
+def _text_lines(readings: Mapping[str, TextQuality]) -> list[str]:
     base = readings[BASE]
     found = list(readings.values())
     rows = {
@@ -123,7 +123,7 @@ class WeightError(NamedTuple):
     """By the value of `--quantization`: the norm of the difference over the norm of the weight."""
 
 
-def weight_errors(source: Source, quantizations: Sequence[str], *, progress: bool) -> list[WeightError]:
+def weight_errors(source: PlainCheckpoint, quantizations: Sequence[str], *, progress: bool) -> list[WeightError]:
     """Quantise every weight that `--quantization` would, a slice at a time.
 
     Raises:

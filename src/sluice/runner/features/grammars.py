@@ -45,7 +45,7 @@ def keep(masks: torch.Tensor) -> None:
     """Return: no other rank needs them."""
 
 
-class NoGrammars:
+class NoCompiledGrammars:
     """For a runner whose requests have no grammar."""
 
     def find(self, request_id: int) -> CompiledGrammar:
@@ -55,7 +55,7 @@ class NoGrammars:
         """Return: nothing ends."""
 
 
-NO_GRAMMARS = NoGrammars()
+NO_GRAMMARS = NoCompiledGrammars()
 
 
 class LostGrammar:
@@ -194,7 +194,7 @@ class StagedGrammars(StagedFeature):
                 self._workers.run(row.compute, is_slow=row.is_slow)
 
 
-class Grammars(Feature):
+class GrammarMasks(Feature):
     """The places of requests in their grammars, by slot, on the host.
 
     Args:

@@ -44,7 +44,7 @@ class Guidance:
         self._read_tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
-        self._vocabulary: Vocabulary | None = None
+        self._vocabulary: GuidanceVocabulary | None = None
 
     def prepare(self) -> None:
         """Read the vocabulary, which blocks all threads of the process for most of a second if it is large.
@@ -54,7 +54,7 @@ class Guidance:
         """
         with self._lock:
             if self._vocabulary is None:
-                self._vocabulary = Vocabulary(*self._read_tokenizer(), self._vocab_size)
+                self._vocabulary = GuidanceVocabulary(*self._read_tokenizer(), self._vocab_size)
 
     def __call__(self, grammar: str) -> GuidanceGrammar:
         """
@@ -72,7 +72,7 @@ class Guidance:
         return GuidanceGrammar(grammar, self._vocabulary)
 
 
-class Vocabulary:
+class GuidanceVocabulary:
     """A model's vocabulary as the library needs it.
 
     Args:
@@ -99,7 +99,7 @@ class GuidanceGrammar:
         GrammarError: it cannot be compiled.
     """
 
-    def __init__(self, text: str, vocabulary: Vocabulary) -> None:
+    def __init__(self, text: str, vocabulary: GuidanceVocabulary) -> None:
         self._text = text
         self._vocabulary = vocabulary
         self._first = self._compiled(text)
@@ -119,7 +119,7 @@ class GuidanceGrammar:
 class GuidanceMatcher:
     """The place of one output in its grammar. One thread at a time may use it."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: GuidanceVocabulary) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._own: Bits = np.zeros(vocabulary.own_words, dtype=np.int32)

@@ -12,7 +12,7 @@ from sluice.device.queues import noop
 from sluice.parallel.group import GroupError
 from sluice.parallel.layout import Place
 from sluice.runner.parallel.control import FollowerLink
-from sluice.runner.parallel.frames import Answer, Close, Launch, Masks, Problem, decode_command, encode
+from sluice.runner.parallel.frames import Close, Launch, Masks, Problem, RankAnswer, decode_command, encode
 from sluice.runner.parallel.stage_timer import Timed, untimed
 from sluice.runner.runner import TorchRunner
 from sluice.storage.copies import Launched
@@ -150,7 +150,7 @@ class AnswersAtOnce:
         self._link = link
 
     def send(self, step: Launched, micros: Micros) -> None:
-        self._link.send(encode(Answer(replace(step.wait(), stage_micros=micros))))
+        self._link.send(encode(RankAnswer(replace(step.wait(), stage_micros=micros))))
 
     def close(self) -> None:
         """Return: all is sent."""

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from sluice.sim.traces import recorded
-from sluice.sim.traces.rows import Columns, TraceRow, csv_rows, json_rows, own_text
+from sluice.sim.traces.rows import FileColumns, TraceRow, csv_rows, json_rows, own_text
 
 NO_PARENT = -1
 """The parent of a chain's first chat, in a trace of Bailian."""
@@ -22,7 +22,7 @@ class TraceFormat(NamedTuple):
     """Column of the arrival."""
     lengths: tuple[str, str]
     """Columns of the lengths of prompt and answer."""
-    columns: Columns | None
+    columns: FileColumns | None
     """None: our own trace, whose first line says what it is."""
     is_csv: bool = False
 
@@ -105,16 +105,16 @@ def read_vidur(path: Path) -> Iterator[TraceRow]:
         yield TraceRow(row.line, row.number("arrived_at"), prompt, row.length("num_decode_tokens"))
 
 
-_AZURE = Columns(("TIMESTAMP", "ContextTokens", "GeneratedTokens"))
-_BAILIAN = Columns(
+_AZURE = FileColumns(("TIMESTAMP", "ContextTokens", "GeneratedTokens"))
+_BAILIAN = FileColumns(
     ("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "hash_ids"), ("type", "turn")
 )
-_BURSTGPT = Columns(
+_BURSTGPT = FileColumns(
     ("Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type"),
     ("Session ID", "Elapsed time"),
 )
-_MOONCAKE = Columns(("timestamp", "input_length", "output_length", "hash_ids"), ("session_id",))
-_VIDUR = Columns(("arrived_at", "num_prefill_tokens", "num_decode_tokens"))
+_MOONCAKE = FileColumns(("timestamp", "input_length", "output_length", "hash_ids"), ("session_id",))
+_VIDUR = FileColumns(("arrived_at", "num_prefill_tokens", "num_decode_tokens"))
 
 FORMATS: Mapping[str, TraceFormat] = MappingProxyType(
     {

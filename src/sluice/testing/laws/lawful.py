@@ -15,7 +15,7 @@ from sluice.scheduler.scheduler import Scheduler
 from sluice.testing.laws.pages import LawBroken
 from sluice.testing.laws.plans import Openings, check_plan, resident, tokens_of_row
 from sluice.testing.laws.state import check_state
-from sluice.testing.laws.turns import Turns
+from sluice.testing.laws.turns import DecodeTurns
 from sluice.testing.laws.unused import no_budget_is_unused
 from sluice.testing.laws.view import live
 from sluice.types import (
@@ -52,7 +52,7 @@ class Lawful:
         self._num_outputs: dict[int, int] = {}
         self._submits: dict[int, Submit] = {}
         self._num_sent: dict[int, int] = {}
-        self._turns = Turns()
+        self._turns = DecodeTurns()
         self._openings = Openings()
 
     @property

@@ -47,14 +47,14 @@ class CheckerUnavailable(Exception):
     """There is no process to check constraints, for which the constraint is not at fault."""
 
 
-class Refused(msgspec.Struct, tag=True):
+class ShapeRefused(msgspec.Struct, tag=True):
     """The constraint cannot be used."""
 
     place: str
     reason: str
 
 
-Answer = Checked | Refused
+Answer = Checked | ShapeRefused
 
 
 class ConstraintChecker:
@@ -91,7 +91,7 @@ class ConstraintChecker:
         answer = self._answers.get(key)
         if answer is None:
             answer = await self._asked(key, frame, shape, client)
-        if isinstance(answer, Refused):
+        if isinstance(answer, ShapeRefused):
             raise ConstraintError(answer.place, answer.reason)
         return answer
 
@@ -148,7 +148,7 @@ class ConstraintChecker:
                 reason = self._reason(process, error)
             finally:
                 self._end()
-            return Refused(place_of(shape), f"it is too complex: to compile it {reason}")
+            return ShapeRefused(place_of(shape), f"it is too complex: to compile it {reason}")
 
     def _reason(self, process: ChildProcess, error: Exception) -> str:
         """Return why there is no answer.
