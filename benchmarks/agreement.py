@@ -45,7 +45,7 @@ from benchmarks.shadow_server import VOCAB
 from benchmarks.shadow_server import server as shadow_server
 from sluice.bench import BenchError
 from sluice.bench.command import checked_path
-from sluice.bench.driver import WallTimer
+from sluice.bench.driver import Timer
 from sluice.bench.measure import measure_once, server_target, warm_up, workload_of
 from sluice.bench.metrics import Spread, Summary, summarize
 from sluice.bench.openai import ServerTarget
@@ -159,7 +159,7 @@ def measure(url: str, tokenizer: Path, options: BenchOptions, rounds: int) -> li
     Raises:
         BenchError: a client fails, or its figures cannot be compared.
     """
-    target = asyncio.run(server_target(url, options, WallTimer()))
+    target = asyncio.run(server_target(url, options, Timer()))
     found = []
     for repeat in range(rounds):
         print(f"round {repeat + 1} of {rounds}", file=sys.stderr, flush=True)

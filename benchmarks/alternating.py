@@ -16,7 +16,7 @@ from sluice.bench.compare import Measure
 from sluice.bench.measure import REPEAT_SEED
 from sluice.bench.metrics import Summary
 from sluice.bench.report import summaries
-from sluice.bench.results import Result, read_result, write_result
+from sluice.bench.results import BenchResult, read_result, write_result
 from sluice.config import ConfigError
 
 
@@ -41,7 +41,7 @@ def alternate(
     prefix: Path,
     *,
     measurer: Measurer = measure,
-) -> dict[str, Result]:
+) -> dict[str, BenchResult]:
     """Measure each configuration once, then each again. Every measurement starts an engine; a round has one seed.
 
     Args:
@@ -60,7 +60,7 @@ def alternate(
         peer = peer_named(configuration.peer)
         peer.set_up()
         peer.prepare(configuration.settings)
-    found: dict[str, Result] = {}
+    found: dict[str, BenchResult] = {}
     for repeat in range(repeats):
         seeded = {**given, "seed": given.get("seed", 0) + REPEAT_SEED * repeat}
         for configuration in configurations:
@@ -77,7 +77,7 @@ def alternate(
     return found
 
 
-def _joined(before: Result | None, result: Result) -> Result:
+def _joined(before: BenchResult | None, result: BenchResult) -> BenchResult:
     if before is None:
         return result
     count = len(before.runs) + 1
@@ -90,7 +90,7 @@ def _joined(before: Result | None, result: Result) -> Result:
     )
 
 
-def medians(result: Result, measures: Sequence[Measure]) -> dict[str, float | None]:
+def medians(result: BenchResult, measures: Sequence[Measure]) -> dict[str, float | None]:
     """Return the median of each number over the runs; None where a run lacks it."""
     found: list[Summary] = summaries(result)
     values = {measure.name: [measure.of(summary) for summary in found] for measure in measures}

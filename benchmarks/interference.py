@@ -26,7 +26,7 @@ from benchmarks.peers.measure import PEERS
 from benchmarks.peers.peer import Settings
 from sluice.bench import BenchError
 from sluice.bench.compare import Measure
-from sluice.bench.results import Result, machine
+from sluice.bench.results import BenchResult, machine
 from sluice.bench.workload import LONG, SHORT
 from sluice.config import ConfigError
 
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _write(prefix: Path, peer: str, results: dict[str, Result]) -> None:
+def _write(prefix: Path, peer: str, results: dict[str, BenchResult]) -> None:
     figures = {label: medians(result, MEASURES) for label, result in results.items()}
     first = next(iter(results.values()))
     record = {

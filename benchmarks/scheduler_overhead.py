@@ -20,7 +20,7 @@ from pathlib import Path
 
 from sluice.kv.manager import KVManager
 from sluice.scheduler.batch import BatchBuilder
-from sluice.scheduler.cost import Load, StepCost
+from sluice.scheduler.cost import StepCost, StepLoad
 from sluice.scheduler.pacer import Pacer, Pacing
 from sluice.scheduler.request import Request
 from sluice.scheduler.scheduler import Scheduler
@@ -88,7 +88,7 @@ def admit_128k_hit_ms() -> float:
 def us_per_cost(steps: int = 2000) -> float:
     """Run one repeat: predict mixed steps and learn from them, as a scheduler with an ITL target does for each."""
     cost = StepCost()
-    loads = [Load(8, 8, 4000 + index).with_chunk(index % 1000, 8 + index % 64) for index in range(steps)]
+    loads = [StepLoad(8, 8, 4000 + index).with_chunk(index % 1000, 8 + index % 64) for index in range(steps)]
     start = time.process_time_ns()
     for load in loads:
         cost.predict(Regime.MIXED, load)

@@ -17,7 +17,7 @@ from paper_gpu import compiled, use
 from sluice.attention.base import LayerKV
 from sluice.attention.spec import AttentionSpec
 from sluice.attention.triton import decode, extend
-from sluice.attention.triton.attention import TritonAttention
+from sluice.attention.triton.backend import TritonAttention
 from sluice.attention.triton.tiles import Arch
 
 SHAPES = ((64, 16, torch.bfloat16), (128, 32, torch.bfloat16), (256, 8, torch.bfloat16), (128, 8, torch.float32))

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 from sluice.bench.options import BenchOptions, options_from
-from sluice.bench.records import Arrival, CountedBy, Failure, Record, Run
-from sluice.bench.results import FORMAT, Result
+from sluice.bench.records import CountedBy, Failure, Record, Run, TokenArrival
+from sluice.bench.results import FORMAT, BenchResult
 
 
 class ManualTimer:
@@ -59,7 +59,7 @@ def record(
     **rest: object,
 ) -> Record:
     """A request whose tokens came at these times: a number for one token, a pair for several at once."""
-    found = tuple(Arrival(*item) if isinstance(item, tuple) else Arrival(item, 1) for item in arrivals)
+    found = tuple(TokenArrival(*item) if isinstance(item, tuple) else TokenArrival(item, 1) for item in arrivals)
     tokens = sum(item.tokens for item in found)
     last = found[-1].at if found else due
     started = due if sent is None else sent
@@ -90,10 +90,10 @@ def run_of(records: Sequence[Record]) -> Run:
 
 def result(
     *runs: Sequence[Record], options: BenchOptions | None = None, url: str = "http://test", **workload: object
-) -> Result:
+) -> BenchResult:
     """A result of these runs."""
     chosen = options or options_from({})
-    return Result(
+    return BenchResult(
         FORMAT,
         {"workload": vars(chosen.workload) | workload, "target": {}, "run": vars(chosen.run)},
         {"url": url, "model": "toy"},

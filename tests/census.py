@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from sluice.kv.flights import LoadedPage, Store
+from sluice.kv.flights import LoadedPage, NodeStore
 from sluice.kv.manager import ResidentLease
 from sluice.kv.tiers import Tiers
 from sluice.scheduler.queue_limits import QueueFull
@@ -160,7 +160,7 @@ class Observed(Lawful):
             if flight is None:
                 continue  # of a device that was lost
             level = flight.load.sources[flight.index][0] if isinstance(flight, LoadedPage) else flight.level
-            kind = "load" if isinstance(flight, LoadedPage) else "store" if isinstance(flight, Store) else "offload"
+            kind = "load" if isinstance(flight, LoadedPage) else "store" if isinstance(flight, NodeStore) else "offload"
             end = "failed" if each.error is not None else "ended"
             assert isinstance(tiers, Tiers)
             self._met[f"{kind} of the {tiers.order[level]} {end}"] += 1

@@ -18,8 +18,8 @@ from sluice.engine.engine import Engine
 from sluice.engine.messages import PagesOffered, PagesTaken, Stats
 from sluice.engine.transfer import Handover
 from sluice.fleet.apart import Apart
-from sluice.fleet.calls import Call
-from sluice.fleet.choosing import Candidate, Chooser, Told
+from sluice.fleet.calls import ReplicaCall
+from sluice.fleet.choosing import Chooser, ReplicaCandidate, Told
 from sluice.fleet.identity import Identity
 from sluice.fleet.link import EPOCH, FleetLink
 from sluice.fleet.page_news import PageBook, PageNews
@@ -27,7 +27,7 @@ from sluice.fleet.replica import ReplicaServer
 from sluice.fleet.replicas import ReplicaLost
 from sluice.process.client import EngineClient, Inbox
 from sluice.process.engine_state import EngineState
-from sluice.process.kv_events.sender import KvEventSender
+from sluice.process.kv_events.board import KvEventSender
 from sluice.process.wire import Outputs, decode
 from sluice.routing.dispatch import Dispatcher
 from sluice.routing.policies import RouterOptions, make_policy
@@ -58,7 +58,7 @@ class Replica:
         build: Build | None = None,
     ) -> None:
         self.key = key
-        self.candidate = Candidate(key, identity, version)
+        self.candidate = ReplicaCandidate(key, identity, version)
         clock = VirtualClock(clock_offset)
         self._link = ManualLink()
         self.pages = PageBook()
@@ -115,7 +115,7 @@ class Side:
         self.replicas = replicas
         self._world = world
 
-    async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+    async def stream(self, call: ReplicaCall) -> AsyncGenerator[bytes, None]:
         while not self.replicas:  # as Ray does
             await asyncio.sleep(0)
         candidates = [each.candidate for each in self.replicas.values()]
@@ -186,7 +186,7 @@ class FleetWorld:
         policy = make_policy(router, RouterOptions(256, PAGE_SIZE))
         return Chooser(Dispatcher(policy), OURS, PAGE_SIZE, self.clock.now)
 
-    async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+    async def stream(self, call: ReplicaCall) -> AsyncGenerator[bytes, None]:
         if self.failures:
             raise self.failures.pop()
         async with aclosing(Side(self.replicas, self).stream(call)) as frames:

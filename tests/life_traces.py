@@ -14,8 +14,8 @@ from sluice.tracing.file import TraceReader
 from sluice.tracing.format import Step, TraceError
 from sluice.tracing.perfetto import write_perfetto
 from sluice.tracing.replay import Replayed, replay
-from sluice.tracing.run import Run, read_run
-from sluice.tracing.summary import Summary, report, summarize
+from sluice.tracing.run import TracedRun, read_run
+from sluice.tracing.summary import TraceSummary, report, summarize
 from worlds import World
 
 Event = dict[str, Any]
@@ -26,12 +26,12 @@ def replayed(path: Path) -> Replayed:
         return replay(trace)
 
 
-def run_of(path: Path) -> Run:
+def run_of(path: Path) -> TracedRun:
     with TraceReader(path) as trace:
         return read_run(trace)
 
 
-def summary_of(path: Path, gap_ms: float = 5.0) -> Summary:
+def summary_of(path: Path, gap_ms: float = 5.0) -> TraceSummary:
     with TraceReader(path) as trace:
         return summarize(trace.header, read_run(trace), gap_ms)
 

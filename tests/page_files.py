@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from sluice.storage.blocks import Blocks
-from sluice.storage.checksums import Checksum, Differs, Run, best_checksum
+from sluice.storage.blocks import FileBlocks
+from sluice.storage.checksums import Checksum, Differs, PageRun, best_checksum
 from sluice.storage.format import FileLayout, PageGeometry, split
 from sluice.storage.opening import Opened, open_page_file
 from sluice.storage.page_file import PageFile
@@ -68,7 +68,7 @@ def load(file: PageFile, slot: int) -> bytes:
 class FaultyBlocks:
     """A file whose writes stop after some bytes, as on a full disk or by a kill, and whose reads fail."""
 
-    inner: Blocks
+    inner: FileBlocks
     room: int = 1 << 60
     """Bytes that are still written."""
     read_error: OSError | None = None
@@ -79,7 +79,7 @@ class FaultyBlocks:
             raise self.read_error
         self.inner.read(buffers, offset)
 
-    def read_run(self, checksum: Checksum, run: Run) -> Differs | None:
+    def read_run(self, checksum: Checksum, run: PageRun) -> Differs | None:
         if self.read_error is not None:
             raise self.read_error
         return self.inner.read_run(checksum, run)
@@ -110,7 +110,7 @@ PATIENCE = 30.0
 class HungBlocks:
     """A file whose reads and writes wait until the disk comes back."""
 
-    inner: Blocks
+    inner: FileBlocks
     came_back: threading.Event = field(default_factory=threading.Event)
     hangs: threading.Event = field(default_factory=threading.Event)
     """Whether a thread waits for it."""
@@ -120,7 +120,7 @@ class HungBlocks:
         self._wait()
         self.inner.read(buffers, offset)
 
-    def read_run(self, checksum: Checksum, run: Run) -> Differs | None:
+    def read_run(self, checksum: Checksum, run: PageRun) -> Differs | None:
         self._wait()
         return self.inner.read_run(checksum, run)
 

@@ -19,9 +19,10 @@ from sluice.parallel.layout import Layout, Place
 from sluice.parallel.member import Member
 from sluice.runner.cpu_logit_ops import CPU_LOGIT_OPS
 from sluice.runner.device_state import DeviceShape, DeviceState
-from sluice.runner.features.grammars import NO_GRAMMARS, Grammars
+from sluice.runner.features.grammars import NO_GRAMMARS, GrammarMasks
 from sluice.runner.forwards import Model
-from sluice.runner.grammar.base import Bits, CompiledGrammars
+from sluice.runner.grammar.base import CompiledGrammars
+from sluice.runner.grammar.guidance import Bits
 from sluice.runner.parallel.follower import Commands, Follower, elsewhere
 from sluice.runner.parallel.leader import Leader, Replies, publisher
 from sluice.runner.parallel.masks import GrammarsElsewhere
@@ -73,7 +74,7 @@ def running(
     ranks = [timer.member for timer in timers]
     ends = [Commands(each) for each in link.followers]
     makers = [
-        partial(Grammars, grammars=grammars, publish=publisher(link)),
+        partial(GrammarMasks, grammars=grammars, publish=publisher(link)),
         *(partial(GrammarsElsewhere, receive=each.masks) for each in ends),
     ]
     states, runners, tiers = [], [], []

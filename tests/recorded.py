@@ -13,7 +13,7 @@ from sluice.engine.trace import NullTrace
 from sluice.testing import Faults, FaultyRunner, ManualLink
 from sluice.tracing.file import TraceFile, create
 from sluice.tracing.format import VERSION, Header, Record
-from sluice.tracing.recorder import Journal, Recorder
+from sluice.tracing.recorder import Recorder
 from sluice.types import BatchPlan, BatchResult
 from worlds import World
 
@@ -87,7 +87,7 @@ def trace_file(path: Path, world: World, *, token_ids: bool = True) -> TraceFile
 
 def recorded_engine(
     world: World,
-    journal: Journal,
+    journal: TraceFile,
     *,
     faults: Faults | None = None,
     at_launch: bool = True,

@@ -13,7 +13,7 @@ from sluice.engine.messages import Abort, FlushCache, Submit
 from sluice.kv.events import NO_EVENTS
 from sluice.scheduler.request import Request, Status
 from sluice.testing import Faults, FaultyRunner
-from sluice.tracing.recorder import Journal
+from sluice.tracing.file import TraceFile
 from sluice.types import NGRAM, NO_SAMPLING, DraftLimits, FinishReason, NgramLimits, SamplingParams
 from worlds import (
     CLASSES,
@@ -162,7 +162,7 @@ def random_guess_scenario(seed: int) -> Scenario:
 
 def run(
     scenario: Scenario,
-    journal: Journal | None = None,
+    journal: TraceFile | None = None,
     met: Counter[str] | None = None,
     mirror: PageMirror | None = None,
 ) -> int:

@@ -7,7 +7,7 @@ import io
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
-from sluice.cli.chat.answers import Messages, Part
+from sluice.cli.chat.answers import AnswerPart, Messages
 from sluice.cli.chat.conversation import Conversation
 from sluice.cli.chat.screen import Screen
 from sluice.cli.chat.stopping import Stopper
@@ -34,12 +34,12 @@ async def echo(call: Call) -> None:
 class FakeSource:
     """Answers with given parts, and keeps what it was asked."""
 
-    answers: list[Sequence[Part | Exception]]
+    answers: list[Sequence[AnswerPart | Exception]]
     asked: list[Messages] = field(default_factory=list)
     model: str = "toy"
     where: str = "nowhere"
 
-    def answer(self, messages: Messages, stopper: Stopper) -> Generator[Part, None, None]:
+    def answer(self, messages: Messages, stopper: Stopper) -> Generator[AnswerPart, None, None]:
         self.asked.append(messages)
         for part in self.answers.pop(0):
             if isinstance(part, Exception):
@@ -50,7 +50,7 @@ class FakeSource:
         pass
 
 
-def conversation(*answers: Sequence[Part | Exception], terminal: bool = True) -> tuple[Conversation, FakeSource]:
+def conversation(*answers: Sequence[AnswerPart | Exception], terminal: bool = True) -> tuple[Conversation, FakeSource]:
     """A conversation whose screen is a `StringIO`."""
     source = FakeSource(list(answers))
     return Conversation(source, Screen(io.StringIO(), terminal)), source

@@ -20,8 +20,8 @@ from sluice.engine.protocols import Link, Pending, Runner
 from sluice.engine.trace import ChunkLog, RecentSteps
 from sluice.kv.events import NO_EVENTS, EventLog
 from sluice.kv.manager import KVManager
-from sluice.process.kv_events.sender import KvEventSender
-from sluice.process.wire import Failed, Ready, Start
+from sluice.process.kv_events.board import KvEventSender
+from sluice.process.wire import Ready, Start
 from sluice.process.zmq_link import ZmqLink
 from sluice.scheduler.drafting.measured_drafter import drafter_of
 from sluice.scheduler.scheduler import Scheduler
@@ -117,11 +117,9 @@ def refuse(start: Start, link: Link) -> tuple[Engine, Ready]:
     raise ValueError(f"the checkpoint {start.config.model.model}\nis bad")
 
 
-def loses_its_first_message(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
-    """Send two messages, of which the first is lost."""
-    link.lost = (0,)
-    link.send_frame(Failed("lost"))
-    link.send_frame(Failed("a message too late"))
+def sends_an_invalid_message(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
+    """Send a message that the server cannot decode."""
+    link.send_frame(Ready("m", "f", limits=None, eos_token_ids=()))  # type: ignore[arg-type]
     return hang(start, link)
 
 

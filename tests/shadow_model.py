@@ -15,7 +15,7 @@ from sluice.attention.base import Attention, ForwardBatch, LayerKV
 from sluice.attention.reference import ReferenceAttention
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.features import NewGrammars
-from sluice.runner.features.grammars import Grammars
+from sluice.runner.features.grammars import GrammarMasks
 from sluice.runner.runner import TorchRunner
 from sluice.testing import digests, shadow_logits
 
@@ -80,7 +80,7 @@ def shadow_shape(*, num_pages: int, page_size: int, num_slots: int = 4, vocab_si
     )
 
 
-def shadow_state(shape: DeviceShape, *, watched: bool = False, new_grammars: NewGrammars = Grammars) -> DeviceState:
+def shadow_state(shape: DeviceShape, *, watched: bool = False, new_grammars: NewGrammars = GrammarMasks) -> DeviceState:
     """Device state whose KV is NaN where nothing was written, so that reading it shows."""
     state = DeviceState(shape, watched=watched, new_grammars=new_grammars)
     for layer in state.kv:
@@ -89,6 +89,8 @@ def shadow_state(shape: DeviceShape, *, watched: bool = False, new_grammars: New
     return state
 
 
-def shadow_runner(shape: DeviceShape, poison: int | None = None, new_grammars: NewGrammars = Grammars) -> TorchRunner:
+def shadow_runner(
+    shape: DeviceShape, poison: int | None = None, new_grammars: NewGrammars = GrammarMasks
+) -> TorchRunner:
     state = shadow_state(shape, new_grammars=new_grammars)
     return TorchRunner(ShadowModel(shape.vocab_size, poison), state, ReferenceAttention())

@@ -19,7 +19,7 @@ from sluice.device.pages import DevicePages
 from sluice.device.queues import DeviceQueue, DeviceQueues, Event, inline_queues, plain_host_buffer
 from sluice.device.transport import Transport, cpu_transport, staged_transport
 from sluice.kernels.cpu.library import Kernels
-from sluice.storage.blocks import Blocks
+from sluice.storage.blocks import FileBlocks
 from sluice.storage.checksums import best_checksum
 from sluice.storage.copies import PageCopies
 from sluice.storage.disk_tier import DiskTier
@@ -162,7 +162,7 @@ class Rig:
         self.copies.close()
 
 
-def _blocks_of(file: PageFile) -> Blocks:
+def _blocks_of(file: PageFile) -> FileBlocks:
     return file._blocks
 
 

@@ -10,7 +10,7 @@ from sluice.engine.clock import VirtualClock, micros_at
 from sluice.engine.engine import Engine
 from sluice.engine.protocols import Pending, Runner
 from sluice.kv.manager import KVManager
-from sluice.scheduler.cost import Load
+from sluice.scheduler.cost import StepLoad
 from sluice.scheduler.pacer import Pacing
 from sluice.scheduler.scheduler import Scheduler
 from sluice.testing import ManualLink, ShadowRunner, resolved
@@ -37,10 +37,10 @@ class Taken(NamedTuple):
         return self.plan.num_decodes > 0 and self.prefill > 0
 
 
-def load_of(plan: BatchPlan) -> Load:
+def load_of(plan: BatchPlan) -> StepLoad:
     """Count a plan's work, as the scheduler should have counted it."""
     decodes = plan.chunks[: plan.num_decodes]
-    load = Load(len(decodes), len(decodes), sum(chunk.end for chunk in decodes))
+    load = StepLoad(len(decodes), len(decodes), sum(chunk.end for chunk in decodes))
     for chunk in plan.chunks[plan.num_decodes :]:
         load = load.with_chunk(chunk.start, chunk.length)
     return load

@@ -36,7 +36,8 @@ from sluice.testing import (
     shadow_grammar,
 )
 from sluice.testing.laws import Lawful, quiet_means_empty
-from sluice.tracing.recorder import Journal, Recorder
+from sluice.tracing.file import TraceFile
+from sluice.tracing.recorder import Recorder
 from sluice.types import (
     CHUNKS_BY_TIME,
     ITL_AUTO,
@@ -199,7 +200,7 @@ class Bench:
         cls,
         world: World,
         runner: Runner | None = None,
-        journal: Journal | None = None,
+        journal: TraceFile | None = None,
         met: Counter[str] | None = None,
         events: NoEvents = NO_EVENTS,
     ) -> Bench:
@@ -253,7 +254,7 @@ class SlowDisk:
     wrap: Callable[[Runner], Runner] = lambda runner: runner
 
     def bench(
-        self, journal: Journal | None = None, met: Counter[str] | None = None, events: NoEvents = NO_EVENTS
+        self, journal: TraceFile | None = None, met: Counter[str] | None = None, events: NoEvents = NO_EVENTS
     ) -> Bench:
         """An engine over it."""
         bench = Bench.of(self.world, self.world.shadow(), journal, met, events)

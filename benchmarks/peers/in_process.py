@@ -24,15 +24,15 @@ from benchmarks.peers.neighbour import neighbour
 from benchmarks.peers.peer import Job, Settings
 from sluice.bench import BenchError
 from sluice.bench.command import checked_options, verdict
-from sluice.bench.driver import WallTimer
-from sluice.bench.engine_target import EngineTarget, Loop, ThreadLink, running
+from sluice.bench.driver import Timer
+from sluice.bench.engine_target import EngineTarget, RunningEngine, ThreadLink, running
 from sluice.bench.measure import measure_all, result_of
 from sluice.bench.options import BenchOptions
 from sluice.bench.results import write_result
 from sluice.config import ConfigError
 from sluice.types.request_limits import Limits
 
-MakeLoop = Callable[[Settings, ThreadLink], tuple[Loop, dict[str, Any]]]
+MakeLoop = Callable[[Settings, ThreadLink], tuple[RunningEngine, dict[str, Any]]]
 """Loads the peer. Returns its loop and its settings, for the record."""
 
 
@@ -44,7 +44,7 @@ def main(make_loop: MakeLoop) -> int:
     start = json.loads(sys.stdin.readline())
     raw: dict[str, Any] = start["settings"]
     settings = Settings(**{**raw, "checkpoint": Path(raw["checkpoint"]), "more": tuple(raw["more"])})
-    timer = WallTimer()
+    timer = Timer()
     link = ThreadLink(timer)
     loop, configured = make_loop(settings, link)
     measured = _Measured(settings, link, timer, start["peer"] | {"configuration": configured})
@@ -68,7 +68,7 @@ def _jobs() -> Iterator[Job]:
 class _Measured:
     """An engine that serves a link."""
 
-    def __init__(self, settings: Settings, link: ThreadLink, timer: WallTimer, peer: dict[str, Any]) -> None:
+    def __init__(self, settings: Settings, link: ThreadLink, timer: Timer, peer: dict[str, Any]) -> None:
         self._settings = settings
         self._link = link
         self._timer = timer

@@ -14,13 +14,18 @@ import pytest
 import torch
 
 from sluice import LLM, SamplingParams
-from sluice.assembly.cost_file import CostFile, Entry, Key, read_costs, write_entry
-from sluice.assembly.pacing import kept_costs
+from sluice.assembly.cost_file import CostFile, Key, LearntEntry, read_costs, write_entry
+from sluice.assembly.pacing import kept_costs, profiled
 from sluice.assembly.resolve import resolve
 from sluice.config import ConfigError, EngineConfig
-from sluice.scheduler.cost import CostPrior, LearntCosts, LearntRegime, Load, StepCost
-from sluice.scheduler.pacer import LearntPace
-from sluice.types import Regime
+from sluice.engine.clock import VirtualClock
+from sluice.scheduler.cost import CostPrior, LearntCosts, LearntRegime, StepCost, StepLoad
+from sluice.scheduler.pacer import LearntPace, Pacing
+from sluice.scheduler.setup import SchedulerSetup
+from sluice.testing import ShadowRunner
+from sluice.types import CHUNKS_BY_TIME, Regime
+from timed import MACHINE, PAGE, TimedRunner, time_of
+from worlds import limits_of
 
 SMALL: dict[str, Any] = {"max_total_tokens": 512, "itl_target": "10s"}
 EMPTY = '{"format": 1, "entries": [[["a", "b", "c", 1, "d"], [[{}, {"mixed": [1, [], [], [0, 0], [], 1, []]}], 0, 0]]]}'
@@ -92,7 +97,7 @@ def learnt() -> dict[str, Any]:
     """A file of one entry as an engine leaves it, by field of its only kind of steps."""
     cost = StepCost()
     for tokens in (8, 16, 32):
-        cost.observe(Regime.MIXED, Load(tokens, 1), 1000.0 + tokens)
+        cost.observe(Regime.MIXED, StepLoad(tokens, 1), 1000.0 + tokens)
     return cost.learnt().regimes[Regime.MIXED]._asdict()
 
 
@@ -100,7 +105,7 @@ def write(path: Path, **changed: Any) -> None:
     """Write such a file, with other values of some fields."""
     regime = LearntRegime(**learnt() | changed)
     pace = LearntPace(LearntCosts(CostPrior(), {Regime.MIXED: regime}), 16, 16)
-    path.write_bytes(msgspec.json.encode(CostFile(1, (Entry(Key("a", "b", "c", 1, "d"), pace),))))
+    path.write_bytes(msgspec.json.encode(CostFile(1, (LearntEntry(Key("a", "b", "c", 1, "d"), pace),))))
 
 
 def test_a_file_as_an_engine_leaves_it_is_read(tmp_path: Path) -> None:
@@ -140,12 +145,12 @@ def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         serve(tmp_path / "missing" / "costs.json")
 
 
-def entry_of(model: str, regime: Regime = Regime.MIXED, micros: float = 1000.0) -> Entry:
+def entry_of(model: str, regime: Regime = Regime.MIXED, micros: float = 1000.0) -> LearntEntry:
     """What an engine learns from steps that all take so long."""
     cost = StepCost()
     for _ in range(20):
-        cost.observe(regime, Load(1, 1, 1), micros)
-    return Entry(Key("machine", model, "float32", 1, "native"), LearntPace(cost.learnt(), 8, 8))
+        cost.observe(regime, StepLoad(1, 1, 1), micros)
+    return LearntEntry(Key("machine", model, "float32", 1, "native"), LearntPace(cost.learnt(), 8, 8))
 
 
 def test_a_link_to_a_file_stays_a_link(tmp_path: Path) -> None:
@@ -208,3 +213,20 @@ def test_a_target_is_compared_with_the_decodes_that_there_will_be(
     write_entry(path, entry_of("", regime, 9000.0)._replace(key=key))
     with pytest.raises(ConfigError, match=r"--itl-target 5ms is below the 9\.\d ms of a step that decodes one request"):
         kept_costs(config, device, graph_rows, follows=False)
+
+
+@pytest.mark.parametrize(("pages", "longest"), [(400, 100_000), (400, 3000), (60, 100_000)])
+def test_the_first_chunks_are_sized_by_a_profile(pages: int, longest: int) -> None:
+    """The position was that of the model's sizes until the engine had served prompts."""
+    limits = limits_of(chunk=512, dynamic_chunking=CHUNKS_BY_TIME, dynamic_chunking_smoothing=0.75)
+    setup = SchedulerSetup(limits, pages, PAGE, pacing=Pacing(CostPrior(token=90.0, pair=0.1)))
+    clock = VirtualClock()
+    runner = TimedRunner(ShadowRunner(page_size=PAGE, vocab_size=2), clock, time_of)
+    pacing = profiled(setup, runner, clock, longest)
+    sizer = SchedulerSetup(limits, pages, PAGE, pacing=pacing).build().state.sizer
+    assert sizer is not None
+    # With a prompt of 1,900 tokens, there are too few steps that show it.
+    expected = 900.0 if pages == 60 else MACHINE[1] / MACHINE[4]
+    assert sizer.doubles_at == pytest.approx(expected, rel=0.15)
+    assert max(step.plan.num_tokens for step in runner.steps) == 512
+    assert all(step.plan.step < 0 for step in runner.steps), "ranks refuse a step that comes twice"

@@ -10,7 +10,7 @@ import pytest
 from bench_makers import record, result
 from sluice.bench.compare import ENOUGH_RUNS, Comparison, Ratio, compare, expanded_tail, interval, table
 from sluice.bench.records import Record
-from sluice.bench.results import Result
+from sluice.bench.results import BenchResult
 
 
 def run(scale: float, *, noise: float = 0.0, rng: random.Random | None = None, kind: str = "short") -> list[Record]:
@@ -129,7 +129,7 @@ def test_workloads_that_differ_are_reported() -> None:
 def test_a_cache_that_knew_one_sides_prompts_is_reported() -> None:
     """A server that was measured before, against one that has just been started."""
 
-    def served(cached: int | None) -> Result:
+    def served(cached: int | None) -> BenchResult:
         return result([replace(each, prompt_tokens=100, cached_tokens=cached) for each in run(0.1)])
 
     assert compare(served(0), served(96)).differences == ("prompt tokens found in the server's cache: 0% against 96%",)

@@ -15,7 +15,7 @@ from sluice.bench.metrics import e2e, itls, summarize, ttft, ttft_after_send
 from sluice.bench.openai import ServerTarget
 from sluice.bench.options import options_from
 from sluice.bench.records import Record
-from sluice.bench.workload import Background, Fixed, PromptMaker, Session, Turn, Workload
+from sluice.bench.workload import BackgroundRequest, FixedLength, PromptMaker, Session, Turn, Workload
 from sse_server import Call, ScriptedServer, scripted, stream_at_once
 
 START_SENT_HEAD = 3
@@ -243,9 +243,11 @@ def test_a_capped_schedule_counts_the_wait_for_a_place() -> None:
     scripted_run(crowd, test)
 
 
-def background(count: int) -> tuple[Background, ...]:
+def background(count: int) -> tuple[BackgroundRequest, ...]:
     maker = PromptMaker(0)
-    return tuple(Background(maker, f"stream {index}", 0, Fixed(3), Fixed(2)) for index in range(count))
+    return tuple(
+        BackgroundRequest(maker, f"stream {index}", 0, FixedLength(3), FixedLength(2)) for index in range(count)
+    )
 
 
 def test_the_background_goes_on_until_the_sessions_are_over() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from serving import PATIENCE
 from shadow_engine import LIMITS, PAGE_SIZE, VOCAB, shadow_engine
-from sluice.bench.driver import WallTimer, drive, record_of
+from sluice.bench.driver import Timer, drive, record_of
 from sluice.bench.engine_target import EngineTarget, ThreadLink, running
 from sluice.bench.measure import measure_engine
 from sluice.bench.metrics import summarize
@@ -22,7 +22,7 @@ from sluice.testing import Faults
 
 def measured(faults: Faults | None = None, **given: Any) -> list[Record]:
     """A run over the shadow engine."""
-    timer = WallTimer()
+    timer = Timer()
     link = ThreadLink(timer)
     target = EngineTarget(link, LIMITS, frozenset(), timer, ignore_eos=True)
     workload = build_workload(resolve_workload(given), vocab_size=VOCAB)
@@ -71,7 +71,7 @@ def test_a_prompt_that_does_not_fit_is_a_failed_request() -> None:
 
 def test_an_engine_that_dies_fails_what_is_open_and_what_comes() -> None:
     """Else the measurement waits for ever."""
-    timer = WallTimer()
+    timer = Timer()
     link = ThreadLink(timer)
     engine = shadow_engine(link)
     target = EngineTarget(link, LIMITS, frozenset(), timer)

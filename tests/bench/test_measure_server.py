@@ -14,13 +14,13 @@ from bench_makers import ManualTimer
 from serving import MODEL, Server, run, serving
 from shadow_engine import PAGE_SIZE, VOCAB
 from sluice.bench import BenchError
-from sluice.bench.driver import WallTimer
+from sluice.bench.driver import Timer
 from sluice.bench.http import exchange, find_server
 from sluice.bench.measure import measure_in_turns, measure_server
 from sluice.bench.metrics import summarize
 from sluice.bench.options import options_from
 from sluice.bench.records import CountedBy
-from sluice.bench.results import Result
+from sluice.bench.results import BenchResult
 from sluice.config import ConfigError
 from sluice.http.edge.http_server import HttpServer
 from sse_server import MODELS, Call, Handler, scripted, stream_at_once
@@ -39,7 +39,7 @@ async def on_a_port(server: Server) -> AsyncIterator[str]:
         await task
 
 
-async def measure(url: str, **given: Any) -> Result:
+async def measure(url: str, **given: Any) -> BenchResult:
     return await measure_server(url, options_from({"num_requests": 4, "max_new_tokens": 5} | given))
 
 
@@ -265,7 +265,7 @@ def test_an_answer_with_a_length_ends_with_it() -> None:
 
     async def test(url: str) -> None:
         server = await find_server(url)
-        raw = await exchange(server, server.request("POST", "/v1/completions", b"{}"), WallTimer(), timeout=20)
+        raw = await exchange(server, server.request("POST", "/v1/completions", b"{}"), Timer(), timeout=20)
         assert raw.failure is None
         assert raw.reads
 
@@ -356,7 +356,7 @@ def test_a_name_that_does_not_resolve() -> None:
 
 def test_waiting_for_a_time_that_is_over_returns_at_once() -> None:
     async def test() -> None:
-        timer = WallTimer()
+        timer = Timer()
         await timer.until(timer.now() - 5)
         manual = ManualTimer()
         manual.advance(3.0)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.bench.http import Event, RawExchange, events, parse_response
+from sluice.bench.http import RawExchange, ServerSentEvent, events, parse_response
 from sluice.bench.openai import read_answer
-from sluice.bench.records import Arrival, CountedBy, Failure
+from sluice.bench.records import CountedBy, Failure, TokenArrival
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
 
@@ -81,7 +81,7 @@ def test_an_event_is_complete_with_its_empty_line() -> None:
         (4.0, b"data: d\n\n"),
         (5.0, b"data: e\n"),
     ]
-    assert events(body) == [Event(2.0, b"a"), Event(2.0, b"b"), Event(4.0, b"c\nd")]
+    assert events(body) == [ServerSentEvent(2.0, b"a"), ServerSentEvent(2.0, b"b"), ServerSentEvent(4.0, b"c\nd")]
 
 
 @pytest.mark.parametrize("data", [b"", b"nothing", b"nothing\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"HTTP/1.1 200 OK\r\n"])
@@ -113,7 +113,7 @@ def usage(tokens: int, **more: Any) -> dict[str, Any]:
 
 def test_one_event_for_each_token() -> None:
     answer = read_answer(stream(text("a"), text("b"), text("c", "length"), usage(3)))
-    assert answer.arrivals == (Arrival(1, 1), Arrival(2, 1), Arrival(3, 1))
+    assert answer.arrivals == (TokenArrival(1, 1), TokenArrival(2, 1), TokenArrival(3, 1))
     assert (answer.text, answer.prompt_tokens, answer.finish_reason) == ("abc", 9, "length")
     assert answer.counted_by is CountedBy.USAGE
     assert answer.failure is None
@@ -163,7 +163,7 @@ def test_a_chats_opening_is_no_token() -> None:
     answer = read_answer(
         stream(chat(role="assistant", content=""), chat(content="a"), chat("stop", content="b"), usage(2))
     )
-    assert answer.arrivals == (Arrival(2, 1), Arrival(3, 1))
+    assert answer.arrivals == (TokenArrival(2, 1), TokenArrival(3, 1))
     assert answer.text == "ab"
 
 
@@ -226,7 +226,7 @@ def test_what_goes_wrong_is_named(raw: RawExchange, kind: str, said: str) -> Non
 
 def test_tokens_before_a_break_are_kept() -> None:
     answer = read_answer(stream(text("a"), text("b"), done=False))
-    assert answer.arrivals == (Arrival(1, 1), Arrival(2, 1))
+    assert answer.arrivals == (TokenArrival(1, 1), TokenArrival(2, 1))
 
 
 def test_a_stream_may_end_without_its_marker() -> None:

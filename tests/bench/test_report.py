@@ -19,7 +19,7 @@ from sluice.bench.options import options_from
 from sluice.bench.plots import CDF_POINTS, Axis, cdf_points, value_axis
 from sluice.bench.records import CountedBy, Failure, Record, Run
 from sluice.bench.report import milliseconds, remarks, table
-from sluice.bench.results import Result, read_result, write_result
+from sluice.bench.results import BenchResult, read_result, write_result
 
 LOST = Failure("broken stream", "<the stream> broke off")
 STEADY = [record(1.0 + 0.01 * i, 1.02 + 0.01 * i, 1.05 + 0.01 * i, due=0.01 * i) for i in range(9)]
@@ -121,7 +121,7 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
-def parsed(shown: Result) -> Page:
+def parsed(shown: BenchResult) -> Page:
     found = Page(page(shown))
     assert found.open == [], "an element is not closed"
     return found

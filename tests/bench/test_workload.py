@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sluice.bench.options import PRESETS, options_from, resolve_workload
 from sluice.bench.workload import (
-    Fixed,
+    FixedLength,
     LogNormal,
     PromptMaker,
     Uniform,
@@ -47,7 +47,7 @@ def lengths(found: Workload) -> list[int]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("64", Fixed(64)),
+        ("64", FixedLength(64)),
         ("uniform:16:512", Uniform(16, 512)),
         ("uniform:5:5", Uniform(5, 5)),
         ("lognormal:200:0.8", LogNormal(200, 0.8)),

@@ -17,7 +17,7 @@ from benchmarks.agreement import LIMIT, NAMES, TAIL_LIMIT, Row, figures_of, rows
 from benchmarks.aiperf_client import Figures, Sending, command, read_figures, write_inputs
 from benchmarks.checkpoint.words import write_word_tokenizer
 from sluice.bench import BenchError
-from sluice.bench.driver import WallTimer
+from sluice.bench.driver import Timer
 from sluice.bench.measure import measure_once, server_target, workload_of
 from sluice.bench.options import options_from
 from sluice.text.tokenizer_files import load_tokenizer
@@ -34,7 +34,7 @@ def test_the_other_client_gets_the_bodies_that_ours_sends(tmp_path: Path) -> Non
 
     async def send() -> tuple[list[dict[str, Any]], list[bytes]]:
         async with scripted() as server:
-            target = await server_target(server.url, OPTIONS, WallTimer())
+            target = await server_target(server.url, OPTIONS, Timer())
             await measure_once(target, OPTIONS, 2)
             given = agreement.bodies(target, workload_of(OPTIONS, 2), OPTIONS)
             return [call.body for call in server.calls], given

@@ -26,7 +26,7 @@ from benchmarks.peers.server_process import free_port, serving
 from benchmarks.peers.transformers_batching import load
 from benchmarks.peers.vllm_server import VLLM
 from processes import ends
-from sluice.bench.driver import WallTimer
+from sluice.bench.driver import Timer
 from sluice.bench.engine_target import EngineTarget, ThreadLink, running
 from sluice.bench.measure import measure_in_process
 from sluice.bench.options import options_from
@@ -56,10 +56,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def through_transformers(settings: Settings, **given: Any) -> tuple[EngineTarget, Run]:
-    link = ThreadLink(WallTimer())
+    link = ThreadLink(Timer())
     loop, _ = load(settings, link)
     limits = Limits(settings.vocab_size, settings.max_model_len, settings.kv_tokens)
-    target = EngineTarget(link, limits, frozenset(), WallTimer(), 0.0, ignore_eos=True)
+    target = EngineTarget(link, limits, frozenset(), Timer(), 0.0, ignore_eos=True)
     (run,) = measure_in_process(loop, target, options_from({"preset": "rosellm", **given}))
     return target, run
 
@@ -78,11 +78,11 @@ def test_transformers_streams_every_token_of_the_workload(checkpoint: Path) -> N
 def test_transformers_gives_the_tokens_of_its_model(tmp_path: Path) -> None:
     """Or something else would be measured: prompts cut short, or another request's cache."""
     checkpoint = tiny_models.save("qwen3", tmp_path / "tiny")
-    link = ThreadLink(WallTimer())
+    link = ThreadLink(Timer())
     settings = Settings(checkpoint, threads=1, budget=16, kv_tokens=512)
     loop, configured = load(settings, link)
     assert configured["continuous_batching"]["max_batch_tokens"] == 16
-    target = EngineTarget(link, Limits(settings.vocab_size, 512, 512), frozenset(), WallTimer(), 0.0, ignore_eos=True)
+    target = EngineTarget(link, Limits(settings.vocab_size, 512, 512), frozenset(), Timer(), 0.0, ignore_eos=True)
     prompt = tiny_models.prompt(40)
 
     async def ask() -> tuple[int, ...]:

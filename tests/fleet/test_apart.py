@@ -18,13 +18,13 @@ from random_checkpoint import random_checkpoint
 from serving import run
 from shadow_engine import VOCAB
 from sluice.assembly.engine import build_engine
-from sluice.assembly.peers import Peers
+from sluice.assembly.loaded import Peers
 from sluice.config import EngineConfig
 from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import PagesOffered, PagesTaken
 from sluice.fleet.calls import Sent
-from sluice.fleet.replica_metrics import replica_metrics
+from sluice.fleet.front import replica_metrics
 from sluice.fleet.transfer_file import TransferFile, decode_engine, prefill_engine
 from sluice.http.observe.metrics_page import Page
 from sluice.process.client import UNNUMBERED

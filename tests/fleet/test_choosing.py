@@ -11,8 +11,8 @@ import pytest
 
 from fleet_world import OURS, THEIRS
 from sluice.fleet import calls
-from sluice.fleet.calls import Call, Target, received
-from sluice.fleet.choosing import AVOID_SECONDS, Attempt, Candidate, Chooser
+from sluice.fleet.calls import ReplicaCall, ReplicaTarget, received
+from sluice.fleet.choosing import AVOID_SECONDS, Chooser, ReplicaAttempt, ReplicaCandidate
 from sluice.fleet.identity import Identity
 from sluice.kv.digests import page_digests
 from sluice.routing.dispatch import Dispatcher
@@ -21,8 +21,8 @@ from sluice.routing.split import PrefillSplit, SplitLimits
 from sluice.testing import resolved
 from sluice.types import Submit
 
-A, B = Candidate("a", OURS, "1"), Candidate("b", OURS, "1")
-FOREIGN = Candidate("foreign", THEIRS, "2")
+A, B = ReplicaCandidate("a", OURS, "1"), ReplicaCandidate("b", OURS, "1")
+FOREIGN = ReplicaCandidate("foreign", THEIRS, "2")
 PROMPT = tuple(range(1, 40))
 
 
@@ -30,12 +30,12 @@ def chooser(now: Callable[[], float] = lambda: 0.0) -> Chooser:
     return Chooser(Dispatcher(make_policy("prefix-aware", RouterOptions(256, 4))), OURS, 4, now)
 
 
-def choose(sent: Call, *candidates: Candidate) -> str | None:
+def choose(sent: ReplicaCall, *candidates: ReplicaCandidate) -> str | None:
     return sent.chooser.choose(sent.attempt, sent, candidates)
 
 
-def call(own: Chooser, request_id: int = 1, prompt: tuple[int, ...] = PROMPT, salt: str = "") -> Call:
-    return Call(Submit(request_id, prompt, resolved(4), extra_key=salt), own, lambda: 0.0)
+def call(own: Chooser, request_id: int = 1, prompt: tuple[int, ...] = PROMPT, salt: str = "") -> ReplicaCall:
+    return ReplicaCall(Submit(request_id, prompt, resolved(4), extra_key=salt), own, lambda: 0.0)
 
 
 def test_requests_follow_their_prefix_while_replicas_come_and_go() -> None:
@@ -86,9 +86,9 @@ def test_a_replica_that_lost_a_request_is_avoided_while_there_are_others() -> No
         assert choose(call(own, 2), A, B) == other.key
         assert choose(call(own, 3), first) == first.key
     now[0] = AVOID_SECONDS
-    assert own.admit_for(Attempt(4), [A, B]) == ["a", "b"]
-    assert own.admit_for(Attempt(4, frozenset({"a"})), [A, B, FOREIGN]) == ["b"]
-    assert own.admit_for(Attempt(4, frozenset({"a", "b"})), [A, B]) == ["a", "b"]
+    assert own.admit_for(ReplicaAttempt(4), [A, B]) == ["a", "b"]
+    assert own.admit_for(ReplicaAttempt(4, frozenset({"a"})), [A, B, FOREIGN]) == ["b"]
+    assert own.admit_for(ReplicaAttempt(4, frozenset({"a", "b"})), [A, B]) == ["a", "b"]
 
 
 def test_what_a_lost_replica_had_cached_is_not_believed() -> None:
@@ -132,10 +132,10 @@ def test_another_form_of_messages_keeps_a_replica_out() -> None:
 
 def test_a_question_goes_to_the_replica_or_version_that_it_names() -> None:
     own = chooser()
-    assert Target(own).choose([FOREIGN, A, B]) == "a"
-    assert Target(own, "b").choose([FOREIGN, A, B]) == "b"
-    assert Target(own, "gone").choose([A, B]) is None
-    assert Target(version="2").choose([A, FOREIGN]) == "foreign"
+    assert ReplicaTarget(own).choose([FOREIGN, A, B]) == "a"
+    assert ReplicaTarget(own, "b").choose([FOREIGN, A, B]) == "b"
+    assert ReplicaTarget(own, "gone").choose([A, B]) is None
+    assert ReplicaTarget(version="2").choose([A, FOREIGN]) == "foreign"
 
 
 def test_what_crosses_is_the_request_alone() -> None:
@@ -143,7 +143,7 @@ def test_what_crosses_is_the_request_alone() -> None:
     sent = received(pickle.loads(pickle.dumps(call(own, salt="tenant"))))
     assert sent.identity == OURS
     assert sent.request(0.0) == call(own, salt="tenant").request
-    assert pickle.loads(pickle.dumps(Target(own, "a"))) == b""
+    assert pickle.loads(pickle.dumps(ReplicaTarget(own, "a"))) == b""
 
 
 def test_the_text_for_rays_router_begins_alike_where_tokens_do() -> None:

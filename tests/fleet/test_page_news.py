@@ -11,7 +11,7 @@ import pytest
 from fleet_world import OURS, FleetWorld
 from serving import run
 from shadow_engine import PAGE_SIZE, VOCAB
-from sluice.fleet.choosing import Candidate, Chooser
+from sluice.fleet.choosing import Chooser, ReplicaCandidate
 from sluice.fleet.page_news import AT_ONCE, EVERYTHING, PageBook, PageNews
 from sluice.kv.digests import page_digests
 from sluice.kv.events import PageEvent, PagesCleared, PagesRemoved, PagesStored
@@ -92,7 +92,7 @@ def test_changes_that_do_not_follow_on_what_is_known_are_left_out() -> None:
     """Two questions may be open at once, and a replica's cache is forgotten when it loses a request."""
     policy = make_policy("prefix-aware", RouterOptions(400, 4))
     own, book = Chooser(Dispatcher(policy), OURS, 4), PageBook()
-    own.admit([Candidate("a", OURS, "1")])
+    own.admit([ReplicaCandidate("a", OURS, "1")])
 
     def told(news: PageNews) -> None:
         own._follow("a", news)
@@ -118,7 +118,7 @@ def test_changes_that_do_not_follow_on_what_is_known_are_left_out() -> None:
     told(book.news(own.first_wanted("a")))
     assert known_of_a() == {1}
     own.admit([])
-    own.admit([Candidate("a", OURS, "1")])
+    own.admit([ReplicaCandidate("a", OURS, "1")])
     assert own.first_wanted("a") == EVERYTHING
     own._follow("gone", book.news(EVERYTHING))
 
@@ -222,6 +222,6 @@ def test_the_pages_of_answers_are_known() -> None:
 def test_a_router_that_is_told_nothing_goes_by_what_it_has_sent() -> None:
     """The feed of a replica may be late or lost: requests go on."""
     own = Chooser(Dispatcher(make_policy("prefix-aware", RouterOptions(400, 4))), OURS, 4)
-    own.admit([Candidate("a", OURS, "1")])
+    own.admit([ReplicaCandidate("a", OURS, "1")])
     own.told({}, 0.0)
     assert own.first_wanted("a") == EVERYTHING

@@ -38,7 +38,7 @@ def test_how_far_a_model_is_loaded_and_for_how_long() -> None:
     async def test() -> None:
         backend = Backend()
         transport = httpx.ASGITransport(create_app(backend))
-        reading = Reading(0, Phase.LOADING, -1, 0, 0, 0, 0, LoadingPart.WEIGHTS, 300, 400)
+        reading = Reading(0, Phase.LOADING, -1, 0, 0, LoadingPart.WEIGHTS, 300, 400)
         backend.engine.loading = Loading(reading, 12.34)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
             assert await codes(http) == ([200, 503, 503], "the model is loading: weights, 75%, 12 s so far")
@@ -90,7 +90,7 @@ def test_health_tells_what_the_engine_is_at() -> None:
     async def test() -> None:
         async with serving() as server:
             engine = server.backend.engine
-            engine.reading, engine.silent_seconds = Reading(5, Phase.DEVICE, 8, 7, 900, 1, 1), 1.23
+            engine.reading, engine.silent_seconds = Reading(5, Phase.DEVICE, 8, 7, 900), 1.23
             engine.stats.restarts = 2
             assert (await server.http.get("/health")).json()["engine"] == {
                 "pid": engine.pid,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sluice.kv.flights import Load
+from sluice.kv.flights import PageLoad
 from sluice.kv.nodes import Node
 from sluice.kv.tier_pool import TierPool
 from sluice.scheduler.state import SchedulerState
@@ -40,7 +40,7 @@ def disk_of(state: SchedulerState) -> TierPool:
     return state.kv.tiers.pools[0]
 
 
-def load_of(state: SchedulerState) -> Load:
+def load_of(state: SchedulerState) -> PageLoad:
     (load,) = state.kv.tiers.loads
     return load
 

@@ -1,4 +1,4 @@
-"""Random schedules of crashes, hangs, lost messages, aborts and disconnects do not change any stream."""
+"""Random schedules of crashes, hangs, aborts and disconnects do not change any stream."""
 
 from __future__ import annotations
 
@@ -117,12 +117,7 @@ class Schedule:
         def hang() -> None:
             process.is_hung = True
 
-        def lose() -> None:
-            line = self.draw.choice([process.to_engine, process.from_engine])
-            if line:
-                del line[self.draw.randrange(len(line))]
-
-        return [self.server.kill, doom, doom, hang, lose]
+        return [self.server.kill, doom, doom, hang]
 
     def _read(self) -> None:
         for inbox in {stream.inbox for stream in self.streams.values()}:

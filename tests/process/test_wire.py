@@ -1,4 +1,4 @@
-"""Messages are equal after encoding and decoding; all other bytes are refused. Stamps show what was lost."""
+"""Messages are equal after encoding and decoding; all other bytes are refused."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ from sluice.process.wire import (
     PACKED,
     Failed,
     Frame,
-    Incoming,
     KvEvents,
-    Outgoing,
     Outputs,
     Ready,
     SharedFields,
@@ -252,42 +250,6 @@ def test_the_error_names_what_is_wrong(content: object, named: str) -> None:
     with pytest.raises(WireError) as raised:
         decode(msgspec.msgpack.encode(content))
     assert named in str(raised.value)
-
-
-def test_messages_of_one_engine_in_order_count() -> None:
-    outgoing, incoming = Outgoing(3), Incoming(3)
-    assert all(incoming.accept(outgoing.stamp()) for _ in range(5))
-    assert (outgoing.count, incoming.count) == (5, 5)
-
-
-def test_a_gap_and_a_repetition_raise() -> None:
-    outgoing, incoming = Outgoing(3), Incoming(3)
-    first, _, third = (outgoing.stamp() for _ in range(3))
-    assert incoming.accept(first)
-    with pytest.raises(WireError, match="received message 2 instead of message 1: some were lost"):
-        incoming.accept(third)
-    with pytest.raises(WireError, match="received message 0 instead of message 1"):
-        incoming.accept(first)
-
-
-def test_another_engines_messages_do_not_count() -> None:
-    """Messages of an engine that was replaced may still arrive."""
-    incoming = Incoming(3)
-    assert not incoming.accept(Outgoing(2).stamp())
-    assert incoming.accept(Outgoing(3).stamp())
-    assert incoming.count == 1
-
-
-def test_the_first_message_sets_the_epoch() -> None:
-    incoming = Incoming(None)
-    assert incoming.accept(Outgoing(7).stamp())
-    assert incoming.epoch == 7
-    assert not incoming.accept(Outgoing(8).stamp())
-
-
-def test_a_stamp_of_the_wrong_length() -> None:
-    with pytest.raises(WireError, match="a stamp must have 16 bytes, got 5"):
-        Incoming(None).accept(b"hello")
 
 
 BIASES = st.lists(st.tuples(TOKEN, st.floats(-100, 100)), max_size=3, unique_by=lambda pair: pair[0]).map(tuple)

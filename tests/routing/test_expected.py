@@ -10,7 +10,7 @@ from routed import Asked, text
 from sluice.kv.digests import page_digests
 from sluice.routing.dispatch import Dispatcher
 from sluice.routing.expected import BYTES_PER_SESSION, ExpectedTtft
-from sluice.routing.occupancy import Occupancy, PrefillSpeed
+from sluice.routing.occupancy import ObservedOccupancy, PrefillSpeed
 from sluice.routing.prefixes import BYTES_PER_PAGE
 
 PAGE = 16
@@ -20,8 +20,8 @@ def dispatcher(replicas: int = 2, cache_tokens: int = 10_000) -> Dispatcher:
     return Dispatcher(ExpectedTtft(cache_tokens, PAGE), map(str, range(replicas)))
 
 
-def idle(speed: float | None = 0.001, queued: int = 0, free: int = 100_000, weight: float = 1.0) -> Occupancy:
-    return Occupancy(queued, 0, 0, free, speed, weight)
+def idle(speed: float | None = 0.001, queued: int = 0, free: int = 100_000, weight: float = 1.0) -> ObservedOccupancy:
+    return ObservedOccupancy(queued, 0, 0, free, speed, weight)
 
 
 def served(router: Dispatcher, number: int, request: Asked, now: float = 0.0) -> str:

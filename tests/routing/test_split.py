@@ -6,7 +6,7 @@ import pytest
 
 from routed import Asked, text
 from sluice.routing.dispatch import Dispatcher
-from sluice.routing.occupancy import Occupancy
+from sluice.routing.occupancy import ObservedOccupancy
 from sluice.routing.policies import PrefixAware
 from sluice.routing.split import PrefillSplit, SplitLimits
 
@@ -49,8 +49,8 @@ def test_a_prompt_goes_where_its_first_token_comes_sooner_by_far() -> None:
     assert not split.is_apart(Asked(text(3, 400)))
     decode.route(2, Asked(text(4, 300)))
     assert split.is_apart(Asked(text(5, 400)))
-    prefill.update("a", Occupancy(0, 0, 0, 9999, 0.001), 1.0)
-    decode.update("c", Occupancy(0, 0, 0, 9999, 0.0004), 1.0)
+    prefill.update("a", ObservedOccupancy(0, 0, 0, 9999, 0.001), 1.0)
+    decode.update("c", ObservedOccupancy(0, 0, 0, 9999, 0.0004), 1.0)
     assert not split.is_apart(Asked(text(6, 400)), 1.0), "replicas that decode are faster"
 
 

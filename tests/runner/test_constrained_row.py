@@ -11,7 +11,8 @@ import pytest
 from ranks import FakeGrammar, FakeMatcher
 from sluice.runner.constrained_row import ConstrainedRow
 from sluice.runner.draft_masks import DraftMasks, only
-from sluice.runner.grammar.base import Bits, CompiledGrammar, GrammarError
+from sluice.runner.grammar.base import CompiledGrammar
+from sluice.runner.grammar.guidance import Bits, GrammarError
 from sluice.testing import resolved
 from sluice.types import NewSlot, Submit
 

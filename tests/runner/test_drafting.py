@@ -28,7 +28,7 @@ from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.drafting.layout import FOLLOW_AFTER
 from sluice.runner.drafting.nets import DraftModel, DraftNet, Eagle3Net
 from sluice.runner.drafting.pages import DraftSizes
-from sluice.runner.features.grammars import NO_GRAMMARS, Grammars
+from sluice.runner.features.grammars import NO_GRAMMARS, GrammarMasks
 from sluice.runner.forwards import EagerForwards
 from sluice.runner.grammar.base import CompiledGrammars
 from sluice.runner.graphs import DecodeGraphs
@@ -95,7 +95,7 @@ def state_of(target: PagedLM, scratch_pages: int = 0, grammars: CompiledGrammars
     """State whose KV is NaN where nothing was written, and which notices tokens that were not sampled."""
     sizes = {"num_slots": SLOTS, "num_pages": PAGES, "page_size": PAGE, "row_pages": PAGES}
     shape = DeviceShape.of(target.spec, CPU, **sizes, scratch_pages=scratch_pages)
-    state = DeviceState(shape, watched=True, new_grammars=partial(Grammars, grammars=grammars))
+    state = DeviceState(shape, watched=True, new_grammars=partial(GrammarMasks, grammars=grammars))
     for layer in state.kv:
         layer.k.fill_(torch.nan)
         layer.v.fill_(torch.nan)

@@ -18,8 +18,9 @@ from sluice.attention.reference import ReferenceAttention
 from sluice.models.base import PagedLM
 from sluice.models.loader import load_model
 from sluice.runner.device_state import DeviceShape, DeviceState
-from sluice.runner.features.grammars import NO_GRAMMARS, Grammars
-from sluice.runner.grammar.base import Bits, CompiledGrammars
+from sluice.runner.features.grammars import NO_GRAMMARS, GrammarMasks
+from sluice.runner.grammar.base import CompiledGrammars
+from sluice.runner.grammar.guidance import Bits
 from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.offload.offloader import OffloadFailed
 from sluice.runner.runner import TorchRunner
@@ -61,7 +62,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> PagedLM:
 def runner_of(model: PagedLM, slots: int = len(SAMPLINGS), grammars: CompiledGrammars = NO_GRAMMARS) -> TorchRunner:
     """A runner whose KV is NaN where nothing was written, and which notices tokens that were not sampled."""
     shape = DeviceShape.of(model.spec, CPU, num_slots=slots, num_pages=PAGES, page_size=PAGE, row_pages=PAGES)
-    state = DeviceState(shape, watched=True, new_grammars=partial(Grammars, grammars=grammars))
+    state = DeviceState(shape, watched=True, new_grammars=partial(GrammarMasks, grammars=grammars))
     for layer in state.kv:
         layer.k.fill_(torch.nan)
         layer.v.fill_(torch.nan)

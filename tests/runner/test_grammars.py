@@ -13,8 +13,8 @@ from sluice.assembly.loaded import LoadedModel
 from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort
-from sluice.runner.grammar.base import Bits, GrammarError
 from sluice.runner.grammar.compiler import GrammarCompiler
+from sluice.runner.grammar.guidance import Bits, GrammarError
 from sluice.testing import ManualLink
 from sluice.types import FinishReason, SamplingParams, Submit
 

@@ -7,9 +7,8 @@ import torch
 
 from compiled import library
 from sluice.kernels.cpu.library import Kernels
-from sluice.runner.cpu_logit_ops import CPU_LOGIT_OPS, MINUS_INF
+from sluice.runner.cpu_logit_ops import CPU_LOGIT_OPS, MINUS_INF, NativeLogitOps
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
-from sluice.runner.native_logit_ops import NativeLogitOps
 
 
 @pytest.fixture(scope="module", params=["torch", "words", "compiled"])

@@ -10,25 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.scheduler.cost import CostPrior, Load, Ratios, StepCost
+from sluice.scheduler.cost import CostPrior, Ratios, StepCost, StepLoad
 from sluice.types import Regime
 from timed import MACHINE
 
 COUNTS = st.integers(0, 100_000)
 
 
-def time_of(load: Load, costs: tuple[float, ...] = MACHINE) -> float:
+def time_of(load: StepLoad, costs: tuple[float, ...] = MACHINE) -> float:
     step, *rest = costs
     return step + sum(cost * count for cost, count in zip(rest, load, strict=True))
 
 
-def mixed_load(draw: random.Random) -> Load:
+def mixed_load(draw: random.Random) -> StepLoad:
     """A few decodes beside a chunk."""
     rows, length, start = draw.randint(1, 8), draw.choice([8, 16, 64, 128]), draw.randrange(2000)
-    return Load(rows, rows, rows * draw.randint(50, 800)).with_chunk(start, length)
+    return StepLoad(rows, rows, rows * draw.randint(50, 800)).with_chunk(start, length)
 
 
-def play(cost: StepCost, steps: int, time: Callable[[Load], float], seed: int = 0) -> list[float]:
+def play(cost: StepCost, steps: int, time: Callable[[StepLoad], float], seed: int = 0) -> list[float]:
     """Let it predict and learn mixed steps. Returns the relative errors of its predictions."""
     draw, errors = random.Random(seed), []
     for _ in range(steps):
@@ -95,14 +95,14 @@ def superlinear() -> StepCost:
     cost, draw = StepCost(), random.Random(0)
     for _ in range(60):
         length = draw.choice([16, 64, 256, 1024, 2048])
-        cost.observe(Regime.PREFILL, Load().with_chunk(0, length), length**1.5)
+        cost.observe(Regime.PREFILL, StepLoad().with_chunk(0, length), length**1.5)
     assert cost.costs(Regime.PREFILL)[0] == 0
     return cost
 
 
 def test_a_step_of_nothing_can_be_learnt_from() -> None:
     """It was predicted to take no time, and the measured time was divided by that: the engine died."""
-    cost, load = superlinear(), Load()
+    cost, load = superlinear(), StepLoad()
     assert cost.predict(Regime.PREFILL, load) > 0
     for _ in range(5):
         cost.observe(Regime.PREFILL, load, 500)
@@ -114,10 +114,10 @@ def test_counts_that_always_rise_together_leave_every_cost_sane() -> None:
     then more work is predicted to take less time."""
     cost = StepCost(prior_times(1.0))
     for rows in [1, 2, 3, 4] * 25:
-        load = Load(rows, rows, 100 * rows)
+        load = StepLoad(rows, rows, 100 * rows)
         cost.observe(Regime.DECODE, load, time_of(load))
     assert all(each >= 0 for each in cost.costs(Regime.DECODE))
-    more = Load(8, 8, 800)
+    more = StepLoad(8, 8, 800)
     assert cost.predict(Regime.DECODE, more) == pytest.approx(time_of(more), rel=0.1)
 
 
@@ -133,11 +133,11 @@ def test_more_work_is_never_predicted_to_take_less(
     """Whatever it has seen, noise included: a budget would otherwise grow without end."""
     draw, cost = random.Random(seed), StepCost()
     for _ in range(draw.randrange(40)):
-        load = Load(*(draw.choice([0, 1, 50, 5000]) for _ in range(5)))
+        load = StepLoad(*(draw.choice([0, 1, 50, 5000]) for _ in range(5)))
         cost.observe(draw.choice(list(Regime)), load, draw.uniform(1, 1e6))
-    growing = [Load(*counts)]
+    growing = [StepLoad(*counts)]
     for index, added in enumerate(more):
-        growing.append(growing[-1]._replace(**{Load._fields[index]: growing[-1][index] + added}))
+        growing.append(growing[-1]._replace(**{StepLoad._fields[index]: growing[-1][index] + added}))
     times = [cost.predict(regime, load) for load in growing]
     assert all(one <= other for one, other in pairwise(times))
     assert times[0] >= 0
@@ -158,7 +158,7 @@ def test_kinds_of_steps_do_not_disturb_each_other() -> None:
 def test_a_kind_never_seen_is_guessed_from_the_others() -> None:
     """The first mixed step of a slow machine was planned by the prior of a fast one."""
     cost = StepCost(prior_times(0.1))
-    load = Load(4, 4, 400)
+    load = StepLoad(4, 4, 400)
     for _ in range(20):
         cost.observe(Regime.DECODE, load, time_of(load))
     mixed = load.with_chunk(0, 8)

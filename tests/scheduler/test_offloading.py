@@ -12,9 +12,9 @@ from recording import RecordingRunner
 from sluice.engine.messages import BlocksLoaded, Submit
 from sluice.kv.nodes import Node
 from sluice.kv.offload import OffloadLease
-from sluice.scheduler.lost_pages import MOST_LOSSES
 from sluice.scheduler.offloading import awaits_loads
 from sluice.scheduler.request import Request
+from sluice.scheduler.scheduler import MOST_LOSSES
 from sluice.testing import ShadowRunner, ShadowTiers, resolved
 from sluice.types import BatchPlan, Bound, ChunkSlice, FinishReason, Tier, TierLimits
 from tier_worlds import TierBench

@@ -13,7 +13,7 @@ from sluice.scheduler.admission import open_further
 from sluice.scheduler.request import Status
 from sluice.testing import ShadowRunner, resolved
 from sluice.testing.laws import LawBroken
-from sluice.testing.laws.opening import Openings
+from sluice.testing.laws.plans import Openings
 from sluice.types import FinishReason, TierLimits
 from worlds import Bench, SlowDisk, World, check_ends, enough_steps, limits_of, offload_of
 

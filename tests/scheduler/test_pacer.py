@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.scheduler.batch import BatchBuilder
-from sluice.scheduler.cost import CostPrior, Load
+from sluice.scheduler.cost import CostPrior, StepLoad
 from sluice.scheduler.pacer import Pacing, tokens_within
 from sluice.testing.laws.plans import steps_to_prefill
 from sluice.types import BatchPlan, Bound, Regime, SchedulerLimits
@@ -201,7 +201,7 @@ def test_offloaded_work_costs_what_was_measured() -> None:
     assert priced.load_cost == pytest.approx(0.5 / 100 / 4 * guessed.page_bytes / 4)
     for number in range(200):
         tokens, loaded = 1 + number % 50, 1000 * (number % 7)
-        load = Load(tokens=tokens, pairs=100 * (number % 11), loaded=loaded)
+        load = StepLoad(tokens=tokens, pairs=100 * (number % 11), loaded=loaded)
         pacer.cost.observe(Regime.PREFILL, load, 1000 + 100 * tokens + 2 * load.pairs + 1.0 * loaded)
     slower = pacer.budget(BatchBuilder(), limits, ()).priced(guessed, 4)
     assert slower.load_cost == pytest.approx(2 * priced.load_cost, rel=0.2)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.scheduler.cost import CostPrior, Load
+from sluice.scheduler.cost import CostPrior, StepLoad
 from sluice.scheduler.pacer import Pacer, Pacing
 from sluice.scheduler.scheduler import Scheduler
 from sluice.types import Regime, SchedulerLimits
@@ -62,7 +62,7 @@ def test_prefill_never_falls_when_the_target_rises(seed: int) -> None:
     pacer = timed.scheduler.state.pacer
     assert pacer is not None
     for _ in range(draw.choice([0, 3, 60])):
-        load = Load(*(draw.choice([0, 1, 50, 5000]) for _ in range(5)))
+        load = StepLoad(*(draw.choice([0, 1, 50, 5000]) for _ in range(5)))
         pacer.cost.observe(draw.choice(list(Regime)), load, draw.uniform(1000, 1e6))
     targets = sorted(round(10 ** draw.uniform(2, 6)) for _ in range(20))
     prefill = prefill_by_target(timed.scheduler, Pacing(learnt=pacer.learnt()), targets)
@@ -146,7 +146,7 @@ def test_mixed_steps_go_by_what_other_steps_have_shown() -> None:
     assert pacer is not None
     timed.ask(500, 1)
     timed.run(5)
-    load = Load(1, 1, 1000).with_chunk(0, 40)
+    load = StepLoad(1, 1, 1000).with_chunk(0, 40)
     step, *rest = MACHINE
     right = step + sum(cost * count for cost, count in zip(rest, load, strict=True))
     assert pacer.cost.fitted(Regime.MIXED, load) == pytest.approx(right, rel=0.15)

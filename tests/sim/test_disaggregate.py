@@ -17,7 +17,7 @@ from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.disaggregate import IsApart, decode_replicas_of, simulate_disaggregated
 from sluice.sim.machine import Machine, write_machine
 from sluice.sim.remote import with_remote_tier
-from sluice.sim.replica import Replica
+from sluice.sim.replica import SimulatedReplica
 from sluice.sim.routers import sim_router
 from sluice.sim.simulate import replicas_of, simulate
 from sluice.sim.workload import Arrival, Leaves, Prompt, Segment
@@ -145,7 +145,7 @@ def test_decode_replicas_compute_no_more_of_a_prompt_than_its_last_page() -> Non
         setup = replace(SETUP, num_pages=num_pages, limits=replace(LIMITS, reserve="ratio"))
         remote = with_remote_tier(setup, sum(each.prompt.length for each in workload))
         times = Watched(remote)
-        decode = Replica(remote, times, rates=FREE)
+        decode = SimulatedReplica(remote, times, rates=FREE)
         times.scheduler = decode.engine.scheduler
         routers = sim_router("least-loaded", setup, 2), sim_router("least-loaded", setup, 1)
         records = simulate_disaggregated(workload, replicas_of(setup, WORLD, 2), [decode], routers)

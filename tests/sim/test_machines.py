@@ -12,12 +12,12 @@ from msgspec import structs
 
 from sluice.cli import main
 from sluice.config import ConfigError
-from sluice.scheduler.cost import Load
+from sluice.scheduler.cost import StepLoad
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.calibrate import Observed, Timed, fit
 from sluice.sim.hardware import predicted_machine
+from sluice.sim.inputs import machine_of
 from sluice.sim.machine import Machine, read_machine, write_machine
-from sluice.sim.measure import machine_of
 from sluice.sim.settings import changed
 from sluice.sim.world import CopyRates, StepWork
 from sluice.tracing.format import TraceError
@@ -36,7 +36,7 @@ LLAMA = {
 }
 
 
-def seconds_of(load: Load) -> float:
+def seconds_of(load: StepLoad) -> float:
     return (2000 + 100 * load.tokens + 50 * load.rows + 0.5 * load.context + 0.25 * load.pairs) / 1e6
 
 
@@ -45,7 +45,7 @@ def steps(count: int = 120) -> list[Timed]:
     found = []
     for index in range(count):
         rows, length = 1 + index % 7, 8 * (index % 5)
-        load = Load(rows, rows, rows * (20 + 13 * index))
+        load = StepLoad(rows, rows, rows * (20 + 13 * index))
         if length:
             load = load.with_chunk(16 * (index % 3), length)
         work = StepWork(Regime.MIXED if length else Regime.DECODE, load)
@@ -68,7 +68,7 @@ def test_the_fit_finds_the_costs_of_an_exact_machine() -> None:
     assert found.world.gap == 0.001
     assert found.world.copies == CopyRates(pytest.approx(0.002), pytest.approx(0.001 / 32))
     assert found.steps[Regime.PREFILL] == 0
-    unseen = found.world.modelled(StepWork(Regime.PREFILL, Load().with_chunk(0, 32)))
+    unseen = found.world.modelled(StepWork(Regime.PREFILL, StepLoad().with_chunk(0, 32)))
     assert 0.003 < unseen < 0.01, "mixed steps stand for prefill alone"
 
 
@@ -84,13 +84,13 @@ def test_a_pause_is_as_long_in_a_larger_step() -> None:
 
 def test_a_kind_with_few_steps_is_fitted_with_those_of_the_same_kernels() -> None:
     """The first prompts find a cold machine: all steps of another schedule would be as slow as these few."""
-    cold = [Timed(StepWork(Regime.PREFILL, Load().with_chunk(0, 64)), 0.05, 0.001)] * 5
+    cold = [Timed(StepWork(Regime.PREFILL, StepLoad().with_chunk(0, 64)), 0.05, 0.001)] * 5
     exact = [step for step in steps(600) if step.work.load.pairs or step.work.regime is Regime.DECODE]
     world = fit(Observed([*cold, *exact], [], []), SETUP).world
-    long = Load().with_chunk(0, 32)
+    long = StepLoad().with_chunk(0, 32)
     assert world.modelled(StepWork(Regime.PREFILL, long)) == pytest.approx(seconds_of(long), rel=0.1)
     alone = fit(Observed([*(cold * 20), *exact], [], []), SETUP).world
-    assert alone.modelled(StepWork(Regime.PREFILL, Load().with_chunk(0, 64))) == pytest.approx(0.05, rel=0.1)
+    assert alone.modelled(StepWork(Regime.PREFILL, StepLoad().with_chunk(0, 64))) == pytest.approx(0.05, rel=0.1)
 
 
 def test_kinds_with_few_steps_are_named() -> None:
@@ -158,7 +158,7 @@ def test_predicted_machines_say_so(tmp_path: Path, capsys: pytest.CaptureFixture
     """A figure of a machine that was never measured must not be taken for one that was."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     found = predicted_machine("h100", tmp_path)
-    one = found.world.modelled(StepWork(Regime.DECODE, Load(1, 1, 1000)))
+    one = found.world.modelled(StepWork(Regime.DECODE, StepLoad(1, 1, 1000)))
     assert 0.006 < one < 0.012, "15 GB of weights at 2.7 TB/s, and 2 ms"
     assert main(["simulate", "--hardware", "h100", "--model", str(tmp_path), "--request-rate", "2"]) == 0
     shown = capsys.readouterr().out

@@ -13,7 +13,7 @@ from sluice.sim.candidates import Candidate
 from sluice.sim.machine import Machine
 from sluice.sim.slo import parse_slo
 from sluice.sim.spelling import serving_options
-from sluice.sim.tune import Outcome
+from sluice.sim.tune import CandidateOutcome
 from sluice.sim.tune_command import command
 from sluice.sim.world import World
 from sluice.types import Regime
@@ -60,7 +60,7 @@ def test_options_of_an_engine_make_its_equal(options: dict[str, Any]) -> None:
 def test_the_line_to_use_has_what_the_measured_engine_ran_with() -> None:
     """A trace does not know the folder of its model, and the name that it was served by is none."""
     machine = served({"schedule": "prefill-first", "max_running_requests": 8})
-    outcome = Outcome(Candidate({}, machine), 2, (), parse_slo("ttft_p95<1s"))
+    outcome = CandidateOutcome(Candidate({}, machine), 2, (), parse_slo("ttft_p95<1s"))
     line = command(outcome)
     assert line.startswith("sluice serve MODEL ")
     assert "--schedule prefill-first --max-running-requests 8" in line

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from sluice.bench.records import Arrival as TokenArrival
-from sluice.bench.records import Failure, Record
+from sluice.bench.records import Failure, Record, TokenArrival
 from sluice.cli import main
 from sluice.config import ConfigError
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.candidates import HOST_TOKENS, Candidate, candidates, default_grid, given_grid
 from sluice.sim.machine import Machine, write_machine
 from sluice.sim.slo import Figure, parse_slo
-from sluice.sim.tally import Counts, Tally
+from sluice.sim.tally import Counts, SloTally
 from sluice.sim.tune import Tuner, busiest, round_sizes
 from sluice.sim.tune_command import report
 from sluice.sim.workload import Arrival, Leaves, Prompt, Segment
@@ -123,8 +122,8 @@ def test_a_run_is_abandoned_only_when_its_figure_is_certain() -> None:
     """A percentile that could still fall below the limit says nothing yet."""
     slo = parse_slo("ttft_p90<1s")
     arrivals = traffic(20)
-    tally = Tally(slo, Counts(arrivals))
-    strict = Tally(slo, Counts(arrivals), excess=2.0)
+    tally = SloTally(slo, Counts(arrivals))
+    strict = SloTally(slo, Counts(arrivals), excess=2.0)
     for number in range(20):
         assert not tally.is_hopeless
         done = record(3.0 if number < 2 else 0.5)
@@ -132,7 +131,7 @@ def test_a_run_is_abandoned_only_when_its_figure_is_certain() -> None:
         strict.add(done)
     assert not strict.is_hopeless
     assert strict.values()[Figure("ttft", "p90")] == pytest.approx(0.75), "between the second and the third of 20"
-    over = Tally(slo, Counts(arrivals), excess=2.0)
+    over = SloTally(slo, Counts(arrivals), excess=2.0)
     for _ in range(3):
         over.add(record(3.0))
     assert over.is_hopeless
@@ -144,7 +143,7 @@ def test_a_run_is_abandoned_only_when_its_figure_is_certain() -> None:
 def test_failed_requests_wait_for_ever_for_what_they_never_had() -> None:
     """A setting that refuses half of the traffic would have the best latencies. A client that leaves is no failure."""
     slo = parse_slo("ttft_max<1s,e2e_max<2s,itl_max<1s,tpot_max<1s")
-    tally = Tally(slo, Counts(traffic(3)))
+    tally = SloTally(slo, Counts(traffic(3)))
     tally.add(record(0.5, 0.25))
     tally.add(record(None, failure=Failure("left", "the client left")))
     assert [*tally.values().values()] == [0.5, 0.75, 0.25, 0.25]
@@ -154,7 +153,7 @@ def test_failed_requests_wait_for_ever_for_what_they_never_had() -> None:
 
 def test_a_request_that_fails_in_the_middle_had_its_first_token() -> None:
     """Its next token never came, so only the time to the first is finite."""
-    tally = Tally(parse_slo("ttft_max<1s,itl_max<1s,tpot_max<1s"), Counts(traffic(1)))
+    tally = SloTally(parse_slo("ttft_max<1s,itl_max<1s,tpot_max<1s"), Counts(traffic(1)))
     tally.add(record(0.5, 0.25, failure=Failure("error", "no memory")))
     assert [*tally.values().values()] == [0.5, math.inf, math.inf]
 

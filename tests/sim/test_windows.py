@@ -16,9 +16,9 @@ from sluice.sim.fleet import LocalFleet
 from sluice.sim.machine import Machine
 from sluice.sim.routers import in_turn
 from sluice.sim.simulate import replicas_of, run
-from sluice.sim.traces.streaming import StreamedRows
+from sluice.sim.traces.reading import StreamedRows
 from sluice.sim.windows import (
-    Histogram,
+    LatencyHistogram,
     WindowOptions,
     estimates,
     simulate_windows,
@@ -75,7 +75,7 @@ def test_processes_and_epochs_change_nothing_for_a_router_that_does_not_look() -
 
 
 def test_a_histogram_is_right_to_its_resolution() -> None:
-    draw, histogram = random.Random(1), Histogram()
+    draw, histogram = random.Random(1), LatencyHistogram()
     values = sorted(draw.lognormvariate(-3, 2) for _ in range(5000))
     for value in (0.0, *values):
         histogram.add(value)

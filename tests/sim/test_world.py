@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from sluice.scheduler.cost import Load
+from sluice.scheduler.cost import StepLoad
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.world import Residual, StepWork, World, WorldTimes
 from sluice.types import Regime, SchedulerLimits
@@ -23,7 +23,7 @@ def times_of(residuals: list[Residual], seed: int = 0) -> WorldTimes:
 
 
 def drawn(times: WorldTimes, regime: Regime, count: int) -> list[float]:
-    return [times.ends(StepWork(regime, Load(1, 1, 1)), 0.0) for _ in range(count)]
+    return [times.ends(StepWork(regime, StepLoad(1, 1, 1)), 0.0) for _ in range(count)]
 
 
 def test_the_mean_that_is_drawn_is_the_mean_that_was_measured() -> None:

@@ -18,7 +18,7 @@ from sluice.process.socket_folder import SocketFolder
 from sluice.process.zmq_link import ZmqLink
 from sluice.storage import disk_tier
 from sluice.storage.blocks import FileBlocks
-from sluice.storage.disk_tier import DiskTier, Erase, Load, Report, Store
+from sluice.storage.disk_tier import DiskRead, DiskTier, DiskWrite, Erase, Report
 from sluice.storage.format import FileLayout, PageFileInUse
 from sluice.storage.page_file import PageFile, read_index
 from sluice.types import CopyDone
@@ -41,8 +41,8 @@ class Bytes:
         self.frees += 1
 
 
-def store(slot: int) -> Store:
-    return Store(slot, slot, keys([slot] * 4)[0], Bytes(page(slot)))
+def store(slot: int) -> DiskWrite:
+    return DiskWrite(slot, slot, keys([slot] * 4)[0], Bytes(page(slot)))
 
 
 def hung(path: Path, reports: Report) -> tuple[DiskTier, HungBlocks]:
@@ -161,7 +161,7 @@ def test_a_failed_load_frees_its_target_once(path: Path) -> None:
     reports: queue.SimpleQueue[tuple[CopyDone, ...]] = queue.SimpleQueue()
     disk = DiskTier(opened(path).file, reports.put)
     target = Bytes()
-    disk.submit(Load(7, 3, 0, target))
+    disk.submit(DiskRead(7, 3, 0, target))
     ((done,),) = (reports.get(timeout=PATIENCE),)
     assert done.error == "page 3 of the file is empty"
     assert target.frees == 1

@@ -16,8 +16,8 @@ from sluice.storage import format as page_format
 from sluice.storage.format import (
     BLOCK,
     Checksums,
-    Entry,
     FileLayout,
+    IndexEntry,
     PageFileError,
     decode_entry,
     decode_header,
@@ -176,10 +176,10 @@ def test_a_file_that_claims_to_be_one_is_refused_in_words(path: Path) -> None:
         header = encode_header(FileLayout(page_format.PageGeometry(**geometry), SLOTS))
         with pytest.raises(ValueError, match="has a damaged header"):
             decode_header(header)
-    entry = Entry(keys([*range(4)])[0], Checksums((1, 2, 3)), 7)
+    entry = IndexEntry(keys([*range(4)])[0], Checksums((1, 2, 3)), 7)
     assert decode_entry(encode_entry(entry, GEOMETRY), GEOMETRY) == entry
     longer = replace(GEOMETRY, page_size=5)
-    five = Entry(keys([*range(5)], page_size=5)[0], Checksums((1, 2, 3)), 7)
+    five = IndexEntry(keys([*range(5)], page_size=5)[0], Checksums((1, 2, 3)), 7)
     data = encode_entry(five, longer)
     assert decode_entry(data, GEOMETRY) is None
     assert decode_entry(data, replace(longer, num_layers=2)) is None

@@ -13,8 +13,7 @@ from sluice.assembly.resolve import MAX_PAGE_SIZE, UNCHUNKED_BATCH_TOKENS, page_
 from sluice.config import ConfigError, DiffusionConfig, EngineConfig, SchedulerConfig, flag, itl_micros
 from sluice.models.llama_config import DIFFUSION_ARCHITECTURES
 from sluice.models.spec import BlockDiffusion, ModelSpec
-from sluice.runner.open_blocks import Denoising
-from sluice.runner.unmask import Strategy, Unmasking
+from sluice.runner.open_blocks import Denoising, Strategy, Unmasking
 from sluice.types import SchedulerLimits
 
 OPTION = "--dllm-algorithm-config"

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+import tokenizers
 import torch
 from torch import nn
 
@@ -31,7 +33,6 @@ from sluice.runner.drafting.pages import DraftPages, DraftSizes
 from sluice.runner.drafting.target import DraftedModel, StatesModel
 from sluice.runner.forwards import Model
 from sluice.runner.logit_ops import LogitOps
-from sluice.text.same_tokens import first_difference
 
 LOGGER = logging.getLogger("sluice.engine")
 EAGLE3 = "eagle3"
@@ -150,3 +151,30 @@ def _supporting(backend: AttentionBackend, spec: ModelSpec, page_size: int, devi
         return backend
     LOGGER.warning("the drafter's attention runs on torch, not on %s: %s", backend.name, problem)
     return REFERENCE
+
+
+class Difference(NamedTuple):
+    """An id of two tokenizers that stands for different tokens."""
+
+    token_id: int
+    one: str
+    other: str
+
+
+def first_difference(one: Path, other: Path) -> Difference | None:
+    """Return the lowest id that two checkpoints use for different tokens, apart from tokens that were added; None if
+    there is none, or one of them has no `tokenizer.json` that can be read.
+
+    Args:
+        one, other: their folders.
+    """
+    files = [folder / "tokenizer.json" for folder in (one, other)]
+    if not all(file.is_file() for file in files):
+        return None
+    try:
+        backends = [tokenizers.Tokenizer.from_file(str(file)) for file in files]
+    except Exception:  # noqa: BLE001 - the library raises nothing more specific; the model's own is read elsewhere
+        return None
+    mine, theirs = ({token_id: token for token, token_id in each.get_vocab(False).items()} for each in backends)
+    different = min((token_id for token_id in mine.keys() & theirs if mine[token_id] != theirs[token_id]), default=None)
+    return None if different is None else Difference(different, mine[different], theirs[different])

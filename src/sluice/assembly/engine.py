@@ -3,37 +3,68 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from sluice.assembly.cost_file import read_costs
 from sluice.assembly.info import EngineInfo
 from sluice.assembly.load import load
-from sluice.assembly.pacing import kept_costs
-from sluice.assembly.peers import NO_PEERS, Peers
-from sluice.assembly.profile import profiled
+from sluice.assembly.loaded import NO_PEERS, LoadedModel, Peers
+from sluice.assembly.pacing import kept_costs, profiled
 from sluice.assembly.rank_runners import NO_OTHERS, LedRanks, OtherRanks
 from sluice.assembly.ranks import layout_of, shown_sizes
-from sluice.assembly.remote import with_remote_pages
-from sluice.assembly.shortage import memory_shortage
-from sluice.assembly.tiers import DiskUnusable, check_disk, without_disk
-from sluice.config import ConfigError, EngineConfig, TraceConfig
+from sluice.assembly.tiers import (
+    LOAD_BACK_PAGES,
+    DiskUnusable,
+    TierSetup,
+    check_disk,
+    copy_limits,
+    page_geometry,
+    without_disk,
+)
+from sluice.config import ConfigError, EngineConfig, MemoryShortage, TraceConfig
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import Heartbeat
 from sluice.engine.messages import BlocksLoaded, Copied
 from sluice.engine.meter import RingTotals
 from sluice.engine.protocols import Link
+from sluice.models.weights import fingerprint
 from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.parallel.tokens import exchange_last_tokens
 from sluice.tracing.file import create
-from sluice.types import CHUNKS_BY_TIME, Tier
+from sluice.types import CHUNKS_BY_TIME, Tier, TierLimits
 from sluice.types.faults import Fault
 
 LOGGER = logging.getLogger("sluice.engine")
+
+TIMES_THE_POOL = 4
+"""Pages of others that an engine knows of at once, for each page of its device. They cost it some bytes each."""
+
+MESSAGES = ("can't allocate memory", "cannot allocate memory", "out of memory")
+"""In plain RuntimeErrors: of torch's allocator on CPU, of a mapped file, and of CUDA outside torch's allocator."""
+
+
+@contextmanager
+def memory_shortage() -> Iterator[None]:
+    """Raise MemoryShortage in place of an error of torch that says that memory is lacking."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not lacks_memory(error):
+            raise
+        raise MemoryShortage(f"not enough free memory to build the engine: {str(error).strip()}") from error
+
+
+def lacks_memory(error: RuntimeError) -> bool:
+    """Return whether an error of torch says that memory is lacking, on the device or the host."""
+    text = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or any(message in text for message in MESSAGES)
 
 
 def build_engine(
@@ -212,3 +243,41 @@ def _new_trace(config: EngineConfig, *, must_have: bool) -> tuple[EngineConfig, 
         LOGGER.warning("%s; this engine writes no trace", problem)
         return replace(config, trace=TraceConfig()), None
     return config, path
+
+
+def with_remote_pages(loaded: LoadedModel, folder: Path) -> LoadedModel:
+    """Return a model whose engines take pages from the page files in a folder.
+
+    Raises:
+        ConfigError: it has tiers of its own, or the folder cannot be used.
+    """
+    config, shape = loaded.info.config, loaded.shape
+    _refuse(config, folder)
+    geometry = page_geometry(loaded.spec, shape, fingerprint(loaded.info.folder), layout=loaded.backend.layout)
+    per_step, in_flight = copy_limits(config, shape, geometry.page_bytes)
+    limits = TierLimits(
+        disk_pages=TIMES_THE_POOL * shape.num_pages,
+        write_policy="never",
+        copies_per_step=per_step,
+        copies_in_flight=in_flight,
+        load_back_pages=LOAD_BACK_PAGES,
+    )
+    return replace(loaded, tiers=TierSetup(limits, geometry, remote=folder.absolute()))
+
+
+def _refuse(config: EngineConfig, folder: Path) -> None:
+    shown = f"taking pages from {folder}"
+    given = {
+        "--kv-disk": config.cache.kv_disk,
+        "--kv-host-bytes": config.cache.kv_host_bytes,
+        "--trace": config.trace.trace,
+    }
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(f"{name} {value} is not supported beside {shown}")
+    if layout_of(config.parallel).size > 1:
+        raise ConfigError(f"several ranks are not supported beside {shown}")
+    if not config.cache.enable_prefix_caching:
+        raise ConfigError(f"{shown} needs the prefix cache, but it is off (--no-enable-prefix-caching)")
+    if not folder.is_dir():
+        raise ConfigError(f"{shown}: there is no such folder")

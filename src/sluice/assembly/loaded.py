@@ -17,7 +17,6 @@ from sluice.assembly.info import EngineInfo
 from sluice.assembly.offloading import OffloadSetup
 from sluice.assembly.pacing import CostKeeper, KeptCosts
 from sluice.assembly.page_transfer import transfer_of
-from sluice.assembly.peers import NO_PEERS, Peers
 from sluice.assembly.tiers import NO_TIERS, OpenTiers, TierSetup
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.ticking import TickingAttention
@@ -25,8 +24,8 @@ from sluice.device.transport import transport_for
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import Heartbeat, LoadingPart, Phase
-from sluice.engine.messages import Compiled
-from sluice.engine.page_feed import PageFeed
+from sluice.engine.messages import Compiled, PagesOffered, PagesTaken
+from sluice.engine.page_feed import PageFeed, PageListener
 from sluice.engine.protocols import Grammars, Link, Runner
 from sluice.engine.trace import ChunkLog, PaceLog, RecentSteps, TraceSink
 from sluice.engine.transfer import Handover
@@ -37,8 +36,7 @@ from sluice.models.spec import ModelSpec
 from sluice.parallel.member import ALONE, Member
 from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
 from sluice.runner.features import NewGrammars
-from sluice.runner.features.grammars import NO_GRAMMARS, Publish, keep
-from sluice.runner.features.grammars import Grammars as MaskGrammars
+from sluice.runner.features.grammars import NO_GRAMMARS, GrammarMasks, Publish, keep
 from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.grammar.base import CompiledGrammars
 from sluice.runner.grammar.compiler import GrammarCompiler
@@ -60,6 +58,21 @@ from sluice.tracing.recorder import Recorder
 from sluice.types.faults import Fault, FaultKind
 from sluice.types.footprint import device_footprint
 from sluice.version import VERSION as SLUICE_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The ways to others; by default there are none."""
+
+    events: PageListener | None = None
+    """Receives what the prefix cache stores and gives up."""
+    answer: Callable[[PagesOffered | PagesTaken], None] | None = None
+    """Queues answers to messages about pages, and returns at once."""
+    remote: Path | None = None
+    """Folder of the page files of other engines, whose pages this one takes."""
+
+
+NO_PEERS = Peers()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +136,7 @@ class LoadedModel:
             grammars: finds the grammars of requests.
             publish: takes the masks of each step for other ranks.
         """
-        return self.state_with(partial(MaskGrammars, grammars=grammars, publish=publish))
+        return self.state_with(partial(GrammarMasks, grammars=grammars, publish=publish))
 
     def state_with(self, new_grammars: NewGrammars) -> DeviceState:
         """Return the state of an empty device.

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from sluice.assembly.cost_file import CostFile, Entry, Key, read_costs, write_entry
+from sluice.assembly.cost_file import CostFile, Key, LearntEntry, read_costs, write_entry
 from sluice.assembly.offloading import ATTENTION_COST
 from sluice.config import ConfigError, EngineConfig
 from sluice.engine.clock import Clock
+from sluice.engine.protocols import Runner
 from sluice.engine.trace import StepRecord, StepTimes, TraceSink
 from sluice.models.spec import ModelSpec
-from sluice.scheduler.cost import CostPrior, Load, StepCost
+from sluice.scheduler.cost import CostPrior, StepCost, StepLoad
 from sluice.scheduler.pacer import LearntPace, Pacer, Pacing
-from sluice.types import CHUNKS_BY_TIME, BatchPlan, BatchResult, Regime
+from sluice.scheduler.setup import SchedulerSetup
+from sluice.types import CHUNKS_BY_TIME, BatchPlan, BatchResult, Regime, SamplingParams, Submit
 from sluice.types.footprint import KVSizes
 
 LOGGER = logging.getLogger("sluice.engine")
 SAVE_SECONDS = 10.0
 LAST_SECONDS = 1.0
 """For how long an engine that ends waits to write what it has learnt."""
+
+CHUNKS = 8
+"""Chunks of the prompt that is computed: the last ones show what attention costs."""
+FIRST_STEP = -(1 << 30)
+"""Ranks answer steps in ascending order, and those of the engine begin at 0."""
 
 
 class Rates(NamedTuple):
@@ -115,7 +123,7 @@ class CostKeeper:
         """Write what was learnt, unless another engine is writing for so long. If it cannot be written, that is logged
         once, and serving goes on."""
         try:
-            write_entry(self._path, Entry(self._key, self._pacer.learnt()), patience)
+            write_entry(self._path, LearntEntry(self._key, self._pacer.learnt()), patience)
             self._can_write = True
         except (OSError, ConfigError) as error:
             if self._can_write:
@@ -167,9 +175,40 @@ def _check_target(config: EngineConfig, learnt: LearntPace, regime: Regime) -> N
         ConfigError: such a step takes longer than the target.
     """
     target = config.scheduler.limits().itl_target
-    alone = StepCost(learnt=learnt.costs).fitted(regime, Load(1, 1, 1))
+    alone = StepCost(learnt=learnt.costs).fitted(regime, StepLoad(1, 1, 1))
     if regime in learnt.costs.regimes and alone > target > 0:
         raise ConfigError(
             f"--itl-target {config.scheduler.itl_target} is below the {alone / 1000:.1f} ms of a step that decodes one"
             f" request, by --cost-model {config.trace.cost_model}; a target must be above that"
         )
+
+
+def profiled(setup: SchedulerSetup, runner: Runner, clock: Clock, longest: int) -> Pacing:
+    """Return what is known of the machine after some steps that compute prompts, and nothing else, were timed.
+
+    The times are part of what the engine's scheduler is built from, so a recorded run plans the same when it is
+    replayed. Later requests overwrite the slots and pages that were used.
+
+    Args:
+        setup: of the engine's scheduler, whose chunks are by time.
+        runner: with nothing in flight.
+        longest: most tokens of a request.
+    """
+    limits = replace(setup.limits, pipeline_stages=1, max_queued_requests=0, max_queued_tokens=0)
+    scheduler = replace(
+        setup, limits=limits, prefix_caching=False, tiers=replace(setup.tiers, host_pages=0, disk_pages=0), offload=None
+    ).build()
+    scheduler.state.step = FIRST_STEP
+    size = limits.chunked_prefill_size
+    longest = min(longest, setup.num_pages * setup.page_size) - 1
+    lengths = [size, size // 2, CHUNKS * size]
+    for number, length in enumerate(lengths):
+        sampling = SamplingParams(max_tokens=1, temperature=0.0, seed=0)
+        scheduler.add(Submit(number, (0,) * max(1, min(length, longest)), sampling))
+        while (plan := scheduler.schedule()) is not None:
+            began = clock.now()
+            result = runner.launch(plan).wait()
+            micros = round((clock.now() - began) * 1e6)
+            scheduler.commit(plan, result, micros if number else 0)  # the first one warms up
+    assert scheduler.state.sizer is not None, f"chunks are not by time: {limits}"
+    return replace(setup.pacing or Pacing(), learnt=LearntPace(scheduler.state.sizer.learnt(), 0, 0))

@@ -23,7 +23,7 @@ from sluice.attention.backend import AttentionBackend
 from sluice.config import EngineConfig, OffloadConfig
 from sluice.models.spec import ModelSpec
 from sluice.storage.blocks import FileBlocks
-from sluice.storage.checksums import Run, best_checksum, find_checksum
+from sluice.storage.checksums import PageRun, best_checksum, find_checksum
 from sluice.types.footprint import KVSizes
 
 LOAD_SECONDS = 2e-4
@@ -62,7 +62,7 @@ def _loading_rate() -> float:
         half = MEASURED_BYTES // 2
         k, v = target[:half], target[half:]
         size = half // PARTS
-        run = Run(
+        run = PageRun(
             np.arange(PARTS, dtype=np.int64) * 2 * size,
             np.full(PARTS, checksum.of(k[:size], v[:size]), dtype=np.uint32),
             k,

@@ -26,7 +26,7 @@ MAX_SCORES = 2**25
 """Pairs of a query and a key, times heads, that one call computes: a tenth of a second or so, a few without AVX2."""
 
 
-class Part(NamedTuple):
+class RowRange(NamedTuple):
     """The work of one call: the rows from `row` on, or some queries of that row alone."""
 
     row: int
@@ -95,16 +95,16 @@ class NativeAttention(Attention):
             self._tick()
         return out, lse
 
-    def _parts(self, batch: ForwardBatch, spec: AttentionSpec) -> Iterator[Part]:
+    def _parts(self, batch: ForwardBatch, spec: AttentionSpec) -> Iterator[RowRange]:
         """Yield the whole batch, or its decodes and then each prompt in pieces. Only causal attention can be cut."""
         heads = spec.num_heads
         lens = list(zip(batch.q_lens, batch.kv_lens_host, strict=True))
         if not spec.causal or sum(q_len * kv_len for q_len, kv_len in lens) * heads <= self._max_scores:
-            yield Part(0, len(lens), 0, batch.q_starts, batch.kv_lens)
+            yield RowRange(0, len(lens), 0, batch.q_starts, batch.kv_lens)
             return
         start = batch.num_decodes
         if start:
-            yield Part(0, start, 0, batch.q_starts, batch.kv_lens)
+            yield RowRange(0, start, 0, batch.q_starts, batch.kv_lens)
         for row, (q_len, kv_len) in list(enumerate(lens))[start:]:
             step = max(1, self._max_scores // (heads * max(kv_len, 1)))
             origin = position = kv_len - q_len
@@ -113,7 +113,7 @@ class NativeAttention(Attention):
                 block = spec.block_size or 1
                 end = min(kv_len, max(spec.end_of_block(position), (position + step) // block * block))
                 ends = torch.tensor([0, end - position], dtype=torch.int32), torch.tensor([end], dtype=torch.int32)
-                yield Part(row, 1, start + position - origin, *ends)
+                yield RowRange(row, 1, start + position - origin, *ends)
                 position = end
             start += q_len
 

@@ -17,7 +17,7 @@ from sluice.bench.metrics import parse_goodput
 from sluice.bench.options import OPTION_NAMES, BenchOptions, options_from
 from sluice.bench.records import Failure, Run
 from sluice.bench.report import streams_nothing, table
-from sluice.bench.results import Result, read_result, write_file, write_result
+from sluice.bench.results import BenchResult, read_result, write_file, write_result
 from sluice.bench.workload import build_workload
 from sluice.config import ConfigError, EngineConfig, flag
 from sluice.tracing.run import StepRun
@@ -115,7 +115,7 @@ def _steps_of(path: Path) -> Sequence[StepRun]:
     return read_steps(path)
 
 
-def _measure(given: dict[str, Any]) -> Result:
+def _measure(given: dict[str, Any]) -> BenchResult:
     url = given.pop("url", None)
     options = checked_options({name: given.pop(name) for name in OPTION_NAMES & given.keys()})
     if (url is None) == ("model" not in given):
@@ -166,7 +166,7 @@ def total_failure(run: Run) -> Failure | None:
     return failures[0] if len(failures) == len(run.requests) else None
 
 
-def verdict(result: Result) -> int:
+def verdict(result: BenchResult) -> int:
     """Return the exit status of a measurement, and print to standard error why it is not 0."""
     for run in result.runs:
         failure = total_failure(run)

@@ -20,7 +20,7 @@ from statistics import NormalDist
 from sluice.bench.metrics import Latencies, Summary, percentile, summarize
 from sluice.bench.records import Record
 from sluice.bench.report import CACHED_MATTERS, milliseconds
-from sluice.bench.results import Result, served
+from sluice.bench.results import BenchResult, served
 
 RESAMPLES = 10_000
 REQUEST_RESAMPLES = 200
@@ -84,7 +84,7 @@ class Measure:
     bigger_is_better: bool = False
 
 
-def compare(base: Result, other: Result, *, paired: bool = False) -> Comparison:
+def compare(base: BenchResult, other: BenchResult, *, paired: bool = False) -> Comparison:
     """Compare all numbers that both results have.
 
     Args:
@@ -220,7 +220,7 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _label(result: Result) -> str:
+def _label(result: BenchResult) -> str:
     return f"{served(result.target)} at {result.target['url'] or 'in process'}"
 
 
@@ -232,7 +232,7 @@ def _cached(before: Sequence[Summary], after: Sequence[Summary]) -> Iterator[str
         yield f"prompt tokens found in the server's cache: {100 * ours:.0f}% against {100 * theirs:.0f}%"
 
 
-def _differences(base: Result, other: Result) -> Iterator[str]:
+def _differences(base: BenchResult, other: BenchResult) -> Iterator[str]:
     ours, theirs = base.settings.get("workload", {}), other.settings.get("workload", {})
     for name in [*ours, *(theirs.keys() - ours.keys())]:
         if ours.get(name) != theirs.get(name):

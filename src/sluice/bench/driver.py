@@ -17,30 +17,25 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from sluice.bench.records import Arrival, CountedBy, Failure, Record
-from sluice.bench.workload import Background, Session, Turn, Workload
+from sluice.bench.records import CountedBy, Failure, Record, TokenArrival
+from sluice.bench.workload import BackgroundRequest, Session, Turn, Workload
 
 DECIMALS = 6
 """Records keep times to the microsecond."""
 
 
-class Timer(Protocol):
-    """The client's clock. Tests pass their own, to measure exact times without waiting."""
+class Timer:
+    """The client's clock: monotonic time of this machine. Tests pass their own, to measure exact times without waiting.
+
+    Waits end up to 1 ms late: the event loop's selector counts milliseconds.
+    """
 
     def now(self) -> float:
         """Return the seconds from some fixed moment."""
-
-    async def until(self, moment: float) -> None:
-        """Return at or after this moment; at once if it is over."""
-
-
-class WallTimer:
-    """Monotonic time of this machine. Waits end up to 1 ms late: the event loop's selector counts milliseconds."""
-
-    def now(self) -> float:
         return time.perf_counter()
 
     async def until(self, moment: float) -> None:
+        """Return at or after this moment; at once if it is over."""
         await asyncio.sleep(max(0.0, moment - self.now()))
 
 
@@ -64,10 +59,10 @@ async def watch_lag(timer: Timer, interval: float = 0.05) -> AsyncIterator[list[
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MeasuredAnswer:
     """What one request brought. Times are seconds of the client's clock."""
 
-    arrivals: tuple[Arrival, ...] = ()
+    arrivals: tuple[TokenArrival, ...] = ()
     text: str = ""
     token_ids: tuple[int, ...] = ()
     """Empty if the target does not give them."""
@@ -92,7 +87,7 @@ class Exchange:
     accepted: float | None
     """When the target had taken it: the first byte of the answer's head, or the end of the call."""
     ended: float
-    answer: Callable[[], Answer]
+    answer: Callable[[], MeasuredAnswer]
     """Reads the answer from the raw bytes. That costs time, so it is called after the run where possible."""
 
 
@@ -100,10 +95,10 @@ class Earlier(NamedTuple):
     """An earlier turn of the same conversation, and its answer."""
 
     turn: Turn
-    answer: Answer
+    answer: MeasuredAnswer
 
 
-class Target(Protocol):
+class BenchTarget(Protocol):
     """A server or an engine that is measured."""
 
     @property
@@ -139,7 +134,7 @@ class _Ready(NamedTuple):
 
 
 async def drive(
-    target: Target, workload: Workload, on_end: Callable[[], object] = lambda: None
+    target: BenchTarget, workload: Workload, on_end: Callable[[], object] = lambda: None
 ) -> tuple[float, list[Attempt]]:
     """Send everything and wait for the end of all of it.
 
@@ -163,7 +158,7 @@ async def drive(
 
 @dataclass(slots=True)
 class _Run:
-    target: Target
+    target: BenchTarget
     timer: Timer
     on_end: Callable[[], object]
     start: float
@@ -183,7 +178,7 @@ class _Run:
                 await self.timer.until(due)
                 tasks.create_task(self._when_free(place, each, due))
 
-    async def background(self, index: int, background: Background) -> None:
+    async def background(self, index: int, background: BackgroundRequest) -> None:
         """Run one stream. It ends with its first failure, or a server that refuses everything would be flooded."""
         for number, turn in enumerate(background.turns()):
             exchange = await self.target.send(self.target.prepare(turn, ()))
@@ -236,7 +231,7 @@ def record_of(attempt: Attempt, start: float) -> Record:
         sent=since_start(exchange.sent),
         accepted=None if exchange.accepted is None else since_start(exchange.accepted),
         ended=since_start(exchange.ended),
-        arrivals=tuple(Arrival(since_start(at), tokens) for at, tokens in answer.arrivals),
+        arrivals=tuple(TokenArrival(since_start(at), tokens) for at, tokens in answer.arrivals),
         counted_by=answer.counted_by,
         cached_tokens=answer.cached_tokens,
         finish_reason=answer.finish_reason,

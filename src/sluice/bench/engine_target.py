@@ -13,8 +13,8 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sluice.bench.driver import Answer, Earlier, Exchange, Timer
-from sluice.bench.records import Arrival, CountedBy, Failure
+from sluice.bench.driver import Earlier, Exchange, MeasuredAnswer, Timer
+from sluice.bench.records import CountedBy, Failure, TokenArrival
 from sluice.bench.workload import Turn
 from sluice.engine.clock import micros_at
 from sluice.engine.messages import Message, Shutdown, Stats
@@ -22,8 +22,8 @@ from sluice.types import Output, SamplingParams, Submit
 from sluice.types.request_limits import LimitError, Limits
 
 
-class Loop(Protocol):
-    """An engine: Sluice's, or another one behind the same link."""
+class RunningEngine(Protocol):
+    """An engine: Sluice's, or another one behind the same link (`benchmarks/peers`)."""
 
     def run(self) -> None:
         """Serve what the link brings until it brings `Shutdown`."""
@@ -40,7 +40,7 @@ class EngineExchange:
     prompt_tokens: int
     accepted: float | None = None
     ended: float = 0.0
-    arrivals: list[Arrival] = field(default_factory=list)
+    arrivals: list[TokenArrival] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     last: Output | None = None
     refusal: str | None = None
@@ -48,7 +48,7 @@ class EngineExchange:
 
     def take(self, output: Output, now: float) -> None:
         if output.token_ids:
-            self.arrivals.append(Arrival(now, len(output.token_ids)))
+            self.arrivals.append(TokenArrival(now, len(output.token_ids)))
             self.token_ids += output.token_ids
         if output.finish_reason is not None:
             self.last = output
@@ -63,7 +63,7 @@ class EngineExchange:
         with suppress(InvalidStateError):  # the client has given up waiting
             self.done.set_result(None)
 
-    def answer(self) -> Answer:
+    def answer(self) -> MeasuredAnswer:
         failure = reason = None
         if self.last is None:
             assert self.refusal is not None, "a request ends with an output or a refusal"
@@ -72,7 +72,7 @@ class EngineExchange:
             failure = Failure("engine", self.last.error or "the request was aborted")
         else:
             reason = self.last.finish_reason
-        return Answer(
+        return MeasuredAnswer(
             arrivals=tuple(self.arrivals),
             token_ids=tuple(self.token_ids),
             counted_by=CountedBy.IDS,
@@ -173,7 +173,7 @@ class EngineTarget:
 
 
 @contextmanager
-def running(engine: Loop, link: ThreadLink) -> Iterator[None]:
+def running(engine: RunningEngine, link: ThreadLink) -> Iterator[None]:
     """Run an engine's loop on a thread, and stop it at the end. If it fails, all requests fail, later ones too."""
 
     def loop() -> None:

@@ -11,13 +11,13 @@ from sluice.bench.paces import pace_plot
 from sluice.bench.plots import cdf, render, scatter
 from sluice.bench.records import Record
 from sluice.bench.report import HEADINGS, figures, milliseconds, remarks, sections, summaries, title
-from sluice.bench.results import Result
+from sluice.bench.results import BenchResult
 from sluice.bench.workload import LONG
 from sluice.tracing.run import StepRun
 
 
 def page(
-    result: Result,
+    result: BenchResult,
     steps: Sequence[StepRun] = (),
     command: str = "bench",
     beside: Mapping[str, Sequence[Record]] | None = None,

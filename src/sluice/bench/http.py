@@ -267,14 +267,14 @@ def parse_response(reads: Sequence[Read]) -> tuple[Head | None, list[Read]]:
     return head, body
 
 
-class Event(NamedTuple):
+class ServerSentEvent(NamedTuple):
     """The data of one server-sent event. `at` is when its last byte came."""
 
     at: float
     data: bytes
 
 
-def events(body: Sequence[Read]) -> list[Event]:
+def events(body: Sequence[Read]) -> list[ServerSentEvent]:
     """Return the complete events. Comments and other fields are left out; several data lines are joined."""
     found = []
     lines: list[bytes] = []
@@ -286,6 +286,6 @@ def events(body: Sequence[Read]) -> list[Event]:
             if line.startswith(b"data:"):
                 lines.append(line[5:].removeprefix(b" "))
             elif not line and lines:
-                found.append(Event(at, b"\n".join(lines)))
+                found.append(ServerSentEvent(at, b"\n".join(lines)))
                 lines = []
     return found

@@ -14,15 +14,16 @@ from typing import Any
 from tqdm import tqdm
 
 from sluice.bench import BenchError
-from sluice.bench.driver import Target, Timer, WallTimer, drive, record_of, watch_lag
-from sluice.bench.engine_target import EngineTarget, Loop, ThreadLink, running
+from sluice.bench.driver import BenchTarget, Timer, drive, record_of, watch_lag
+from sluice.bench.engine_target import EngineTarget, ThreadLink, running
 from sluice.bench.http import find_server
 from sluice.bench.openai import CountText, ServerTarget, about_server, served_model
 from sluice.bench.options import BenchOptions
 from sluice.bench.records import Run
 from sluice.bench.report import summaries
-from sluice.bench.results import FORMAT, IN_PROCESS_PACKAGES, Result, machine, versions
+from sluice.bench.results import FORMAT, IN_PROCESS_PACKAGES, BenchResult, machine, versions
 from sluice.bench.workload import Workload, build_workload, warmup_turns
+from sluice.engine.engine import Engine
 from sluice.process.engine_process import freeze_gc
 
 REPEAT_SEED = 1_000_003
@@ -31,19 +32,19 @@ REDRAW_SECONDS = 0.5
 """Interval of the progress bar: drawing it takes the machine's time from what is measured."""
 
 
-async def measure_server(url: str, options: BenchOptions) -> Result:
+async def measure_server(url: str, options: BenchOptions) -> BenchResult:
     """Measure a server with OpenAI's API.
 
     Raises:
         ConfigError: an option cannot be honoured.
         BenchError: the server cannot be reached, or does not serve what it is asked for.
     """
-    target = await server_target(url, options, WallTimer())
+    target = await server_target(url, options, Timer())
     runs = await measure_all(target, options)
     return result_of(options, await _describe(target), runs)
 
 
-async def measure_in_turns(urls: Sequence[str], options: BenchOptions) -> list[Result]:
+async def measure_in_turns(urls: Sequence[str], options: BenchOptions) -> list[BenchResult]:
     """Measure two servers in turns, A B A B: what changes slowly on the machine or the network meets both alike.
 
     Raises:
@@ -51,7 +52,7 @@ async def measure_in_turns(urls: Sequence[str], options: BenchOptions) -> list[R
     """
     targets = []
     for url in urls:
-        target = await server_target(url, options, WallTimer())
+        target = await server_target(url, options, Timer())
         await warm_up(target, options)
         targets.append(target)
     runs: list[list[Run]] = [[] for _ in targets]
@@ -99,7 +100,7 @@ def _counter(folder: Path) -> CountText:
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
 
 
-def measure_engine(engine_options: Mapping[str, Any], options: BenchOptions) -> Result:
+def measure_engine(engine_options: Mapping[str, Any], options: BenchOptions) -> BenchResult:
     """Measure the engine in this process.
 
     Args:
@@ -114,7 +115,7 @@ def measure_engine(engine_options: Mapping[str, Any], options: BenchOptions) -> 
     from sluice.config import EngineConfig
     from sluice.text.tokenizer_files import has_tokenizer, load_tokenizer
 
-    timer = WallTimer()
+    timer = Timer()
     link = ThreadLink(timer)
     engine, info = build_engine(EngineConfig.from_options(engine_options), link, progress=True)
     folder = info.tokenizer_folder
@@ -132,7 +133,7 @@ def measure_engine(engine_options: Mapping[str, Any], options: BenchOptions) -> 
     return result_of(options, described, found, packages=IN_PROCESS_PACKAGES)
 
 
-def measure_in_process(engine: Loop, target: EngineTarget, options: BenchOptions) -> list[Run]:
+def measure_in_process(engine: Engine, target: EngineTarget, options: BenchOptions) -> list[Run]:
     """Measure an engine that serves `target.link`. The engine is closed afterwards.
 
     Raises:
@@ -142,7 +143,7 @@ def measure_in_process(engine: Loop, target: EngineTarget, options: BenchOptions
         return asyncio.run(measure_all(target, options))
 
 
-async def measure_all(target: Target, options: BenchOptions) -> list[Run]:
+async def measure_all(target: BenchTarget, options: BenchOptions) -> list[Run]:
     """Warm the target up and measure it `--repeats` times.
 
     Raises:
@@ -152,7 +153,7 @@ async def measure_all(target: Target, options: BenchOptions) -> list[Run]:
     return [await measure_once(target, options, repeat) for repeat in range(options.run.repeats)]
 
 
-async def warm_up(target: Target, options: BenchOptions) -> None:
+async def warm_up(target: BenchTarget, options: BenchOptions) -> None:
     """Send the requests before the first measurement, one after the other.
 
     Raises:
@@ -177,7 +178,7 @@ def workload_of(options: BenchOptions, repeat: int) -> Workload:
     return build_workload(seeded, vocab_size=options.target.vocab_size)
 
 
-async def measure_once(target: Target, options: BenchOptions, repeat: int) -> Run:
+async def measure_once(target: BenchTarget, options: BenchOptions, repeat: int) -> Run:
     """Measure one run, of `workload_of` this repeat."""
     workload = workload_of(options, repeat)
     started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -199,7 +200,7 @@ async def measure_once(target: Target, options: BenchOptions, repeat: int) -> Ru
 
 def result_of(
     options: BenchOptions, target: dict[str, Any], runs: Sequence[Run], packages: Iterable[str] = ()
-) -> Result:
+) -> BenchResult:
     """Return the result with its numbers. The API key is not in it.
 
     Args:
@@ -210,5 +211,5 @@ def result_of(
         "target": {name: value for name, value in asdict(options.target).items() if name != "api_key"},
         "run": asdict(options.run),
     }
-    result = Result(FORMAT, settings, target, versions(packages), machine(), tuple(runs))
+    result = BenchResult(FORMAT, settings, target, versions(packages), machine(), tuple(runs))
     return replace(result, summaries=[asdict(summary) for summary in summaries(result)])

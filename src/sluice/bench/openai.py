@@ -15,10 +15,10 @@ from heapq import heapify, heapreplace
 from typing import Any
 
 from sluice.bench import BenchError
-from sluice.bench.driver import Answer, Earlier, Exchange, Timer
-from sluice.bench.http import Event, Head, RawExchange, Read, Server, events, exchange, parse_response
+from sluice.bench.driver import Earlier, Exchange, MeasuredAnswer, Timer
+from sluice.bench.http import Head, RawExchange, Read, Server, ServerSentEvent, events, exchange, parse_response
 from sluice.bench.options import TargetOptions
-from sluice.bench.records import Arrival, CountedBy, Failure
+from sluice.bench.records import CountedBy, Failure, TokenArrival
 from sluice.bench.workload import Turn, as_text
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -136,15 +136,15 @@ async def _get_json(server: Server, path: str, timer: Timer) -> tuple[int, Any]:
         return head.status, None
 
 
-def read_answer(raw: RawExchange, count_text: CountText | None = None) -> Answer:
+def read_answer(raw: RawExchange, count_text: CountText | None = None) -> MeasuredAnswer:
     """Read the answer from its bytes. Tokens that came before a failure stay in it."""
     head, body = parse_response(raw.reads)
     if head is None:
-        return Answer(failure=raw.failure or _no_answer(raw.reads))
+        return MeasuredAnswer(failure=raw.failure or _no_answer(raw.reads))
     if head.status != 200:
-        return Answer(failure=Failure(f"HTTP {head.status}", _error_text(b"".join(data for _, data in body))))
+        return MeasuredAnswer(failure=Failure(f"HTTP {head.status}", _error_text(b"".join(data for _, data in body))))
     if head.content_type != "text/event-stream":
-        return Answer(failure=raw.failure or _not_a_stream(head))
+        return MeasuredAnswer(failure=raw.failure or _not_a_stream(head))
     return _read_events(events(body), raw.failure, count_text)
 
 
@@ -187,7 +187,9 @@ class Delta:
     """True for a chat's first event, which names the role and holds no token."""
 
 
-def _read_events(found: Sequence[Event], broken: Failure | None, count_text: CountText | None) -> Answer:
+def _read_events(
+    found: Sequence[ServerSentEvent], broken: Failure | None, count_text: CountText | None
+) -> MeasuredAnswer:
     deltas: list[Delta] = []
     usage: dict[str, Any] = {}
     failure = broken
@@ -214,8 +216,8 @@ def _read_events(found: Sequence[Event], broken: Failure | None, count_text: Cou
     counts, counted_by = count_tokens(deltas, _number(usage, "completion_tokens"), text, count_text)
     if failure is None and not any(counts):
         failure = Failure("no tokens", "the answer holds no token")
-    return Answer(
-        arrivals=tuple(Arrival(delta.at, tokens) for delta, tokens in zip(deltas, counts, strict=True) if tokens),
+    return MeasuredAnswer(
+        arrivals=tuple(TokenArrival(delta.at, tokens) for delta, tokens in zip(deltas, counts, strict=True) if tokens),
         text=text,
         token_ids=tuple(token for delta in deltas for token in delta.token_ids),
         counted_by=counted_by,

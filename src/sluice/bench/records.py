@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 
-class Arrival(NamedTuple):
+class TokenArrival(NamedTuple):
     """Tokens that came in one event, all of them at this time."""
 
     at: float
@@ -57,7 +57,7 @@ class Record:
     """When the client began to send it. `sent - due` is the client's delay, or the wait for a place in the loop."""
     accepted: float | None
     ended: float
-    arrivals: tuple[Arrival, ...]
+    arrivals: tuple[TokenArrival, ...]
     counted_by: CountedBy = CountedBy.EVENTS
     cached_tokens: int | None = None
     finish_reason: str | None = None

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from sluice.bench.metrics import Spread, Summary, errors, parse_goodput, percentile, summarize
 from sluice.bench.records import CountedBy, Record, Run
-from sluice.bench.results import Result, served
+from sluice.bench.results import BenchResult, served
 
 HEADINGS = ("mean", "p50", "p90", "p95", "p99", "max")
 NAME_WIDTH, NUMBER_WIDTH = 24, 10
@@ -26,7 +26,7 @@ class Section(NamedTuple):
     is_class: bool = True
 
 
-def summaries(result: Result) -> list[Summary]:
+def summaries(result: BenchResult) -> list[Summary]:
     """Return the numbers of each run, with the goodput limits it was measured with."""
     limits = result.settings.get("run", {}).get("goodput")
     goodput = None if limits is None else parse_goodput(limits)
@@ -47,7 +47,7 @@ def sections(summary: Summary) -> Iterator[Section]:
         yield Section(name, detail, rows, is_class=False)
 
 
-def table(result: Result) -> str:
+def table(result: BenchResult) -> str:
     """Return the whole table, for a terminal."""
     lines = [title(result), ""]
     for index, (run, summary) in enumerate(zip(result.runs, summaries(result), strict=True), start=1):
@@ -57,7 +57,7 @@ def table(result: Result) -> str:
     return "\n".join(lines)
 
 
-def title(result: Result) -> str:
+def title(result: BenchResult) -> str:
     """Return what was measured, and when."""
     target = result.target
     return f"{target['url'] or 'in process'} · {served(target)} · {result.runs[0].started}"

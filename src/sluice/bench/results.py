@@ -24,7 +24,7 @@ IN_PROCESS_PACKAGES = ("torch", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class BenchResult:
     """The content of a result file."""
 
     format: str
@@ -45,7 +45,7 @@ def served(target: Mapping[str, Any]) -> str:
     return f"{target['model']} by {peer['name']}" if isinstance(peer, dict) else str(target["model"])
 
 
-def write_result(result: Result, path: Path) -> None:
+def write_result(result: BenchResult, path: Path) -> None:
     """
     Raises:
         BenchError: the file cannot be written.
@@ -64,13 +64,13 @@ def write_file(path: Path, content: bytes) -> None:
         raise BenchError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def read_result(path: Path) -> Result:
+def read_result(path: Path) -> BenchResult:
     """
     Raises:
         BenchError: the file cannot be read, or holds no result of this format.
     """
     try:
-        result = msgspec.json.decode(path.read_bytes(), type=Result)
+        result = msgspec.json.decode(path.read_bytes(), type=BenchResult)
     except OSError as error:
         raise BenchError(f"cannot read {path}: {error.strerror or error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

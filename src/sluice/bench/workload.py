@@ -34,7 +34,7 @@ WORDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class FixedLength:
     """A number of tokens that is always the same."""
 
     tokens: int
@@ -68,7 +68,7 @@ class LogNormal:
         return max(1, round(rng.lognormvariate(math.log(self.median), self.sigma)))
 
 
-Lengths = Fixed | Uniform | LogNormal
+Lengths = FixedLength | Uniform | LogNormal
 """How many tokens a prompt or an answer has, each at least 1."""
 
 
@@ -90,7 +90,7 @@ def parse_lengths(text: str, flag: str) -> Lengths:
             case ("lognormal", [median, sigma]) if 1 <= float(median) < math.inf and 0 <= float(sigma) < math.inf:
                 return LogNormal(float(median), float(sigma))
             case (tokens, []) if int(tokens) >= 1:
-                return Fixed(int(tokens))
+                return FixedLength(int(tokens))
     except ValueError:
         pass
     accepted = "a number of tokens, uniform:LOWEST:HIGHEST or lognormal:MEDIAN:SIGMA"
@@ -169,7 +169,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Background:
+class BackgroundRequest:
     """A request that is sent again, with a new prompt, whenever it has ended, as long as a session is unfinished."""
 
     maker: PromptMaker
@@ -193,7 +193,7 @@ class Workload:
     """All that is sent in one run."""
 
     sessions: tuple[Session, ...]
-    background: tuple[Background, ...] = ()
+    background: tuple[BackgroundRequest, ...] = ()
     concurrency: int | None = None
     """Most sessions at once. A session that has to wait for a place is late from when it was due."""
 
@@ -204,7 +204,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class ArrivalLine:
     """A line of an arrivals file."""
 
     at: float
@@ -223,7 +223,7 @@ def build_workload(options: WorkloadOptions, *, vocab_size: int) -> Workload:
     planned = None if options.arrivals is None else read_arrivals(Path(options.arrivals))
     sessions = _from_plan(planned, maker, options) if planned else _drawn(maker, options)
     background = tuple(
-        Background(
+        BackgroundRequest(
             maker,
             f"background {index}",
             options.seed,
@@ -245,7 +245,7 @@ def warmup_turns(workload: Workload, options: WorkloadOptions, count: int, *, vo
     return found
 
 
-def read_arrivals(path: Path) -> list[Planned]:
+def read_arrivals(path: Path) -> list[ArrivalLine]:
     """Read requests from a file of JSON lines, ordered by time: `at_ms`, `prompt_tokens`, `max_tokens`, maybe `class`.
 
     Raises:
@@ -261,7 +261,7 @@ def read_arrivals(path: Path) -> list[Planned]:
     return sorted(found, key=lambda item: item.at)
 
 
-def _planned(line: str, place: str) -> Planned:
+def _planned(line: str, place: str) -> ArrivalLine:
     try:
         content: Any = json.loads(line)
     except ValueError as error:
@@ -280,10 +280,10 @@ def _planned(line: str, place: str) -> Planned:
             raise ConfigError(f"{place}: {name} must be an integer of at least 1, got {value!r}")
     if kind is not None and (not isinstance(kind, str) or not kind):
         raise ConfigError(f"{place}: class must be a non-empty text, got {kind!r}")
-    return Planned(at / 1000, content["prompt_tokens"], content["max_tokens"], kind)
+    return ArrivalLine(at / 1000, content["prompt_tokens"], content["max_tokens"], kind)
 
 
-def _from_plan(planned: Sequence[Planned], maker: PromptMaker, options: WorkloadOptions) -> tuple[Session, ...]:
+def _from_plan(planned: Sequence[ArrivalLine], maker: PromptMaker, options: WorkloadOptions) -> tuple[Session, ...]:
     chosen = planned[: _count(options, len(planned), "--arrivals")]
     prompts = [maker.prompt(f"request {index}", item.prompt_tokens) for index, item in enumerate(chosen)]
     return tuple(
@@ -324,7 +324,7 @@ def _drawn(maker: PromptMaker, options: WorkloadOptions) -> tuple[Session, ...]:
 
 def _output_tokens(options: WorkloadOptions) -> Lengths:
     if options.max_new_tokens is not None:
-        return Fixed(options.max_new_tokens)
+        return FixedLength(options.max_new_tokens)
     assert options.output_tokens is not None, f"not resolved: {options}"
     return parse_lengths(options.output_tokens, "--output-tokens")
 
@@ -378,5 +378,5 @@ def _classified(workload: Workload, threshold: int | None) -> Workload:
     )
 
 
-def _typical(background: Background) -> int:
+def _typical(background: BackgroundRequest) -> int:
     return len(next(background.turns()).prompt)

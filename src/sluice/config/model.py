@@ -221,7 +221,6 @@ class ModelConfig:
     debug_uninitialized_reads: bool = option(
         False,
         "debug: detect steps that read uninitialized data",
-        aliases=("poison_unread",),
         more="Slots whose request has not sampled, and inputs of a step that have been read, are filled with an"
         " invalid value; blocks of block diffusion are marked as open or not. If a step reads that value, or a block"
         " that is not open, its request ends with an error.",
@@ -309,7 +308,6 @@ class OffloadConfig:
         " takes little device memory at any length, but is served more slowly; other requests run beside it. Needs"
         " --kv-host-bytes or --kv-disk. See [long-contexts.md](long-contexts.md).",
         positive=True,
-        aliases=("stream_above",),
     )
     ring_blocks: int | None = option(
         None,

@@ -267,7 +267,7 @@ class ServerConfig:
         None,
         "faults to inject, like crash@20,slow@40=60",
         unset="none",
-        more="Needs --enable-fault-injection. crash, hang, alloc, nan or drop with @STEP, and slow@STEP=SECONDS; see"
+        more="Needs --enable-fault-injection. crash, hang, alloc or nan with @STEP, and slow@STEP=SECONDS; see"
         " [recovery](recovery.md).",
         metavar="FAULTS",
     )

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sluice.engine.clock import Clock, WallClock
+from sluice.engine.clock import Clock, StepTimer, WallClock
 from sluice.engine.deadlines import Deadlines
 from sluice.engine.messages import (
     Abort,
@@ -28,10 +28,8 @@ from sluice.engine.messages import (
     WatchSteps,
 )
 from sluice.engine.meter import Meter, RingTotals, Totals
-from sluice.engine.no_grammars import NoGrammars
 from sluice.engine.page_feed import PageFeed
-from sluice.engine.protocols import Grammars, Link, Pending, Planner, Runner
-from sluice.engine.step_timer import StepTimer
+from sluice.engine.protocols import Grammars, Link, NoGrammars, Pending, Planner, Runner
 from sluice.engine.step_watch import StepWatch
 from sluice.engine.trace import NullTrace, StepTimes, TraceSink
 from sluice.engine.transfer import Handover

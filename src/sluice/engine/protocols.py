@@ -148,3 +148,19 @@ class Link(Protocol):
     def answer(self, stats: Stats) -> None:
         """Deliver the answer to a `QueryStats` or a `FlushCache`."""
         ...
+
+
+class NoGrammars:
+    """Compiles nothing: a request with a grammar ends with an error."""
+
+    def compile(self, request_id: int, grammar: str) -> Compiled | None:
+        return Compiled(request_id, "this engine takes no grammars")
+
+    def forget(self, request_ids: Iterable[int]) -> None:
+        """Return: nothing is kept."""
+
+    def totals(self) -> GrammarTotals:
+        return GrammarTotals()
+
+    def close(self) -> None:
+        """Return: nothing is open."""

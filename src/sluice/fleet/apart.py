@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sluice.fleet.calls import Call
+from sluice.fleet.calls import ReplicaCall
 from sluice.fleet.choosing import Chooser
 from sluice.fleet.replicas import Replicas
 from sluice.routing.split import PrefillSplit, SplitLimits
@@ -21,7 +21,7 @@ class Apart:
     failed_handovers: int = 0
     """Prompts that were computed there, and whose pages could not be handed over."""
 
-    def takes(self, call: Call, now: float) -> bool:
+    def takes(self, call: ReplicaCall, now: float) -> bool:
         """Return whether a call to the replicas that decode goes to a prefill replica first.
 
         Args:

@@ -9,7 +9,7 @@ from itertools import chain
 import msgspec
 
 from sluice.engine.clock import micros_at
-from sluice.fleet.choosing import Attempt, Candidate, Chooser
+from sluice.fleet.choosing import Chooser, ReplicaAttempt, ReplicaCandidate
 from sluice.fleet.identity import Identity
 from sluice.kv.digests import page_digests
 from sluice.process.wire import decode, encode
@@ -51,7 +51,7 @@ class Sent:
         )
 
 
-class Call:
+class ReplicaCall:
     """A request that is to be sent to a replica. Pickled, it is the bytes of `Sent`: nothing else leaves this process.
 
     Args:
@@ -76,7 +76,7 @@ class Call:
         self.request = request
         self.chooser = chooser
         self.hands_over = hands_over
-        self.attempt = Attempt(request.request_id, frozenset(avoid), is_computed=bool(offer))
+        self.attempt = ReplicaAttempt(request.request_id, frozenset(avoid), is_computed=bool(offer))
         self._now = now
         self._offer = offer
         self._digests: dict[int, Sequence[bytes]] = {}
@@ -116,7 +116,7 @@ class Call:
         return bytes, (msgspec.msgpack.encode(sent),)
 
 
-class Target:
+class ReplicaTarget:
     """Says which replica a question goes to. Pickled, it is nothing.
 
     Args:
@@ -130,7 +130,7 @@ class Target:
         self._key = key
         self._version = version
 
-    def choose(self, candidates: Sequence[Candidate]) -> str | None:
+    def choose(self, candidates: Sequence[ReplicaCandidate]) -> str | None:
         """Return the key of a replica that fits; None: none does."""
         keys = {each.key for each in candidates}
         if self._chooser is not None:

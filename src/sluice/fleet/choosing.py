@@ -18,7 +18,7 @@ from sluice.engine.messages import Stats
 from sluice.fleet.identity import Identity
 from sluice.fleet.page_news import EVERYTHING, PageNews
 from sluice.routing.dispatch import Dispatcher, NoReplica, RoutedRequest
-from sluice.routing.occupancy import Occupancy, PrefillSpeed
+from sluice.routing.occupancy import ObservedOccupancy, PrefillSpeed
 
 LOGGER = logging.getLogger("sluice.fleet")
 AVOID_SECONDS = 5.0
@@ -26,7 +26,7 @@ AVOID_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ReplicaCandidate:
     """A replica that runs."""
 
     key: str
@@ -36,7 +36,7 @@ class Candidate:
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
+class ReplicaAttempt:
     """One sending of a request to a replica. Only the chooser changes it."""
 
     request_id: int
@@ -60,7 +60,7 @@ class Told(NamedTuple):
     """Of its prefix cache; None: nothing."""
 
 
-class Counts(NamedTuple):
+class ChooserCounts(NamedTuple):
     """What a chooser has counted."""
 
     sent: Mapping[str, int]
@@ -106,22 +106,24 @@ class Chooser:
         with self._lock:
             yield self._dispatcher
 
-    def counts(self) -> Counts:
+    def counts(self) -> ChooserCounts:
         """Return what has happened so far."""
         with self._lock:
-            return Counts(dict(self._sent), len(self._kept_out))
+            return ChooserCounts(dict(self._sent), len(self._kept_out))
 
-    def admit(self, candidates: Iterable[Candidate]) -> list[str]:
+    def admit(self, candidates: Iterable[ReplicaCandidate]) -> list[str]:
         """Take the replicas that run for all that there are, and return the keys of those that may serve."""
         with self._lock:
             return self._admit(candidates)
 
-    def admit_for(self, attempt: Attempt, candidates: Iterable[Candidate]) -> list[str]:
+    def admit_for(self, attempt: ReplicaAttempt, candidates: Iterable[ReplicaCandidate]) -> list[str]:
         """Do as `admit`, and leave out the replicas that have just lost a request, if there are others."""
         with self._lock:
             return self._admit_for(attempt, candidates)
 
-    def choose(self, attempt: Attempt, request: RoutedRequest, candidates: Iterable[Candidate]) -> str | None:
+    def choose(
+        self, attempt: ReplicaAttempt, request: RoutedRequest, candidates: Iterable[ReplicaCandidate]
+    ) -> str | None:
         """Return the key of the replica that a request goes to; None: none of them may serve it, or the attempt is
         over.
 
@@ -141,7 +143,7 @@ class Chooser:
                 self._dispatcher.first_token(attempt.request_id)
             return attempt.key
 
-    def sent(self, attempt: Attempt, key: str) -> None:
+    def sent(self, attempt: ReplicaAttempt, key: str) -> None:
         """Note that a replica has taken a request."""
         with self._lock:
             self._sent[key] += 1
@@ -182,9 +184,9 @@ class Chooser:
             with self._lock:  # not for all of them: a request may have to be routed
                 index.follow(event)
 
-    def _occupancy(self, stats: Stats, speed: PrefillSpeed) -> Occupancy:
+    def _occupancy(self, stats: Stats, speed: PrefillSpeed) -> ObservedOccupancy:
         full, totals = stats.occupancy, stats.totals
-        return Occupancy(
+        return ObservedOccupancy(
             queued_prefill_tokens=stats.queued_prefill_tokens,
             num_running=full.running + full.loading,
             num_waiting=full.waiting + full.compiling,
@@ -194,18 +196,18 @@ class Chooser:
             itl_margin=None if totals.itl is None else totals.itl.margin,
         )
 
-    def first_token(self, attempt: Attempt) -> None:
+    def first_token(self, attempt: ReplicaAttempt) -> None:
         """Note that a request has a token."""
         with self._lock:
             if attempt.request_id in self._open:
                 self._dispatcher.first_token(attempt.request_id)
 
-    def ended(self, attempt: Attempt) -> None:
+    def ended(self, attempt: ReplicaAttempt) -> None:
         """Note that a request is over at its replica. Further calls have no effect."""
         with self._lock:
             self._close(attempt)
 
-    def lost(self, attempt: Attempt) -> None:
+    def lost(self, attempt: ReplicaAttempt) -> None:
         """Note that the replica of a request cannot go on with it: other requests are sent elsewhere for some time, and
         what was in its cache counts for nothing."""
         with self._lock:
@@ -215,23 +217,23 @@ class Chooser:
                 self._dispatcher.forget_cache(attempt.key)
                 self._following.pop(attempt.key, None)
 
-    def _close(self, attempt: Attempt) -> None:
+    def _close(self, attempt: ReplicaAttempt) -> None:
         if not attempt.is_closed:
             attempt.is_closed = True
             self._release(attempt)
 
-    def _release(self, attempt: Attempt) -> None:
+    def _release(self, attempt: ReplicaAttempt) -> None:
         if attempt.request_id in self._open:
             self._open.remove(attempt.request_id)
             self._dispatcher.ended(attempt.request_id)
 
-    def _admit_for(self, attempt: Attempt, candidates: Iterable[Candidate]) -> list[str]:
+    def _admit_for(self, attempt: ReplicaAttempt, candidates: Iterable[ReplicaCandidate]) -> list[str]:
         keys, now = self._admit(candidates), self._now()
         others = [key for key in keys if key not in attempt.avoid]
         well = [key for key in others if self._avoided_until.get(key, now) <= now]
         return well or others or keys
 
-    def _admit(self, candidates: Iterable[Candidate]) -> list[str]:
+    def _admit(self, candidates: Iterable[ReplicaCandidate]) -> list[str]:
         admitted: list[str] = []
         foreign: set[str] = set()
         for each in candidates:

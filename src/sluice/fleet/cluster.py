@@ -10,7 +10,7 @@ from typing import Any
 
 from sluice.config import ConfigError, ServerConfig, names_ray_auth_mode
 from sluice.fleet.resources import Resources
-from sluice.process.ranks.local_ray import start_local_ray
+from sluice.process.ranks.ray_ranks import start_local_ray
 
 APP = "sluice"
 """Name of the application: another one of this name takes its place."""

@@ -16,8 +16,8 @@ from sluice.fleet.front import Front
 from sluice.fleet.identity import Identity
 from sluice.fleet.options import FleetPlan
 from sluice.fleet.page_news import PageBook
-from sluice.fleet.ray_replicas import RayReplicas
 from sluice.fleet.replica import ReplicaServer
+from sluice.fleet.replicas import Replicas
 from sluice.fleet.scaling import LoadMeter, ReplicaLoad
 from sluice.fleet.transfer_file import TransferFile, decode_engine, prefill_engine
 from sluice.process.client import EngineClient, EngineGone
@@ -133,9 +133,9 @@ class Ingress:
         self._front: Front | None = None
         enter(plan.folder)
         configure_logging(plan.server.log_level, plan.server.log_format)
-        found = RayReplicas(replicas)
+        found = Replicas(replicas)
         ready: Ready = await found.introduction(version)
-        apart = None if prefill is None else RayReplicas(prefill)
+        apart = None if prefill is None else Replicas(prefill)
         self._front = await Front.open(plan, ready, found, apart)
 
     def __serve_build_asgi_app__(self) -> Starlette:

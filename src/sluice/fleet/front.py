@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import Context
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from starlette.applications import Starlette
 
+from sluice.engine.messages import Stats
 from sluice.fleet.apart import Apart
 from sluice.fleet.choosing import Chooser
 from sluice.fleet.identity import Identity
 from sluice.fleet.link import EPOCH, FleetLink
 from sluice.fleet.options import RAY_PREFIX, FleetPlan, limits_of
-from sluice.fleet.replica_metrics import replica_metrics
 from sluice.fleet.replicas import Replicas
+from sluice.fleet.totals import FleetTotals
 from sluice.http.apis.responses.store import ResponseStore
 from sluice.http.app import create_app
 from sluice.http.base.auth import read_keys
@@ -33,6 +34,7 @@ from sluice.http.base.served_model import ServedModel
 from sluice.http.base.unknown_fields import IgnoredFieldsLog
 from sluice.http.edge.hosts import answered_names
 from sluice.http.observe.metrics import Metrics
+from sluice.http.observe.metrics_page import Page
 from sluice.http.observe.otel import open_traces
 from sluice.process.client import EngineClient
 from sluice.process.engine_process import freeze_gc
@@ -45,6 +47,8 @@ LOOK_SECONDS = 1.0
 """Between two looks at what replicas have to do."""
 LEAST_PATIENCE = 5.0
 """Seconds that a request waits for a replica, however short `--restart-timeout` is: a busy machine needs some."""
+
+LABEL = "replica"
 
 
 @dataclass(frozen=True)
@@ -154,3 +158,45 @@ def ip_address_of(host: str) -> str:
     """Return the address that a proxy listens on."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return str(found[0][4][0])
+
+
+def replica_metrics(chooser: Chooser, totals: FleetTotals, apart: Apart | None = None) -> Callable[[Page], None]:
+    """Return what adds the metrics of the replicas to a page.
+
+    Args:
+        apart: the replicas that compute prompts alone; None: there are none.
+    """
+
+    def add(page: Page) -> None:
+        stats, counts = totals.latest, chooser.counts()
+        page.gauge("sluice:replicas", "Replicas that may serve.", len(chooser.replicas))
+        kept_out, sent = counts.kept_out, dict(counts.sent)
+        if apart is not None:
+            prefill = apart.chooser.counts()
+            page.gauge("sluice:prefill_replicas", "Replicas that compute prompts alone.", len(apart.chooser.replicas))
+            page.counter("sluice:failed_handovers", "Prompts whose pages went nowhere.", apart.failed_handovers)
+            kept_out, sent = kept_out + prefill.kept_out, {**sent, **prefill.sent}
+        page.gauge("sluice:replicas_kept_out", "Replicas of another model or version.", kept_out)
+        page.counter("sluice:replica_requests", "Requests sent to a replica.", sent, LABEL)
+        page.gauge("sluice:replica_running", "Requests on its device.", _of(stats, _running), LABEL)
+        page.gauge("sluice:replica_waiting", "Requests that wait there.", _of(stats, _waiting), LABEL)
+        page.gauge("sluice:replica_kv_usage", "Share of its pages in use.", _of(stats, _usage), LABEL)
+
+    return add
+
+
+def _of(stats: Mapping[str, Stats], value: Callable[[Stats], float]) -> dict[str, float]:
+    return {key: value(each) for key, each in stats.items()}
+
+
+def _running(stats: Stats) -> float:
+    return stats.occupancy.running
+
+
+def _waiting(stats: Stats) -> float:
+    return stats.occupancy.waiting
+
+
+def _usage(stats: Stats) -> float:
+    occupancy = stats.occupancy
+    return 1 - (occupancy.free_pages + occupancy.cached_pages) / max(1, occupancy.total_pages)

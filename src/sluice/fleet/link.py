@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from sluice.engine.messages import Abort, FlushCache, Message, PagesOffered, QueryStats, Stats
 from sluice.fleet.apart import Apart
-from sluice.fleet.calls import Call
+from sluice.fleet.calls import ReplicaCall
 from sluice.fleet.choosing import Chooser, Told
 from sluice.fleet.replicas import ReplicaLost, Replicas
 from sluice.fleet.totals import NOTHING, FleetTotals
@@ -173,9 +173,9 @@ class FleetLink:
         losses = self._losses.get(request_id)
         handed_over = request_id in self._offers
         offer = self._offers.pop(request_id, b"")
-        call = Call(request, self._chooser, self._client.now, () if losses is None else losses.keys, offer)
+        call = ReplicaCall(request, self._chooser, self._client.now, () if losses is None else losses.keys, offer)
         if self._apart is not None and losses is None and not handed_over and self._apart.takes(call, sent_at):
-            call = Call(request, self._apart.chooser, self._client.now, hands_over=True)
+            call = ReplicaCall(request, self._apart.chooser, self._client.now, hands_over=True)
         try:
             if (how := await self._loss_of(call)) is not None:
                 await self._again(call, sent_at, how)
@@ -191,7 +191,7 @@ class FleetLink:
                 self._losses.pop(request_id, None)
                 self._offers.pop(request_id, None)
 
-    async def _loss_of(self, call: Call) -> str | None:
+    async def _loss_of(self, call: ReplicaCall) -> str | None:
         """Serve a call, and return how its replica was lost; None: the request has ended.
 
         Raises:
@@ -212,7 +212,7 @@ class FleetLink:
             return repr(error)
         return None
 
-    async def _wait_and_stream(self, call: Call) -> None:
+    async def _wait_and_stream(self, call: ReplicaCall) -> None:
         """Serve a call. Ray lets it wait for a replica without a limit, and does not say that there is none.
 
         Raises:
@@ -242,7 +242,7 @@ class FleetLink:
                 raise
             raise ReplicaLost("no replica has taken it") from error
 
-    async def _stream(self, call: Call) -> None:
+    async def _stream(self, call: ReplicaCall) -> None:
         has_begun = has_ended = False
         replicas = self._apart.replicas if self._apart is not None and call.hands_over else self._replicas
         async with aclosing(replicas.stream(call)) as frames:
@@ -276,7 +276,7 @@ class FleetLink:
         self._unmoved.warn(LOGGER, f"the pages of a prompt could not be handed over: {offered.error}")
         return b""
 
-    async def _again(self, call: Call, sent_at: float, how: str) -> None:
+    async def _again(self, call: ReplicaCall, sent_at: float, how: str) -> None:
         """Send a request to another replica, after a pause, or give it up.
 
         Args:

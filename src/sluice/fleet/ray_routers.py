@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
-from sluice.fleet.calls import Call, Target
-from sluice.fleet.choosing import Candidate
+from sluice.fleet.calls import ReplicaCall, ReplicaTarget
+from sluice.fleet.choosing import ReplicaCandidate
 from sluice.fleet.identity import Identity
 
 try:
@@ -38,7 +38,7 @@ class AffinityRouter(PrefixCacheAffinityRouter):
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         call = asked(pending_request)
-        if not isinstance(call, Call):
+        if not isinstance(call, ReplicaCall):
             return chosen(candidate_replicas, pending_request)
         replicas = by_key(candidate_replicas)
         admitted = [replicas[key] for key in call.chooser.admit_for(call.attempt, candidates_of(replicas))]
@@ -57,9 +57,9 @@ def chosen(candidates: list[RunningReplica], pending: PendingRequest | None) -> 
     """Return the replica that a call or a question goes to. If none may serve it, any one refuses it."""
     replicas = by_key(candidates)
     match asked(pending):
-        case Call() as call:
+        case ReplicaCall() as call:
             key = call.chooser.choose(call.attempt, call, candidates_of(replicas))
-        case Target() as target:
+        case ReplicaTarget() as target:
             key = target.choose(candidates_of(replicas))
         case _:
             key = None
@@ -69,7 +69,7 @@ def chosen(candidates: list[RunningReplica], pending: PendingRequest | None) -> 
 def note_sent(pending: PendingRequest, replica_id: ReplicaID) -> bool:
     """Tell the chooser of a call that a replica has taken it. Return whether it is a call."""
     call = asked(pending)
-    if not isinstance(call, Call):
+    if not isinstance(call, ReplicaCall):
         return False
     call.chooser.sent(call.attempt, replica_id.unique_id)
     return True
@@ -84,9 +84,9 @@ def by_key(replicas: Iterable[RunningReplica]) -> dict[str, RunningReplica]:
     return {each.replica_id.unique_id: each for each in replicas}
 
 
-def candidates_of(replicas: Mapping[str, RunningReplica]) -> list[Candidate]:
+def candidates_of(replicas: Mapping[str, RunningReplica]) -> list[ReplicaCandidate]:
     """Return what replicas have said of themselves when they became ready (`Replica.record_replica_metadata`)."""
     return [
-        Candidate(key, Identity(said["model"], said["fingerprint"], said["wire"]), said["version"])
+        ReplicaCandidate(key, Identity(said["model"], said["fingerprint"], said["wire"]), said["version"])
         for key, said in ((key, each.replica_metadata) for key, each in replicas.items())
     ]

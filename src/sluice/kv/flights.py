@@ -10,7 +10,7 @@ from sluice.types import CopyDone, PageCopy, PageKey, Tier, TierLimits
 
 
 @dataclass(slots=True, eq=False)
-class Load:
+class PageLoad:
     """Nodes on their way to the device, in the tree's order, and the pages they are to have.
 
     The pages have no other owner. If the request that waits for the load leaves, what was not begun is given up.
@@ -34,12 +34,12 @@ class Load:
 class LoadedPage:
     """One copy of a load."""
 
-    load: Load
+    load: PageLoad
     index: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Store:
+class NodeStore:
     """A copy of a node on its way to a tier."""
 
     node: Node
@@ -77,7 +77,7 @@ class OffloadStore:
     key: PageKey | None
 
 
-Flight = LoadedPage | Store | OffloadStore
+Flight = LoadedPage | NodeStore | OffloadStore
 
 
 class Flights:

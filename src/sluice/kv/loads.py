@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sluice.kv.flights import Flights, Load, LoadedPage
+from sluice.kv.flights import Flights, LoadedPage, PageLoad
 from sluice.kv.nodes import NOWHERE, Node, copies_of
 from sluice.kv.stores import Stores
 from sluice.kv.tier_pool import TierPages
@@ -19,7 +19,7 @@ class Loads:
         self._pages = pages
         self._flights = flights
         self._stores = stores
-        self.open: list[Load] = []
+        self.open: list[PageLoad] = []
 
     @property
     def has_work(self) -> bool:
@@ -37,10 +37,10 @@ class Loads:
             assert not copies.is_loading, f"{node} is loaded twice"
             copies.is_loading = True
 
-    def add(self, nodes: list[Node], pages: list[int]) -> Load:
+    def add(self, nodes: list[Node], pages: list[int]) -> PageLoad:
         """Begin to load held nodes into pages that have no other owner."""
         assert len(nodes) == len(pages), f"{len(pages)} pages for {len(nodes)} nodes"
-        load = Load(nodes, pages, [_source(node) for node in nodes])
+        load = PageLoad(nodes, pages, [_source(node) for node in nodes])
         self.open.append(load)
         return load
 
@@ -59,7 +59,7 @@ class Loads:
                 load.begun += 1
                 load.open += 1
 
-    def ended(self, copy: LoadedPage, error: str | None) -> tuple[Load | None, list[int]]:
+    def ended(self, copy: LoadedPage, error: str | None) -> tuple[PageLoad | None, list[int]]:
         """Note that a copy has ended. Returns its load if that is over with it, and pages that are free now."""
         load = copy.load
         load.open -= 1
@@ -76,23 +76,23 @@ class Loads:
         copy.load.open -= 1
         copy.load.begun = min(copy.load.begun, copy.index)
 
-    def cancel(self, load: Load) -> list[int]:
+    def cancel(self, load: PageLoad) -> list[int]:
         """Give up what a load has not begun. Returns pages that are free now."""
         return self._shorten(load) + self._end(load)
 
-    def _shorten(self, load: Load) -> list[int]:
+    def _shorten(self, load: PageLoad) -> list[int]:
         """Begin nothing more of a load. Returns the pages it does not need then."""
         nodes, pages = load.nodes[load.begun :], load.pages[load.begun :]
         del load.nodes[load.begun :], load.pages[load.begun :], load.sources[load.begun :]
         self._let_go(nodes)
         return pages
 
-    def _over(self, load: Load, pages: list[int]) -> tuple[Load | None, list[int]]:
+    def _over(self, load: PageLoad, pages: list[int]) -> tuple[PageLoad | None, list[int]]:
         if load.open or load.begun < len(load.nodes):
             return None, pages
         return load, pages + self._end(load)
 
-    def _end(self, load: Load) -> list[int]:
+    def _end(self, load: PageLoad) -> list[int]:
         """Give the nodes of a load their pages, if nothing of it is in flight. Nodes behind one that failed get none.
         Returns the pages that are not needed."""
         if load.open or load.is_over:

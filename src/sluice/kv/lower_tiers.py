@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from sluice.kv.flights import Load, StoreOwner
+from sluice.kv.flights import PageLoad, StoreOwner
 from sluice.kv.nodes import Node
 from sluice.kv.prefix import PrefixTree
 from sluice.types import CopyDone, PageCopy, PageKey, StoredPage, Tier, TierUse
@@ -69,11 +69,11 @@ class LowerTiers:
         """Keep the copies of nodes that are about to be loaded."""
         assert not nodes, f"{len(nodes)} nodes to load, but they lie on no tier"
 
-    def load(self, nodes: list[Node], pages: list[int]) -> Load:
+    def load(self, nodes: list[Node], pages: list[int]) -> PageLoad:
         """Begin to load held nodes into pages that have no other owner."""
         raise AssertionError(f"{len(nodes)} nodes to load, but they lie on no tier")
 
-    def cancel(self, load: Load) -> list[int]:
+    def cancel(self, load: PageLoad) -> list[int]:
         """Give up what a load has not begun: its request has left. Returns pages that are free now."""
         raise AssertionError(f"{load} was not started")
 
@@ -86,7 +86,7 @@ class LowerTiers:
         """Let the next plan forget these pages: the plan that was to do it never ran."""
         assert not dropped, f"pages {dropped} of no disk"
 
-    def ended(self, done: CopyDone) -> tuple[Load | None, list[int]]:
+    def ended(self, done: CopyDone) -> tuple[PageLoad | None, list[int]]:
         """Note that a copy has ended. Returns the load that is over with it, if there is one, and pages that are free
         now."""
         raise AssertionError(f"{done} was not planned")

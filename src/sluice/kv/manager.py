@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Protocol
 
 from sluice.kv.events import NO_EVENTS, NoEvents
-from sluice.kv.flights import Load
+from sluice.kv.flights import PageLoad
 from sluice.kv.lower_tiers import LowerTiers
 from sluice.kv.nodes import Node
 from sluice.kv.offload import OffloadPool
@@ -97,7 +97,7 @@ class ResidentLease:
         self.pages = [node.page for node in path]
         self.capacity = len(path) * kv.page_size
         self.cached = CachedTokens(self.capacity)
-        self.load: Load | None = None
+        self.load: PageLoad | None = None
         """Nodes on their way to the device, which are to lengthen the path. None: the lease is not loading."""
 
     @property
@@ -306,7 +306,7 @@ class KVManager:
         """Return whether the page behind a path that was just matched is on its way to the device."""
         return self.tiers.is_loading(self.tree.match_below(path, tokens, limit, extra_key))
 
-    def copied(self, done: CopyDone) -> Load | None:
+    def copied(self, done: CopyDone) -> PageLoad | None:
         """Note that a copy has ended. Returns the load that is over with it, if there is one."""
         load, pages = self.tiers.ended(done)
         self.pool.give(pages)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from sluice.kv.flights import Flights, OffloadStore, Store
+from sluice.kv.flights import Flights, NodeStore, OffloadStore
 from sluice.kv.nodes import NOWHERE, Node, TierCopies, copies_of, key_of, parent_of
 from sluice.kv.tier_pool import STALE, TierPages
 from sluice.types import CopyDone, Tier, TierLimits
@@ -81,7 +81,7 @@ class Stores:
             if _lacks(node, level):
                 self._store(node, level, Tier.DEVICE, node.page)
 
-    def ended(self, store: Store, done: CopyDone) -> None:
+    def ended(self, store: NodeStore, done: CopyDone) -> None:
         """Note that the store of a node has ended."""
         copies, tier = copies_of(store.node), self._pages.pools[store.level]
         copies.storing[tier.level] = False
@@ -171,7 +171,7 @@ class Stores:
         copies.storing[level] = True
         target = self._pages.pools[level].tier
         key = key_of(node) if target is Tier.DISK else None
-        self._flights.plan(Store(node, level, page), (source, source_page), (target, page), key=key)
+        self._flights.plan(NodeStore(node, level, page), (source, source_page), (target, page), key=key)
 
     def _evict(self, node: Node, level: int) -> None:
         """Give up a copy, after moving it to the next tier if it is the only one."""

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 
 from sluice.kv.events import NO_EVENTS, NoEvents
-from sluice.kv.flights import Flights, Load, LoadedPage, OffloadStore, Store, StoreOwner
+from sluice.kv.flights import Flights, LoadedPage, NodeStore, OffloadStore, PageLoad, StoreOwner
 from sluice.kv.loads import Loads
 from sluice.kv.lower_tiers import LowerTiers
 from sluice.kv.nodes import NOWHERE, Node, copies_of
@@ -61,7 +61,7 @@ class Tiers(LowerTiers):
         return self._pages.pools
 
     @property
-    def loads(self) -> list[Load]:
+    def loads(self) -> list[PageLoad]:
         """Loads that are not over, oldest first."""
         return self._loads.open
 
@@ -128,10 +128,10 @@ class Tiers(LowerTiers):
     def hold(self, nodes: Sequence[Node]) -> None:
         self._loads.hold(nodes)
 
-    def load(self, nodes: list[Node], pages: list[int]) -> Load:
+    def load(self, nodes: list[Node], pages: list[int]) -> PageLoad:
         return self._loads.add(nodes, pages)
 
-    def cancel(self, load: Load) -> list[int]:
+    def cancel(self, load: PageLoad) -> list[int]:
         return self._loads.cancel(load)
 
     def take_copies(self) -> tuple[tuple[PageCopy, ...], tuple[int, ...]]:
@@ -146,11 +146,11 @@ class Tiers(LowerTiers):
     def forget_again(self, dropped: Sequence[int]) -> None:
         self._dropped_again = dropped
 
-    def ended(self, done: CopyDone) -> tuple[Load | None, list[int]]:
+    def ended(self, done: CopyDone) -> tuple[PageLoad | None, list[int]]:
         flight = self._flights.end(done)
         if isinstance(flight, LoadedPage):
             return self._loads.ended(flight, done.error)
-        if isinstance(flight, Store):
+        if isinstance(flight, NodeStore):
             self._stores.ended(flight, done)
         elif flight is not None:
             self._stores.ended_offloaded(flight, done)
@@ -161,7 +161,7 @@ class Tiers(LowerTiers):
             lost = CopyDone(ticket, error="lost")
             if isinstance(flight, LoadedPage):
                 self._loads.lost(flight)
-            elif isinstance(flight, Store):
+            elif isinstance(flight, NodeStore):
                 self._stores.ended(flight, lost)
             else:
                 self._stores.ended_offloaded(flight, lost)

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 from sluice.config import EngineConfig
 from sluice.engine.clock import WallClock, micros_at
-from sluice.llm.constraints import Grammars
 from sluice.text.chat_template import RenderOptions
+from sluice.text.constraints.grammars import grammar_of
+from sluice.text.constraints.shapes import Choice, Grammar, JsonSchema, Regex, Shape
 from sluice.text.detokenizer import Detokenizer, Vocabulary, spelling_of
 from sluice.text.text_stream import TextStream
 from sluice.text.tokenizer import Tokenizer
@@ -29,6 +30,8 @@ UNNUMBERED = 0
 """`request_id` of a request that is not numbered yet."""
 NO_TEXT = Vocabulary(spelling_of(None), lambda token_id: None, frozenset())
 """The vocabulary of a checkpoint without a tokenizer: no token has text."""
+
+MAX_REMEMBERED = 256
 
 
 def engine_config(model: str | PathLike[str] | None, options: Mapping[str, Any]) -> EngineConfig:
@@ -71,7 +74,7 @@ class Requests:
         """With the chat template, whose process the first conversation starts."""
         self._eos_ids = {*eos_token_ids, *(self._tokenizer.eos_token_ids if self._tokenizer else ())}
         self._new_seed = seed_source(seed)
-        self._grammars = Grammars()
+        self._grammars = GrammarMemo()
         self._clock = WallClock()
 
     def close(self) -> None:
@@ -238,3 +241,40 @@ def one_each(name: str, kind: type[T] | tuple[type[T], ...], given: Any, count: 
     if len(given) != count:
         raise ValueError(f"{name} must be one {kinds}, or one for each of {count} prompts, got {len(given)}")
     return given
+
+
+class GrammarMemo:
+    """Makes grammars. Those of the last constraints are remembered: many prompts are sent with the same one."""
+
+    def __init__(self) -> None:
+        self._remembered: dict[Shape, str] = {}
+
+    def of(self, params: SamplingParams) -> str:
+        """Return the grammar of the outputs that parameters ask for; empty if they may be anything.
+
+        Raises:
+            ConstraintError: (a ValueError) it cannot be used; the message names the parameter.
+        """
+        shape = shape_of(params)
+        if shape is None:
+            return ""
+        grammar = self._remembered.get(shape)
+        if grammar is None:
+            grammar = grammar_of(shape)
+            if len(self._remembered) >= MAX_REMEMBERED:
+                self._remembered.pop(next(iter(self._remembered)))
+            self._remembered[shape] = grammar
+        return grammar
+
+
+def shape_of(params: SamplingParams) -> Shape | None:
+    """Return the shape that parameters ask for; None if they ask for none."""
+    if params.schema is not None:
+        return JsonSchema(params.schema, "schema", params.whitespace_pattern)
+    if params.regex is not None:
+        return Regex(params.regex, "regex")
+    if params.choice is not None:
+        return Choice(params.choice, "choice")
+    if params.grammar is not None:
+        return Grammar(params.grammar, "grammar")
+    return None

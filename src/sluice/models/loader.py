@@ -18,7 +18,7 @@ from sluice.models.base import CausalLM, PagedLM
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError, read_config, refuse_unsupported
 from sluice.models.fallback.load import load_fallback
 from sluice.models.filler import Filler
-from sluice.models.formats.base import Format, Rows
+from sluice.models.formats.base import Rows, WeightFormat
 from sluice.models.formats.read import check_agrees, read_format
 from sluice.models.gpt2 import GPT2
 from sluice.models.linear import Packer
@@ -147,7 +147,7 @@ def _is_fallback(checkpoint: CheckpointConfig, implementation: str) -> bool:
 def _load_native(
     folder: Path,
     checkpoint: CheckpointConfig,
-    stored_as: Format | None,
+    stored_as: WeightFormat | None,
     dtype: str,
     quantization: str | None,
     device: torch.device,
@@ -196,7 +196,7 @@ def _fill(filler: Filler, tensors: Iterator[StoredTensor], bar: tqdm, report: Re
         report(done, bar.total)
 
 
-def _tensors(folder: Path, stored_as: Format | None, model: CausalLM, rows: Rows) -> Iterator[StoredTensor]:
+def _tensors(folder: Path, stored_as: WeightFormat | None, model: CausalLM, rows: Rows) -> Iterator[StoredTensor]:
     """Iterate over a checkpoint's tensors as plain weights."""
     if stored_as is None:
         return stored_tensors(folder)
@@ -207,7 +207,7 @@ def _tensors(folder: Path, stored_as: Format | None, model: CausalLM, rows: Rows
     return stored_as.tensors(folder, model, dtype, rows)
 
 
-def _held(asked: str | None, stored_as: Format | None, dtype: torch.dtype, packer: Packer) -> str:
+def _held(asked: str | None, stored_as: WeightFormat | None, dtype: torch.dtype, packer: Packer) -> str:
     """Return how the model holds its weights, as `ModelSpec.quantization` says it."""
     if _is_on_load(asked, stored_as):
         assert asked is not None
@@ -218,13 +218,13 @@ def _held(asked: str | None, stored_as: Format | None, dtype: torch.dtype, packe
     return next((kind + AS_STORED for kind in kinds if packer.why_not(kind, dtype) is None), "none")
 
 
-def _is_on_load(asked: str | None, stored_as: Format | None) -> bool:
+def _is_on_load(asked: str | None, stored_as: WeightFormat | None) -> bool:
     """Return whether weights are to be quantised while they are loaded. FP8 may also name how they are stored."""
     return asked in ON_LOAD and not (stored_as is not None and stored_as.name == asked)
 
 
 def _resolve_dtype(
-    folder: Path, checkpoint: CheckpointConfig, dtype: str, device: torch.device, stored_as: Format | None
+    folder: Path, checkpoint: CheckpointConfig, dtype: str, device: torch.device, stored_as: WeightFormat | None
 ) -> torch.dtype:
     """Return the dtype to compute in. Weights that must be dequantised are so to one that the CPU's kernels have."""
     name = dtype

@@ -20,19 +20,19 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
-from sluice.assembly.peers import Peers
+from sluice.assembly.loaded import Peers
 from sluice.assembly.ranks import layout_of
 from sluice.config import MemoryShortage
 from sluice.engine.engine import Engine
-from sluice.engine.heartbeat import LoadingPart, Phase, WatchedRunner
+from sluice.engine.heartbeat import Heartbeat, LoadingPart, Phase, WatchedRunner
+from sluice.engine.protocols import Pending, Runner
 from sluice.engine.step_watch import StepWatch
-from sluice.process.faults import FaultyRunner
-from sluice.process.kv_events.sender import KvEventSender
+from sluice.process.kv_events.board import KvEventSender
 from sluice.process.logs import configure_logging
 from sluice.process.priority import be_nice
 from sluice.process.ranks.ray_ranks import place_ranks
@@ -40,7 +40,8 @@ from sluice.process.ranks.spawn import RankProcesses, Spawned
 from sluice.process.socket_folder import SocketFolder
 from sluice.process.wire import Failed, Ready, Start
 from sluice.process.zmq_link import ZmqLink
-from sluice.types.faults import FaultKind, of_engine, parse_faults
+from sluice.types import BatchPlan, BatchResult
+from sluice.types.faults import Fault, FaultKind, of_engine, parse_faults
 
 EXIT_FAILED = 3
 """Exit status after the reason was sent as `Failed`."""
@@ -50,6 +51,9 @@ YOUNG_OBJECTS = 10_000
 SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC}
 
 Factory = Callable[[Start, ZmqLink], tuple[Engine, Ready]]
+
+TICK_SECONDS = 1.0
+"""Time between two ticks of a slow step."""
 
 
 def main(arguments: list[str]) -> int:
@@ -86,8 +90,7 @@ def main(arguments: list[str]) -> int:
 def _wrap_runner(engine: Engine, link: ZmqLink, start: Start) -> None:
     """Inject faults and write the heartbeat."""
     if faults := of_engine(parse_faults(start.faults), start.epoch):
-        engine.runner = FaultyRunner(engine.runner, faults, link.heartbeat)
-        link.lost = [fault.number for fault in faults if fault.kind is FaultKind.DROP and fault.number is not None]
+        engine.runner = FaultInjector(engine.runner, faults, link.heartbeat)
     engine.runner = WatchedRunner(engine.runner, link.heartbeat)
 
 
@@ -220,3 +223,54 @@ def _watch_stdin() -> None:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+class FaultInjector:
+    """A runner that crashes, hangs, is slow or runs out of memory at certain steps.
+
+    Args:
+        inner: the runner that does the work.
+        faults: the faults of this engine.
+        heartbeat: ticks during a slow step.
+    """
+
+    def __init__(self, inner: Runner, faults: Sequence[Fault], heartbeat: Heartbeat) -> None:
+        self._inner = inner
+        self._faults = faults
+        self._heartbeat = heartbeat
+        self._steps = 0
+
+    def launch(self, plan: BatchPlan) -> Pending:
+        step, self._steps = self._steps, self._steps + 1
+        due = [fault for fault in self._faults if fault.rows(step, plan)]
+        for fault in due:
+            match fault.kind:
+                case FaultKind.CRASH:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case FaultKind.HANG:
+                    threading.Event().wait()
+                case FaultKind.ALLOC:
+                    raise MemoryError(f"no memory for step {step} (an injected fault)")
+        slow = sum(fault.seconds for fault in due)
+        pending = self._inner.launch(plan)
+        return SlowStep(pending, slow, self._heartbeat) if slow else pending
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class SlowStep:
+    """A step on a slow device."""
+
+    def __init__(self, inner: Pending, seconds: float, heartbeat: Heartbeat) -> None:
+        self._inner = inner
+        self._seconds = seconds
+        self._heartbeat = heartbeat
+
+    def wait(self) -> BatchResult:
+        never, left = threading.Event(), self._seconds
+        while left > 0:
+            self._heartbeat.tick(Phase.DEVICE)
+            never.wait(min(left, TICK_SECONDS))
+            left -= TICK_SECONDS
+        return self._inner.wait()

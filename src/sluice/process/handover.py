@@ -14,13 +14,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import msgspec
 
-from sluice.engine.messages import Message, OfferPages, PagesOffered, PagesTaken, TakePages
-from sluice.process.queries import Answer
+from sluice.engine.messages import OfferPages, PagesOffered, PagesTaken, TakePages
+from sluice.process.client import EngineClient
 from sluice.process.wire import WireError
 from sluice.types import PageOffer
 
@@ -30,18 +29,12 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(PageOffer)
 
 
-class Asks(Protocol):
-    """The client of an engine (`client.EngineClient`), as far as a handover needs it."""
-
-    async def ask(self, query: Callable[[int], Message]) -> Answer: ...
-
-
 class HandoverError(RuntimeError):
     """An engine offers or takes no pages; the message says why. The other engine can compute the prompt itself."""
 
 
 async def offered(
-    client: Asks, tokens: Sequence[int], page_size: int, extra_key: str = "", *, patience: float = 2.0
+    client: EngineClient, tokens: Sequence[int], page_size: int, extra_key: str = "", *, patience: float = 2.0
 ) -> PageOffer:
     """Return where the pages of a computed prompt lie.
 
@@ -69,7 +62,7 @@ async def offered(
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-async def taken(client: Asks, offer: PageOffer) -> int:
+async def taken(client: EngineClient, offer: PageOffer) -> int:
     """Let an engine load offered pages, and return how many tokens they hold.
 
     Raises:

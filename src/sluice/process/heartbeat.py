@@ -17,7 +17,7 @@ from sluice.engine.heartbeat import Heartbeat, LoadingPart, Phase
 
 MAX_IN_FLIGHT = 1 << 16
 """Ids that fit. If more requests are in flight, none is recorded."""
-TICKS, PHASE, STEP, STEPS_DONE, TOKENS, RECEIVED, SENT, PART, LOADED, TO_LOAD, IN_FLIGHT = range(11)
+TICKS, PHASE, STEP, STEPS_DONE, TOKENS, PART, LOADED, TO_LOAD, IN_FLIGHT = range(9)
 IDS = IN_FLIGHT + 1
 SIZE = 8 * (IDS + MAX_IN_FLIGHT)
 
@@ -32,10 +32,6 @@ class Reading(NamedTuple):
     steps_done: int
     tokens: int
     """Tokens computed in the steps done, prompts included."""
-    received: int
-    """Messages from the server."""
-    sent: int
-    """Messages to the server."""
     part: LoadingPart = LoadingPart.STARTING
     """What it does while it loads."""
     loaded: int = 0
@@ -102,14 +98,9 @@ class SharedHeartbeat(Heartbeat):
         self._numbers[STEPS_DONE] += 1
         self._numbers[TOKENS] += tokens
 
-    def messages(self, *, received: int, sent: int) -> None:
-        """Record how many messages were received and sent so far."""
-        self._numbers[RECEIVED] = received
-        self._numbers[SENT] = sent
-
     def read(self) -> Reading:
-        ticks, phase, step, steps_done, tokens, received, sent, part, *load = self._numbers[:IN_FLIGHT]
-        return Reading(ticks, Phase(phase), step, steps_done, tokens, received, sent, LoadingPart(part), *load)
+        ticks, phase, step, steps_done, tokens, part, *load = self._numbers[:IN_FLIGHT]
+        return Reading(ticks, Phase(phase), step, steps_done, tokens, LoadingPart(part), *load)
 
     def in_flight(self) -> frozenset[int]:
         """Return the requests in flight, to be read after the writer's death; empty if they are unknown."""
@@ -120,10 +111,3 @@ class SharedHeartbeat(Heartbeat):
         self._numbers.release()
         self._bytes.release()
         self._memory.close()
-
-
-class Counts(NamedTuple):
-    """Messages as the server counts them."""
-
-    sent: int
-    received: int

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +15,6 @@ from dataclasses import dataclass
 from sluice.config import ServerConfig
 from sluice.engine.messages import Message, Shutdown
 from sluice.process.activity import Activity, activity_of
-from sluice.process.child import Child
 from sluice.process.delivery import OutputOrderError
 from sluice.process.heartbeat import Reading
 from sluice.process.liveness import LivenessWatch, LoadingWatch
@@ -106,7 +107,7 @@ class EngineProcess:
             try:
                 folder = SocketFolder.fresh()
                 undo.callback(folder.remove)
-                channel = undo.enter_context(closing(ZmqChannel(folder, start.epoch)))
+                channel = undo.enter_context(closing(ZmqChannel(folder)))
                 process = await asyncio.create_subprocess_exec(
                     # -P: modules never come from the working directory, which may be a checkpoint.
                     *(sys.executable, "-P", "-m", "sluice.process.engine_process", str(folder.path)),
@@ -186,7 +187,7 @@ class EngineProcess:
         watch = LivenessWatch(self._timeouts.heartbeat, self._timeouts.step, time.monotonic())
 
         def judge(reading: Reading) -> str | None:
-            verdict = watch.look(reading, self._channel.counts, time.monotonic(), self._activity)
+            verdict = watch.look(reading, time.monotonic(), self._activity)
             on_reading(reading, watch.silent)
             return verdict
 
@@ -250,8 +251,8 @@ class EngineProcess:
     async def _deliver_late(self, delivering: asyncio.Task[WireError | OutputOrderError]) -> None:
         """Deliver the messages that a process sent before it ended."""
         count = -1
-        while not delivering.done() and count != self._channel.counts.received:
-            count = self._channel.counts.received
+        while not delivering.done() and count != self._channel.num_received:
+            count = self._channel.num_received
             await asyncio.wait({delivering}, timeout=LATE_SECONDS)
 
     async def _kill(self) -> None:
@@ -295,3 +296,34 @@ class EngineProcess:
                 self._process.stdin.close()
             self._channel.close()
             self._folder.remove()
+
+
+class Child:
+    """A process that asyncio started, and waits for in a thread of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    @property
+    def stdin(self) -> asyncio.StreamWriter | None:
+        return self._process.stdin
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, as `Popen.returncode`; None if the process has not ended."""
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        """Send SIGKILL.
+
+        `asyncio.subprocess.Process.kill` first asks for the exit status. If the process has ended just now, it takes
+        the status from the thread that waits for it, which then warns of an unknown child process and reports 255.
+
+        Raises:
+            ProcessLookupError: it has ended.
+        """
+        os.kill(self.pid, signal.SIGKILL)

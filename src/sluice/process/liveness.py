@@ -10,7 +10,6 @@ When it is ready (`LivenessWatch`):
                                                                other threads compute
     no tick for `step_timeout`                                 the computation hangs
     one wait for the device for `step_timeout`                 the device hangs
-    idle, and message counts differ for `heartbeat_timeout`    a message was lost
 
 A step may take any time while it ticks. A call of compiled code may take longer than `heartbeat_timeout`, one layer of
 a long prompt for example. It does not tick, but the operating system shows that its process computes (`activity`). It
@@ -23,7 +22,7 @@ from collections.abc import Callable
 
 from sluice.engine.heartbeat import Phase
 from sluice.process.activity import Activity
-from sluice.process.heartbeat import Counts, Reading
+from sluice.process.heartbeat import Reading
 
 MAX_LOOK_SECONDS = 1.0
 """Time between two looks that counts. If more passed, the server itself was not running."""
@@ -40,7 +39,7 @@ class LivenessWatch:
     """Decides whether one engine is alive.
 
     Args:
-        heartbeat_timeout: seconds without a tick, or idle with a message missing, after which the engine is dead.
+        heartbeat_timeout: seconds without a tick after which the engine is dead.
         step_timeout: the longest wait for the device, and the longest computation without a tick, in seconds.
         now: the present time, in seconds of any clock.
     """
@@ -59,10 +58,8 @@ class LivenessWatch:
         """Seconds since a tick, a computation or a wait for a processor was seen."""
         self._waited = 0.0
         """Seconds of the present wait for the device."""
-        self._missing = 0.0
-        """Seconds since the counts of messages differ while the engine is idle."""
 
-    def look(self, reading: Reading, counts: Counts, now: float, activity: GetActivity = unknown) -> str | None:
+    def look(self, reading: Reading, now: float, activity: GetActivity = unknown) -> str | None:
         """Return why the engine counts as dead, in words that follow "the engine", or None if it is alive.
 
         Args:
@@ -76,15 +73,13 @@ class LivenessWatch:
         self._looked_at, self._activity = now, found
         waits_after = reading.steps_done if reading.phase is Phase.DEVICE else None
         is_same_wait = waits_after is not None and waits_after == self._waits_after
-        is_missing = reading.phase is Phase.IDLE and counts != (reading.received, reading.sent)
         self.silent = self.silent + passed if is_silent else 0.0
         self._still = self._still + passed if is_silent and not runs else 0.0
         self._waited = self._waited + passed if is_same_wait else 0.0
-        self._missing = self._missing + passed if is_missing else 0.0
         self._ticks, self._waits_after = reading.ticks, waits_after
-        return self._verdict(reading, counts)
+        return self._verdict(reading)
 
-    def _verdict(self, reading: Reading, counts: Counts) -> str | None:
+    def _verdict(self, reading: Reading) -> str | None:
         phase = reading.phase.name.lower()
         if self._still >= self._heartbeat_timeout:
             return f"sent no heartbeat for {self.silent:.1f} s in step {reading.step} ({phase}) and was killed"
@@ -94,11 +89,6 @@ class LivenessWatch:
             return (
                 f"computed for {self.silent:.1f} s without a heartbeat in step {reading.step} ({phase},"
                 " --step-timeout) and was killed"
-            )
-        if self._missing >= self._heartbeat_timeout:
-            return (
-                f"lost a message and was killed: it received {reading.received} of {counts.sent} messages and sent"
-                f" {reading.sent}, of which {counts.received} arrived"
             )
         return None
 

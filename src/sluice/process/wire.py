@@ -1,4 +1,4 @@
-"""Messages between the server and its engine as bytes, and the stamps that number them.
+"""Messages between the server and its engine as bytes.
 
 A frame is a MessagePack array `[tag, value]`. The tag chooses the type that the value is checked against, so decoding
 builds only values that their types allow, and needs no pickle. No other module knows the serializer.
@@ -7,7 +7,6 @@ builds only values that their types allow, and needs no pickle. No other module 
 from __future__ import annotations
 
 import itertools
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -153,7 +152,6 @@ _TAGS = {kind: tag for tag, kind in _TYPES.items() if tag != "outputs"}
 _ENCODER = msgspec.msgpack.Encoder()
 _ENVELOPE = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 _DECODERS = {tag: msgspec.msgpack.Decoder(kind) for tag, kind in _TYPES.items()}
-_STAMP = struct.Struct("<QQ")
 
 
 PACKED = 4096
@@ -163,7 +161,7 @@ MAX_LOGPROBS = 4096
 
 
 class WireError(ValueError):
-    """A message that cannot be decoded, is unexpected, or follows one that was lost."""
+    """A message that cannot be decoded, or is unexpected."""
 
 
 def encode(frame: Frame) -> bytes:
@@ -292,51 +290,3 @@ def packed(submit: Submit) -> Submit:
     if len(submit.prompt) < PACKED:
         return submit
     return replace(submit, prompt=(), packed=submit.tokens().tobytes())
-
-
-class Outgoing:
-    """Stamps messages that leave with the engine's epoch and a number, from 0.
-
-    Args:
-        epoch: number of the engine that sends or receives them.
-    """
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.count = 0
-
-    def stamp(self) -> bytes:
-        """Return the stamp of the next message."""
-        stamp = _STAMP.pack(self.epoch, self.count)
-        self.count += 1
-        return stamp
-
-
-class Incoming:
-    """Checks the stamps of messages that arrive.
-
-    Args:
-        epoch: the engine's; None takes that of the first message.
-    """
-
-    def __init__(self, epoch: int | None) -> None:
-        self.epoch = epoch
-        self.count = 0
-
-    def accept(self, stamp: bytes) -> bool:
-        """Return whether the message with this stamp is valid: one of another epoch is not.
-
-        Raises:
-            WireError: messages before it were lost, or these bytes are no stamp.
-        """
-        if len(stamp) != _STAMP.size:
-            raise WireError(f"a stamp must have {_STAMP.size} bytes, got {len(stamp)}")
-        epoch, number = _STAMP.unpack(stamp)
-        if self.epoch is None:
-            self.epoch = epoch
-        if epoch != self.epoch:
-            return False
-        if number != self.count:
-            raise WireError(f"received message {number} instead of message {self.count}: some were lost")
-        self.count += 1
-        return True

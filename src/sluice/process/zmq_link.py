@@ -3,8 +3,8 @@
 The engine binds both sockets and the server connects to them. A connected PUSH socket queues messages without limit and
 neither blocks nor drops any, even before the other side exists. The server accepts no connection here: without a free
 file descriptor libzmq aborts the process that accepts, but repeats a connection that fails. The engine sends one
-message a step, however many requests run. A message is a stamp and a frame (`wire`). The heartbeat lies in the same
-folder (`socket_folder`).
+message a step, however many requests run. A message is one frame of `wire`. Each engine has a folder of its own
+(`socket_folder`), so no message of another engine arrives; the heartbeat lies in the same folder.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import os
 import queue
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 
 import zmq
@@ -31,12 +31,10 @@ from sluice.engine.messages import (
     TakePages,
     WatchSteps,
 )
-from sluice.process.heartbeat import Counts, SharedHeartbeat
+from sluice.process.heartbeat import SharedHeartbeat
 from sluice.process.socket_folder import SocketFolder
 from sluice.process.wire import (
     Frame,
-    Incoming,
-    Outgoing,
     SharedFields,
     Start,
     SubmitDelta,
@@ -105,7 +103,6 @@ class _End:
     """The parts that both ends have.
 
     Args:
-        epoch: number of the engine; None takes that of the first message.
         linger_ms: how long `close` waits until queued messages are sent.
 
     Raises:
@@ -114,9 +111,8 @@ class _End:
 
     _receiver: zmq.Socket[bytes] | zmq.asyncio.Socket
 
-    def __init__(self, folder: SocketFolder, epoch: int | None, *, linger_ms: int) -> None:
+    def __init__(self, folder: SocketFolder, *, linger_ms: int) -> None:
         self.folder = folder
-        self._incoming, self._outgoing = Incoming(epoch), Outgoing(epoch or 0)
         with ExitStack() as undo:
             try:
                 self.heartbeat = undo.enter_context(closing(SharedHeartbeat.open(folder.heartbeat)))
@@ -155,9 +151,7 @@ class ZmqLink(_End):
     _receiver: zmq.Socket[bytes]
 
     def __init__(self, folder: SocketFolder) -> None:
-        super().__init__(folder, None, linger_ms=1000)
-        self.lost: Collection[int] = ()
-        """Numbers of messages to lose, counted from 0: an injected fault."""
+        super().__init__(folder, linger_ms=1000)
         self._shared = SharedFields()
         self._posted = Mailbox()
         self._arrivals = zmq.Poller()
@@ -177,10 +171,9 @@ class ZmqLink(_End):
         Raises:
             WireError: it is not a `Start`.
         """
-        (frame,) = self._receive(0)
+        frame = decode(self._receiver.recv())
         if not isinstance(frame, Start):
             raise WireError(f"the first message must be a Start, got {frame!r}")
-        self._outgoing.epoch = frame.epoch
         return frame
 
     def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
@@ -188,23 +181,22 @@ class ZmqLink(_End):
         for no longer than `timeout` seconds.
 
         Raises:
-            WireError: a message was lost, or is none that an engine accepts.
+            WireError: a message is none that an engine accepts.
         """
-        self._tick(Phase.BUSY)
+        self.heartbeat.tick(Phase.BUSY)
         if block:
             self._wait(timeout)
         messages: list[Message] = self._posted.take()
         while True:
             try:
-                frames = self._receive(zmq.NOBLOCK)
+                frame = decode(self._receiver.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return messages
-            for frame in frames:
-                if isinstance(frame, Submit | SubmitDelta):
-                    frame = self._shared.restore(frame)
-                if not isinstance(frame, FROM_SERVER):
-                    raise WireError(f"not a message to an engine: {frame!r}")
-                messages.append(frame)
+            if isinstance(frame, Submit | SubmitDelta):
+                frame = self._shared.restore(frame)
+            if not isinstance(frame, FROM_SERVER):
+                raise WireError(f"not a message to an engine: {frame!r}")
+            messages.append(frame)
 
     def post(self, message: Message) -> None:
         """Add a message to those that `receive` returns, from any thread of this process."""
@@ -214,7 +206,7 @@ class ZmqLink(_End):
         """Wait for a message, ticking every second."""
         left = math.inf if timeout is None else timeout * 1000
         while not self._arrivals.poll(math.ceil(min(TICK_MS, left))):
-            self._tick(Phase.IDLE)
+            self.heartbeat.tick(Phase.IDLE)
             left -= TICK_MS
             if left <= 0:
                 return
@@ -222,7 +214,7 @@ class ZmqLink(_End):
     def send(self, outputs: Sequence[Output]) -> None:
         """Queue the outputs of a step, in several messages if they are long, and return at once."""
         for portion in portions(outputs):
-            self._send(encode_outputs(portion))
+            self._sender.send(encode_outputs(portion))
 
     def answer(self, stats: Stats) -> None:
         """Queue the answer to a query, and return at once."""
@@ -230,23 +222,7 @@ class ZmqLink(_End):
 
     def send_frame(self, frame: Frame) -> None:
         """Queue a message other than outputs, and return at once."""
-        self._send(encode(frame))
-
-    def _send(self, data: bytes) -> None:
-        is_lost, stamp = self._outgoing.count in self.lost, self._outgoing.stamp()
-        if not is_lost:
-            self._sender.send_multipart((stamp, data))
-
-    def _receive(self, flags: int) -> list[Frame]:
-        """Return the next message; none if it is for another epoch."""
-        stamp, *frames = self._receiver.recv_multipart(flags)
-        if not frames:
-            raise WireError(f"a message must be a stamp and a frame, got one part of {len(stamp)} bytes")
-        return [decode(frames[0])] if self._incoming.accept(stamp) else []
-
-    def _tick(self, phase: Phase) -> None:
-        self.heartbeat.messages(received=self._incoming.count, sent=self._outgoing.count)
-        self.heartbeat.tick(phase)
+        self._sender.send(encode(frame))
 
     def close(self) -> None:
         super().close()
@@ -254,17 +230,15 @@ class ZmqLink(_End):
 
 
 class ZmqChannel(_End):
-    """The server's end, for use in an event loop. `close` drops queued messages.
-
-    Args:
-        epoch: number of the engine at the other end.
-    """
+    """The server's end, for use in an event loop. `close` drops queued messages."""
 
     _receiver: zmq.asyncio.Socket
 
-    def __init__(self, folder: SocketFolder, epoch: int = 0) -> None:
-        super().__init__(folder, epoch, linger_ms=0)
+    def __init__(self, folder: SocketFolder) -> None:
+        super().__init__(folder, linger_ms=0)
         self._shared = SharedFields()
+        self.num_received = 0
+        """Messages from the engine so far."""
 
     def _new_receiver(self) -> zmq.asyncio.Socket:
         return zmq.asyncio.Context.shadow(self._context.underlying).socket(zmq.PULL)
@@ -277,20 +251,14 @@ class ZmqChannel(_End):
         """Queue a message, and return at once."""
         if isinstance(frame, Submit):
             frame = self._shared.omit(frame)
-        self._sender.send_multipart((self._outgoing.stamp(), encode(frame)))
-
-    @property
-    def counts(self) -> Counts:
-        """Messages sent and received at this end so far."""
-        return Counts(self._outgoing.count, self._incoming.count)
+        self._sender.send(encode(frame))
 
     async def receive(self) -> Frame:
         """Wait for the next message and return it.
 
         Raises:
-            WireError: a message was lost, or cannot be decoded.
+            WireError: it cannot be decoded.
         """
-        while True:
-            stamp, *frames = await self._receiver.recv_multipart()
-            if self._incoming.accept(stamp):
-                return decode(frames[0] if frames else b"")
+        data = await self._receiver.recv()
+        self.num_received += 1
+        return decode(data)

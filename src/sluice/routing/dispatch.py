@@ -2,7 +2,7 @@
 
 A replica's load is known from what was sent to it and what came back: a prompt is queued until the first token of its
 answer, and a request is open until its end. So a replica need not be asked, and is never late to answer. If it tells
-what it has to do all the same (`Occupancy`), a policy can use that, with what was sent since.
+what it has to do all the same (`ObservedOccupancy`), a policy can use that, with what was sent since.
 
 Replicas come and go. Each has a key, which is a name of the caller's. Times are seconds of the caller's clock.
 """
@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from sluice.routing.occupancy import Occupancy
+from sluice.routing.occupancy import ObservedOccupancy
 from sluice.routing.prefixes import PrefixIndex
 
 
@@ -46,14 +46,14 @@ class RoutedRequest(Protocol):
 
 
 @dataclass(slots=True)
-class Load:
+class ReplicaLoad:
     """What a replica has to do."""
 
     queued_tokens: int = 0
     """Prompt tokens, without those expected in its cache, of requests that have no token yet."""
     num_requests: int = 0
     """Requests that have not ended."""
-    published: Occupancy | None = None
+    published: ObservedOccupancy | None = None
     """What it said of itself last; None: nothing yet."""
     taken_at: float = 0.0
     """When that was so."""
@@ -104,7 +104,7 @@ USUAL_SHARE = 0.1
 measured as much as the others has its own speed, and one that has computed prompts of a few words has theirs."""
 
 
-def usual_speed(loads: Collection[Load]) -> UsualSpeed:
+def usual_speed(loads: Collection[ReplicaLoad]) -> UsualSpeed:
     """Return the mean seconds of a prompt token of the replicas that have published theirs, by how much they have
     measured. If none has, a token counts as a second, and times are numbers of tokens."""
     known = [load.published for load in loads if load.published is not None]
@@ -115,7 +115,7 @@ def usual_speed(loads: Collection[Load]) -> UsualSpeed:
     return UsualSpeed(sum(own * weight for own, weight in measured) / total, USUAL_SHARE * total / len(measured))
 
 
-class Choice(NamedTuple):
+class ReplicaChoice(NamedTuple):
     """A replica, and the prompt tokens that it is expected to compute for the request."""
 
     replica: str
@@ -149,7 +149,7 @@ class Policy(ABC):
         return 0
 
     @abstractmethod
-    def choose(self, request: RoutedRequest, loads: Mapping[str, Load], now: float) -> Choice:
+    def choose(self, request: RoutedRequest, loads: Mapping[str, ReplicaLoad], now: float) -> ReplicaChoice:
         """Return the replica that serves a request. It is sent there.
 
         Args:
@@ -158,7 +158,7 @@ class Policy(ABC):
 
 
 class _Sent(NamedTuple):
-    load: Load
+    load: ReplicaLoad
     uncached_tokens: int
     at: float
 
@@ -171,10 +171,10 @@ class Dispatcher:
     """
 
     def __init__(self, policy: Policy, replicas: Iterable[str] = ()) -> None:
-        self.loads: dict[str, Load] = {}
+        self.loads: dict[str, ReplicaLoad] = {}
         self.policy = policy
         self._queued: dict[int, _Sent] = {}
-        self._open: dict[int, Load] = {}
+        self._open: dict[int, ReplicaLoad] = {}
         for key in replicas:
             self.add_replica(key)
 
@@ -186,7 +186,7 @@ class Dispatcher:
         """
         if key in self.loads:
             raise ValueError(f"there is a replica {key!r} already")
-        self.loads[key] = Load()
+        self.loads[key] = ReplicaLoad()
         self.policy.add_replica(key)
 
     def remove_replica(self, key: str) -> None:
@@ -218,7 +218,7 @@ class Dispatcher:
         """Ids of requests that have not ended, in the order in which they came."""
         return list(self._open)
 
-    def update(self, key: str, occupancy: Occupancy, taken_at: float) -> None:
+    def update(self, key: str, occupancy: ObservedOccupancy, taken_at: float) -> None:
         """Note what a replica says of itself. What comes later than a younger one, or of a replica that has gone, is
         left out.
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sluice.routing.dispatch import Choice, Load, Policy, RoutedRequest, usual_speed
+from sluice.routing.dispatch import Policy, ReplicaChoice, ReplicaLoad, RoutedRequest, usual_speed
 from sluice.routing.prefixes import PrefixIndex
 
 ALIKE = 1.05
@@ -86,16 +86,16 @@ class ExpectedTtft(Policy):
         indexes = sum(index.most_bytes for index in self._indexes.values())
         return indexes + self._most_sessions * BYTES_PER_SESSION
 
-    def choose(self, request: RoutedRequest, loads: Mapping[str, Load], now: float) -> Choice:
+    def choose(self, request: RoutedRequest, loads: Mapping[str, ReplicaLoad], now: float) -> ReplicaChoice:
         digests = request.digests(self._page_size)
         places = self._places(request, digests, loads, now)
         chosen = self._home(request, places) or self._best(places)
         self._indexes[chosen.key].add(digests)
         self._remember(request, chosen.key)
-        return Choice(chosen.key, chosen.uncached_tokens)
+        return ReplicaChoice(chosen.key, chosen.uncached_tokens)
 
     def _places(
-        self, request: RoutedRequest, digests: Sequence[bytes], loads: Mapping[str, Load], now: float
+        self, request: RoutedRequest, digests: Sequence[bytes], loads: Mapping[str, ReplicaLoad], now: float
     ) -> dict[str, _Place]:
         """Return what each replica is expected to take for a request."""
         usual, found = usual_speed(loads.values()), dict[str, _Place]()

@@ -13,7 +13,7 @@ KEPT_SHARE = 0.97
 
 
 @dataclass(frozen=True, slots=True)
-class Occupancy:
+class ObservedOccupancy:
     """What a replica had to do at a moment."""
 
     queued_prefill_tokens: int

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from sluice.config import ConfigError
-from sluice.routing.dispatch import Choice, Load, Policy, RoutedRequest
+from sluice.routing.dispatch import Policy, ReplicaChoice, ReplicaLoad, RoutedRequest
 from sluice.routing.expected import ExpectedTtft
 from sluice.routing.prefixes import PrefixIndex
 
@@ -19,10 +19,10 @@ class RoundRobin(Policy):
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, request: RoutedRequest, loads: Mapping[str, Load], now: float) -> Choice:
+    def choose(self, request: RoutedRequest, loads: Mapping[str, ReplicaLoad], now: float) -> ReplicaChoice:
         chosen = self._next % len(loads)
         self._next = chosen + 1
-        return Choice(list(loads)[chosen], request.num_tokens)
+        return ReplicaChoice(list(loads)[chosen], request.num_tokens)
 
 
 class LeastLoaded(Policy):
@@ -31,11 +31,11 @@ class LeastLoaded(Policy):
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, request: RoutedRequest, loads: Mapping[str, Load], now: float) -> Choice:
+    def choose(self, request: RoutedRequest, loads: Mapping[str, ReplicaLoad], now: float) -> ReplicaChoice:
         keys, count = list(loads), len(loads)
         chosen = min(((self._next + step) % count for step in range(count)), key=lambda place: loads[keys[place]].order)
         self._next = chosen + 1
-        return Choice(keys[chosen], request.num_tokens)
+        return ReplicaChoice(keys[chosen], request.num_tokens)
 
 
 class PowerOfTwo(Policy):
@@ -49,9 +49,9 @@ class PowerOfTwo(Policy):
     def __init__(self, seed: int = 0) -> None:
         self._rng = random.Random(seed)
 
-    def choose(self, request: RoutedRequest, loads: Mapping[str, Load], now: float) -> Choice:
+    def choose(self, request: RoutedRequest, loads: Mapping[str, ReplicaLoad], now: float) -> ReplicaChoice:
         drawn = self._rng.sample(list(loads), min(2, len(loads)))
-        return Choice(min(drawn, key=lambda key: loads[key].order), request.num_tokens)
+        return ReplicaChoice(min(drawn, key=lambda key: loads[key].order), request.num_tokens)
 
 
 class PrefixAware(Policy):
@@ -89,7 +89,7 @@ class PrefixAware(Policy):
         digests, size = request.digests(self._page_size), self._page_size
         return {key: self._indexes[key].uncached(digests, size, request.num_tokens) for key in keys}
 
-    def choose(self, request: RoutedRequest, loads: Mapping[str, Load], now: float) -> Choice:
+    def choose(self, request: RoutedRequest, loads: Mapping[str, ReplicaLoad], now: float) -> ReplicaChoice:
         digests, size = request.digests(self._page_size), self._page_size
         uncached = {key: self._indexes[key].uncached(digests, size, request.num_tokens) for key in loads}
 
@@ -99,7 +99,7 @@ class PrefixAware(Policy):
 
         chosen = min(loads, key=order)
         self._indexes[chosen].add(digests)
-        return Choice(chosen, uncached[chosen])
+        return ReplicaChoice(chosen, uncached[chosen])
 
 
 class RouterOptions(NamedTuple):

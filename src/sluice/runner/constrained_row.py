@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sluice.runner.grammar.base import Bits, CompiledGrammar, GrammarError, Matcher
+from sluice.runner.grammar.base import CompiledGrammar
+from sluice.runner.grammar.guidance import Bits, GrammarError, GuidanceMatcher
 from sluice.types import NewSlot
 
 SLOW_SECONDS = 0.005
@@ -52,7 +53,7 @@ class ConstrainedRow:
         self._prompt_len = new.prompt_len
         self._no_stop_before = new.prompt_len + sampling.min_tokens
         self._grammar = grammar
-        self._matcher: Matcher | None = None
+        self._matcher: GuidanceMatcher | None = None
         self._outputs = list(new.history[new.prompt_len :])
         self._is_ready = threading.Event()
         self._lock = threading.Lock()
@@ -89,7 +90,7 @@ class ConstrainedRow:
             if not self.is_complete:
                 self.problem = self._located("no token may follow")
 
-    def fork(self, position: int) -> Matcher | None:
+    def fork(self, position: int) -> GuidanceMatcher | None:
         """Return a copy of the matcher, once the mask is there; None if there is none that allows a token, or the row
         has gone on from a position."""
         with self._lock:
@@ -97,7 +98,7 @@ class ConstrainedRow:
                 return None
             return self._matcher.copy()
 
-    def fill(self, matcher: Matcher, bits: Bits, position: int) -> None:
+    def fill(self, matcher: GuidanceMatcher, bits: Bits, position: int) -> None:
         """Write which tokens may be sampled at a position, which a matcher has reached.
 
         Raises:
@@ -115,7 +116,7 @@ class ConstrainedRow:
         """Follow no drafts for a while: their masks were not in time, and a step has waited for them."""
         self._no_drafts_before = self.position + WITHOUT_DRAFTS
 
-    def forced_by(self, matcher: Matcher) -> Sequence[int]:
+    def forced_by(self, matcher: GuidanceMatcher) -> Sequence[int]:
         """Return the tokens that come with the one which a matcher has consumed.
 
         Raises:
@@ -162,7 +163,7 @@ class ConstrainedRow:
         self.position += len(brought)
         return brought
 
-    def _add_stops(self, matcher: Matcher, bits: Bits, position: int) -> None:
+    def _add_stops(self, matcher: GuidanceMatcher, bits: Bits, position: int) -> None:
         """Let the request's stop tokens be sampled where the output may end, and only there."""
         may_stop = position >= self._no_stop_before
         is_accepting = matcher.is_accepting
@@ -173,13 +174,13 @@ class ConstrainedRow:
             elif is_accepting:
                 bits[token // 32] |= bit
 
-    def _filled(self) -> Matcher:
+    def _filled(self) -> GuidanceMatcher:
         """Compute what the grammar allows. Return the matcher."""
         matcher = self._followed()
         matcher.fill(self.bits)
         return matcher
 
-    def _followed(self) -> Matcher:
+    def _followed(self) -> GuidanceMatcher:
         """Return the matcher, where the output is."""
         if self._matcher is None:
             self._matcher = self._grammar.matcher(may_force=self._may_force)

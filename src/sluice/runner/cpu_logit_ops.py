@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sluice.kernels.cpu.abi import MaskCall
+from sluice.kernels.cpu.library import Kernels
 from sluice.runner.logit_ops import LogitOps
 
 MINUS_INF: Mapping[torch.dtype, tuple[torch.dtype, int]] = {
@@ -55,3 +57,25 @@ def _ids(words: npt.NDArray[np.int32], used: npt.NDArray[np.intp], count: int) -
 
 
 CPU_LOGIT_OPS = CpuLogitOps()
+
+
+class NativeLogitOps(CpuLogitOps):
+    """The operations on a CPU, masks by a compiled kernel on all threads."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+
+    def mask(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+        """Exclude tokens as `LogitOps.mask` does; `rows` and `bits` without gaps."""
+        call = MaskCall(
+            logits=logits.data_ptr(),
+            rows=rows.data_ptr(),
+            bits=bits.data_ptr(),
+            stride=logits.stride(0),
+            minus_inf=MINUS_INF[logits.dtype][1],
+            count=len(rows),
+            vocab=logits.shape[1],
+            words=bits.shape[1],
+            size=logits.element_size(),
+        )
+        self._kernels.mask_rows(call)

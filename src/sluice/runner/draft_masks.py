@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sluice.runner.constrained_row import ConstrainedRow
-from sluice.runner.grammar.base import Bits, GrammarError
+from sluice.runner.grammar.guidance import Bits, GrammarError
 
 LOGGER = logging.getLogger("sluice.engine")
 

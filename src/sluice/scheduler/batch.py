@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sluice.kv.manager import ResidentLease
-from sluice.scheduler.cost import Load
+from sluice.scheduler.cost import StepLoad
 from sluice.scheduler.request import Request
 from sluice.types import BatchPlan, Bound, Chunk, ChunkSlice, NewSlot, Pace, PageCopy
 
@@ -29,7 +29,7 @@ class BatchBuilder:
         """Keys that decodes read."""
         self._pairs = 0
         """Of a query and a key, of prompts."""
-        self._offloaded = Load()
+        self._offloaded = StepLoad()
 
     def __len__(self) -> int:
         return len(self._chunks) + len(self._slices)
@@ -50,17 +50,17 @@ class BatchBuilder:
         return len(self._chunks) > self.num_decodes or self.has_slices
 
     @property
-    def load(self) -> Load:
+    def load(self) -> StepLoad:
         """What the step has to do so far."""
         tokens, rows, context, pairs, loaded = self._offloaded
-        return Load(
+        return StepLoad(
             self.num_tokens + tokens, len(self._chunks) + rows, self._context + context, self._pairs + pairs, loaded
         )
 
     @property
-    def decodes(self) -> Load:
+    def decodes(self) -> StepLoad:
         """What its decodes have to do."""
-        return Load(self.num_decodes + self.num_drafts, self.num_decodes, self._context)
+        return StepLoad(self.num_decodes + self.num_drafts, self.num_decodes, self._context)
 
     def open_slot(self, request: Request) -> None:
         """Put the request in a new slot of the plan."""
@@ -164,11 +164,11 @@ class BatchBuilder:
             num_drafts=more.num_drafts,
         )
 
-    def add_slice(self, chunk_slice: ChunkSlice, load: Load) -> None:
+    def add_slice(self, chunk_slice: ChunkSlice, load: StepLoad) -> None:
         """Plan work on an offloaded chunk, which adds to the step's load."""
         self._slices.append(chunk_slice)
         tokens, rows, context, pairs, loaded = self._offloaded
-        self._offloaded = Load(
+        self._offloaded = StepLoad(
             tokens + load.tokens, rows + load.rows, context + load.context, pairs + load.pairs, loaded + load.loaded
         )
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.budget import EqualTimeBudget
-from sluice.scheduler.cost import LearntCosts, Load, StepCost
+from sluice.scheduler.cost import LearntCosts, StepCost, StepLoad
 from sluice.scheduler.pacer import Pacing
 from sluice.types import Regime, SchedulerLimits
 
@@ -27,12 +27,12 @@ KNOWN_AFTER = 8
 MOST_CHANGE = 4.0
 
 
-class Planned(NamedTuple):
+class TimedChunk(NamedTuple):
     """A step in flight."""
 
     step: int
     regime: Regime
-    load: Load
+    load: StepLoad
 
 
 class ChunkSizer:
@@ -49,7 +49,7 @@ class ChunkSizer:
         self._page_size = page_size
         learnt = pacing.learnt
         self._cost = StepCost(pacing.prior, None if learnt is None else learnt.costs)
-        self._planned: deque[Planned] = deque()
+        self._planned: deque[TimedChunk] = deque()
         prior = pacing.prior.token / pacing.prior.pair
         self._start = min(max(self._ratio(prior), prior / MOST_CHANGE), prior * MOST_CHANGE)
 
@@ -79,7 +79,7 @@ class ChunkSizer:
         regime = Regime.DECODE
         if batch.has_prefill:
             regime = Regime.MIXED if batch.num_decodes else Regime.PREFILL
-        self._planned.append(Planned(step, regime, batch.load))
+        self._planned.append(TimedChunk(step, regime, batch.load))
 
     def ended(self, step: int, micros: int) -> None:
         """Learn from the oldest step in flight, or forget it.

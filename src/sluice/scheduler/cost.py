@@ -52,7 +52,7 @@ MIN_MICROS = 1.0
 UNKNOWN: tuple[float | None, ...] = (None,) * NUM
 
 
-class Load(NamedTuple):
+class StepLoad(NamedTuple):
     """What a step has to do, in counts."""
 
     tokens: float = 0
@@ -65,10 +65,10 @@ class Load(NamedTuple):
     loaded: float = 0
     """Bytes loaded for offloaded contexts."""
 
-    def with_chunk(self, start: int, length: int) -> Load:
+    def with_chunk(self, start: int, length: int) -> StepLoad:
         """Return the load with one more chunk of a prompt."""
         pairs = self.pairs + length * start + length * (length + 1) // 2
-        return Load(self.tokens + length, self.rows + 1, self.context, pairs, self.loaded)
+        return StepLoad(self.tokens + length, self.rows + 1, self.context, pairs, self.loaded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class CostPrior:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """All of them, in the order of a step's features: 1 and then those of `Load`."""
+        """All of them, in the order of a step's features: 1 and then those of `StepLoad`."""
         return self.step, self.token, self.row, self.key, self.pair, self.byte
 
 
@@ -279,15 +279,15 @@ class StepCost:
         steps; from 1 to 3."""
         return min(max(self._regimes[regime].ratios.quantile(quantile), MIN_MARGIN), MAX_MARGIN)
 
-    def fitted(self, regime: Regime, load: Load) -> float:
+    def fitted(self, regime: Regime, load: StepLoad) -> float:
         """Return a step's microseconds at the machine's usual speed, at least `MIN_MICROS`."""
         return max(dot(self.costs(regime), (1, *load)), MIN_MICROS)
 
-    def predict(self, regime: Regime, load: Load) -> float:
+    def predict(self, regime: Regime, load: StepLoad) -> float:
         """Return a step's microseconds at the machine's speed of late. It does not fall when a count rises."""
         return self._regimes[regime].gain * self.fitted(regime, load)
 
-    def observe(self, regime: Regime, load: Load, micros: float) -> None:
+    def observe(self, regime: Regime, load: StepLoad, micros: float) -> None:
         """Learn from a step.
 
         Args:

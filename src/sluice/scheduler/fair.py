@@ -71,7 +71,7 @@ def add_others(
     may_admit: bool,
 ) -> None:
     """Fill what the first prompt leaves of a step: those that share, then more of the first, then the others."""
-    turns = Turns(adder, first, waiting)
+    turns = PrefillTurns(adder, first, waiting)
     if shorter:
         adder.share()
     # If the first one has ended, its place is for the next one to be first, however short those are that share.
@@ -126,7 +126,7 @@ def may_share(state: SchedulerState, request: Request, first: Request) -> bool:
     return not queue.by_deadline or queue.level(request) <= queue.level(first)
 
 
-class Turns:
+class PrefillTurns:
     """Which of the prompts that have not begun may be cut: the next one in turn.
 
     Args:
@@ -173,7 +173,7 @@ def is_follower_now(state: SchedulerState, request: Request) -> bool:
 
 
 def add_all(
-    adder: PrefillAdder, prompts: Sequence[Request], turns: Turns, in_turn: Sequence[Request], *, may_admit: bool
+    adder: PrefillAdder, prompts: Sequence[Request], turns: PrefillTurns, in_turn: Sequence[Request], *, may_admit: bool
 ) -> bool:
     """Offer prompts to the step.
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from sluice.kv.offload import OffloadLease
 from sluice.scheduler.batch import BatchBuilder
-from sluice.scheduler.cost import Load
+from sluice.scheduler.cost import StepLoad
 from sluice.scheduler.drafting.drafter import Drafter
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import OpenChunk, SchedulerState
@@ -39,7 +39,7 @@ class Kinds(NamedTuple):
         return self.prefill if is_prefill(request) else self.decode
 
 
-class Planned(NamedTuple):
+class PlannedItems(NamedTuple):
     """What was planned of an offloaded chunk."""
 
     cost: int = 0
@@ -50,7 +50,7 @@ class Planned(NamedTuple):
 
 def plan_offloaded(
     state: SchedulerState, limits: OffloadLimits, batch: BatchBuilder, room: int, kinds: Kinds
-) -> Planned:
+) -> PlannedItems:
     """Plan a slice of an offloaded chunk, if there is one that can go on.
 
     Args:
@@ -62,9 +62,9 @@ def plan_offloaded(
         state.open_chunk = None if request is None else opened(state, limits, request, batch)
     chunk = state.open_chunk
     if chunk is None or not kinds.have(chunk.request) or not chunk.request.wants_chunk():
-        return Planned()
+        return PlannedItems()
     if awaits_loads(state):
-        return Planned(bound=Bound.DISK_READS)
+        return PlannedItems(bound=Bound.DISK_READS)
     planned = plan_slice(state, limits, chunk, batch, room)
     if state.open_chunk is None and limits.reports_loads and limits.selects_ahead and kinds.prefill:
         begin_next(state, limits, batch, kinds)
@@ -188,7 +188,7 @@ def opened(state: SchedulerState, limits: OffloadLimits, request: Request, batch
 
 def plan_slice(
     state: SchedulerState, limits: OffloadLimits, open_chunk: OpenChunk, batch: BatchBuilder, room: int
-) -> Planned:
+) -> PlannedItems:
     """Plan the next work items of a chunk that are ready; or none, in its first slice."""
     request, chunk = open_chunk.request, open_chunk.chunk
     lease = lease_of(request)
@@ -222,7 +222,7 @@ def plan_slice(
         request.scheduled, request.drafts = chunk.known_end, chunk.num_drafts
         request.pending += chunk.samples
         state.offloaded[request.id] = state.offloaded.pop(request.id)  # the others are first now
-    return Planned(math.ceil(cost), bound)
+    return PlannedItems(math.ceil(cost), bound)
 
 
 def awaits_loads(state: SchedulerState) -> bool:
@@ -239,13 +239,13 @@ def cost_of(state: SchedulerState, limits: OffloadLimits, open_chunk: OpenChunk,
     return limits.cost_of_group(length, state.kv.page_size, is_decode=not is_prefill(open_chunk.request))
 
 
-def load_of(limits: OffloadLimits, piece: ChunkSlice, page_size: int) -> Load:
+def load_of(limits: OffloadLimits, piece: ChunkSlice, page_size: int) -> StepLoad:
     """Return what a slice adds to its step, in tokens of the whole model."""
     length = piece.chunk.length
     items = limits.items(piece.base // page_size, length, is_decode=piece.is_decode)
     rests = items.rests(piece.stop) - items.rests(piece.first)
     keys = limits.keys_of_group(page_size, is_decode=piece.is_decode) * (piece.stop - piece.first - rests)
-    return Load(
+    return StepLoad(
         tokens=length * rests / limits.num_layers,
         rows=rests / limits.num_layers,
         pairs=keys * length / limits.num_layers,

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.budget import UNLIMITED
-from sluice.scheduler.cost import CostPrior, LearntCosts, Load, StepCost, dot
+from sluice.scheduler.cost import CostPrior, LearntCosts, StepCost, StepLoad, dot
 from sluice.scheduler.request import Request
 from sluice.types import ITL_AUTO, Bound, OffloadLimits, Pace, Regime, SchedulerLimits
 
@@ -69,13 +69,13 @@ class LearntPace(NamedTuple):
     """Of any step."""
 
 
-class Planned(NamedTuple):
+class PacedStep(NamedTuple):
     """A step in flight."""
 
     step: int
     regime: Regime
-    load: Load
-    decodes: Load
+    load: StepLoad
+    decodes: StepLoad
     """Part of the load."""
     prefill: int
     """Tokens of prefill, and those that offloaded work was counted as."""
@@ -110,10 +110,10 @@ class Pacer:
         learnt = pacing.learnt
         self.cost = StepCost(pacing.prior, None if learnt is None else learnt.costs)
         self._largest_mixed, self._largest = (0, 0) if learnt is None else learnt[1:]
-        self._planned: deque[Planned] = deque()
+        self._planned: deque[PacedStep] = deque()
         self._equal_steps = 0
         """Mixed steps one after the other that had about one quantum of prefill."""
-        self._follow(Load(1, 1, 1))
+        self._follow(StepLoad(1, 1, 1))
 
     def learnt(self) -> LearntPace:
         """Return what another pacer is to go on from."""
@@ -165,7 +165,7 @@ class Pacer:
             return Regime.MIXED if batch.num_decodes else Regime.PREFILL
         return self._of_decodes(batch.decodes)
 
-    def _of_decodes(self, decodes: Load) -> Regime:
+    def _of_decodes(self, decodes: StepLoad) -> Regime:
         """Return the kind of a step of decodes alone; those with drafts replay no graph."""
         is_graph = decodes.rows <= self._pacing.graph_rows and decodes.tokens <= decodes.rows
         return Regime.GRAPH if is_graph else Regime.DECODE
@@ -185,7 +185,7 @@ class Pacer:
             self._equal_steps = self._equal_steps + 1 if is_smallest else 0
         # An offloaded work item goes at any cost, which may be guessed: it is no reason to leap.
         prefill = min(prefill, self.ramp(has_streams=has_streams))
-        self._planned.append(Planned(step, regime, load, batch.decodes, prefill, has_streams))
+        self._planned.append(PacedStep(step, regime, load, batch.decodes, prefill, has_streams))
         # Nothing but the smallest step is planned if it is predicted to take longer, or else an offloaded item.
         is_infeasible = batch.num_decodes > 0 and predicted > target > 0 and not batch.has_slices
         at_quantile = predicted * self.cost.margin(regime, self._quantile)
@@ -212,7 +212,7 @@ class Pacer:
         if planned.has_streams:
             self._largest_mixed = max(self._largest_mixed, planned.prefill)
 
-    def _follow(self, decodes: Load) -> None:
+    def _follow(self, decodes: StepLoad) -> None:
         """Set a target that follows decodes to what these take, if that has changed much."""
         regime = self._of_decodes(decodes)
         if self.cost.num_steps(regime) < AUTO_AFTER and self.cost.num_steps(Regime.MIXED) >= AUTO_AFTER_MIXED:
@@ -223,7 +223,7 @@ class Pacer:
         if not self._floor / AUTO_CHANGE <= exact <= self._floor * AUTO_CHANGE:
             self._floor = two_digits(exact)
 
-    def _pop(self, step: int) -> Planned | None:
+    def _pop(self, step: int) -> PacedStep | None:
         """Return the oldest step in flight, or None if `step` held copies alone."""
         return self._planned.popleft() if self._planned and self._planned[0].step == step else None
 

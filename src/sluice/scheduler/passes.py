@@ -11,10 +11,10 @@ import functools
 from collections.abc import Callable
 
 from sluice.scheduler.admission import admit as admit_request
+from sluice.scheduler.admission import kind_of, start_load
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.drafting.draft_rows import draft, ready_to_decode
 from sluice.scheduler.fair import fair
-from sluice.scheduler.loading import load_back
 from sluice.scheduler.offloading import ALONE, Kinds, plan_offloaded
 from sluice.scheduler.preempt import make_room
 from sluice.scheduler.prefill import AddResult, PrefillAdder
@@ -165,3 +165,22 @@ def groups_of(limits: SchedulerLimits) -> tuple[tuple[Pass, ...], ...]:
 def with_kinds(offloaded: Callable[..., None], kinds: Kinds) -> Pass:
     """Return a pass over these kinds of chunks."""
     return functools.partial(offloaded, kinds=kinds)
+
+
+def load_back(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
+    """Start the loads that there is room for, in the policy's order. Requests that need none keep their place in the
+    queue, and what they will need is left to them."""
+    kv = state.kv
+    if not kv.tiers.order or not state.free_slots:
+        return
+    slots, pages = 0, 0
+    for request in state.waiting.candidates(kv):
+        if is_follower(state, request):
+            continue
+        kind = kind_of(kv, request)
+        nodes = kind.loadable(state, request)
+        if nodes and len(state.free_slots) > slots and start_load(adder, request, nodes, pages):
+            continue
+        slots, pages = slots + 1, pages + kind.needs(state, request)
+        if len(state.free_slots) <= slots or kv.available < pages:
+            break

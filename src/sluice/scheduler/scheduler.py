@@ -21,7 +21,6 @@ from sluice.scheduler.backlog import queued_prefill_tokens
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.chunk_sizer import ChunkSizer
 from sluice.scheduler.drafting.drafter import Drafter
-from sluice.scheduler.lost_pages import lose_page
 from sluice.scheduler.offloading import awaits_loads, is_prefill, lease_of
 from sluice.scheduler.pacer import Pacer, Pacing
 from sluice.scheduler.passes import Pass, groups_of
@@ -43,6 +42,9 @@ from sluice.types import (
     Submit,
     Tier,
 )
+
+MOST_LOSSES = 64
+"""Pages that a request may lose before it gets further than it had been: a disk that loses all of them ends it."""
 
 
 class DuplicateRequest(ValueError):
@@ -357,3 +359,22 @@ class Scheduler:
             ValueError: pages that cannot be this scheduler's.
         """
         return self.state.kv.tiers.restore(pages)
+
+
+def lose_page(state: SchedulerState, request: Request, page: int) -> bool:
+    """Give up a page that an offloaded request reads, and let the request wait to be admitted again.
+
+    Args:
+        page: of the tier; one that the request holds.
+
+    Returns:
+        Whether it waits; False: it has lost too many, and is to end.
+    """
+    lease_of(request).lose(page)
+    if request.computed > request.furthest:
+        request.furthest, request.num_losses = request.computed, 0
+    request.num_losses += 1
+    if request.num_losses > MOST_LOSSES:
+        return False
+    state.set_back(request)
+    return True

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sluice.kv.flights import Load
+from sluice.kv.flights import PageLoad
 from sluice.kv.manager import KVManager, Lease, ResidentLease
 from sluice.kv.offload import OffloadLease
 from sluice.scheduler.chunk_sizer import ChunkSizer
@@ -174,7 +174,7 @@ class SchedulerState:
         request.status = Status.LOADING
         self.loading[request.id] = request
 
-    def loaded(self, load: Load) -> None:
+    def loaded(self, load: PageLoad) -> None:
         """Note that a load is over: the request that waits for it, if there still is one, holds what it brought."""
         for request in self.loading.values():
             if isinstance(request.lease, ResidentLease) and request.lease.load is load:

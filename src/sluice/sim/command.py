@@ -32,7 +32,7 @@ from sluice.sim.windows_command import Whole, add_window_arguments, run_windows,
 
 if TYPE_CHECKING:
     from sluice.bench.records import Record
-    from sluice.bench.results import Result
+    from sluice.bench.results import BenchResult
     from sluice.sim.machine import Machine
     from sluice.sim.windows import Between, WindowOptions
     from sluice.sim.workload import Arrival, Longest
@@ -231,7 +231,7 @@ def _described(asked: Asked, machine: Machine, traffic: Traffic, split: Disaggre
     return {"simulation": simulation, "workload": dict(traffic.workload) or {"unique_prompts": False}}
 
 
-def _show(result: Result, paths: Mapping[str, Path | None], trace: str | None, trace_format: str | None) -> None:
+def _show(result: BenchResult, paths: Mapping[str, Path | None], trace: str | None, trace_format: str | None) -> None:
     """Write the files that are asked for, and print the table."""
     from sluice.bench.report import table
     from sluice.bench.results import write_file, write_result
@@ -256,9 +256,9 @@ def _check_outputs(paths: Mapping[str, Path | None], inputs: Iterable[str | None
         taken.add(path.resolve())
 
 
-def _beside(result: Result, trace: str | None, trace_format: str | None) -> Mapping[str, Sequence[Record]] | None:
+def _beside(result: BenchResult, trace: str | None, trace_format: str | None) -> Mapping[str, Sequence[Record]] | None:
     """Return a recorded run and its simulation, to be laid over each other; None if the trace is none of our own."""
-    from sluice.sim.recorded import recorded_records
+    from sluice.sim.exact import recorded_records
     from sluice.sim.traces.reading import detect
     from sluice.tracing.file import TraceReader
 
@@ -287,7 +287,7 @@ def _follow(given: dict[str, Any]) -> int:
 
 def simulated(
     machine: Machine, arrivals: Sequence[Arrival], asked: Asked, split: Disaggregation | None, settings: dict[str, Any]
-) -> Result:
+) -> BenchResult:
     """Simulate a workload, with a progress bar, and return the result as `sluice bench` does.
 
     Args:
@@ -303,7 +303,7 @@ def simulated(
 
     from sluice.bench.records import Run
     from sluice.bench.report import summaries
-    from sluice.bench.results import FORMAT, Result, versions
+    from sluice.bench.results import FORMAT, BenchResult, versions
     from sluice.bench.results import machine as this_machine
     from sluice.sim.disaggregate import simulate_split
 
@@ -322,7 +322,7 @@ def simulated(
         else:
             records = simulate_split(machine, arrivals, split, asked.replicas, asked.router, asked.seed, bar.update)
     target = {"url": machine.kind, "model": machine.model, "machine": machine.name, "depth": machine.depth}
-    result = Result(FORMAT, settings, target, versions(), this_machine(), (Run(started, tuple(records)),))
+    result = BenchResult(FORMAT, settings, target, versions(), this_machine(), (Run(started, tuple(records)),))
     return replace(result, summaries=[asdict(summary) for summary in summaries(result)])
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import groupby
-from typing import Protocol
 
 from sluice.engine.messages import BlocksLoaded, Copied
 from sluice.scheduler.setup import SchedulerSetup
@@ -19,14 +18,6 @@ READ_REPORTS = 4
 
 Post = Callable[[float, Copied | BlocksLoaded], None]
 """Takes a message, and the moment at which it is to reach the engine."""
-
-
-class Copies(Protocol):
-    """Makes the copies of plans."""
-
-    def begin(self, plan: BatchPlan, now: float) -> tuple[CopyDone, ...]:
-        """Begin what a step that is launched now copies and reads ahead. Returns the copies that end with the step."""
-        ...
 
 
 class SimulatedCopies:
@@ -47,6 +38,7 @@ class SimulatedCopies:
         self._disk_free_at = 0.0
 
     def begin(self, plan: BatchPlan, now: float) -> tuple[CopyDone, ...]:
+        """Begin what a step that is launched now copies and reads ahead. Returns the copies that end with the step."""
         with_disk = (copy.ticket for copy in plan.copies if Tier.DISK in (copy.source, copy.target))
         for _, tickets in groupby(with_disk, self._load_of):
             done = tuple(map(CopyDone, tickets))

@@ -22,9 +22,9 @@ from sluice.sim.fleet import LocalFleet
 from sluice.sim.loop import NEVER
 from sluice.sim.machine import Machine
 from sluice.sim.remote import with_remote_tier
-from sluice.sim.replica import Done, Replica
+from sluice.sim.replica import Done, SimulatedReplica
 from sluice.sim.routers import Router, publish_every, sim_router
-from sluice.sim.simulate import Entry, Sessions, Side, in_due_order, record_of, replicas_of, send, tell
+from sluice.sim.simulate import RoutedArrival, Sessions, Side, in_due_order, record_of, replicas_of, send, tell
 from sluice.sim.transfer import Disaggregation
 from sluice.sim.workload import Arrival, Workload, in_order
 from sluice.sim.world import CopyRates, World
@@ -73,7 +73,7 @@ def decode_replicas_of(
     depth: int = 1,
     seed: int = 0,
     leaps: bool = True,
-) -> list[Replica]:
+) -> list[SimulatedReplica]:
     """Return equal replicas that load the prompts of a workload.
 
     Args:
@@ -102,8 +102,8 @@ IsApart = Callable[[Arrival, float], bool]
 
 def simulate_disaggregated(
     workload: Workload,
-    prefill: Sequence[Replica],
-    decode: Sequence[Replica],
+    prefill: Sequence[SimulatedReplica],
+    decode: Sequence[SimulatedReplica],
     routers: tuple[Router, Router],
     on_end: Callable[[], object] = lambda: None,
     is_apart: IsApart = lambda arrival, now: True,
@@ -156,9 +156,9 @@ class _Split:
         """Let a request come to a replica of one kind."""
         self._requests[ticket] = _Request(arrival, *self._sessions.number(arrival, ticket))
         if is_apart:
-            send(self._prefill, Entry(ticket, arrival.time, replace(arrival, output_tokens=1, max_tokens=1)))
+            send(self._prefill, RoutedArrival(ticket, arrival.time, replace(arrival, output_tokens=1, max_tokens=1)))
         else:
-            send(self._decode, Entry(ticket, arrival.time, arrival))
+            send(self._decode, RoutedArrival(ticket, arrival.time, arrival))
 
     def advance(self, until: float) -> None:
         """Let all do what comes before a moment."""
@@ -169,7 +169,7 @@ class _Split:
                 cached = max(0, done.last.num_cached_tokens)
                 self._requests[done.ticket] = request._replace(cached_tokens=cached)
                 self._decode_until(done.ended)
-                send(self._decode, Entry(done.ticket, done.ended, request.arrival, done.tokens[0]))
+                send(self._decode, RoutedArrival(done.ticket, done.ended, request.arrival, done.tokens[0]))
             else:
                 done = done._replace(arrival=request.arrival, last=done.last._replace(finish_reason=end))
                 self._note(done)

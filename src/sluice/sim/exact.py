@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import NamedTuple
 
+from sluice.bench.records import CountedBy, Failure, Record, TokenArrival
 from sluice.engine import messages
-from sluice.engine.clock import VirtualClock
+from sluice.engine.clock import StepTimer, VirtualClock
 from sluice.engine.engine import Engine
-from sluice.engine.no_grammars import NoGrammars
-from sluice.engine.step_timer import StepTimer
+from sluice.engine.protocols import NoGrammars
 from sluice.sim.loop import NEVER, EngineLoop, SimLink
+from sluice.sim.simulate import with_kinds
 from sluice.tracing.file import TraceReader
 from sluice.tracing.format import (
     Abort,
@@ -40,11 +42,12 @@ from sluice.tracing.replay import (
     Divergence,
     Ended,
     NumberedCall,
-    Planned,
+    PlanningCall,
     Replayed,
     first_difference,
     in_order,
 )
+from sluice.tracing.run import RequestRun, read_run
 from sluice.types import BatchPlan, BatchResult
 
 ANY_QUERY = 0
@@ -62,7 +65,7 @@ class Followed:
     divergence: Divergence | None = None
 
 
-class Turn(NamedTuple):
+class LoopTurn(NamedTuple):
     """A turn of the engine's loop."""
 
     at: float
@@ -75,7 +78,7 @@ class Turn(NamedTuple):
 class Script:
     """What the world brought in a recorded run."""
 
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[LoopTurn] = field(default_factory=list)
     ended: list[Step] = field(default_factory=list)
     """Steps that ran, in the order of their ends."""
     messages: list[tuple[float, messages.Message]] = field(default_factory=list)
@@ -129,16 +132,16 @@ def script_of(calls: Iterable[NumberedCall]) -> Script:
     script, turned_at, latest = Script(), -math.inf, -math.inf
     for call in calls:
         match call.action:
-            case Planned() | Nothing():
+            case PlanningCall() | Nothing():
                 step, at = (
                     (call.action.step, call.action.step.planned_at)
-                    if isinstance(call.action, Planned)
+                    if isinstance(call.action, PlanningCall)
                     else (None, call.action.at)
                 )
                 turned_at = latest = _behind(at, latest, turned_at)
                 # What wakes an engine may not be in the trace: a query for metrics, say.
                 script.messages.append((latest, messages.QueryStats(ANY_QUERY)))
-                script.turns.append(Turn(latest, step, call.line))
+                script.turns.append(LoopTurn(latest, step, call.line))
             case Ended(step):
                 if step.launched:
                     script.ended.append(step)
@@ -174,10 +177,10 @@ def _message(action: Add | Abort | FlushCache | Copied | Loaded | Compiled) -> m
 
 
 class _RecordedTimes:
-    """Times of a recorded run (see `loop.StepTimes`)."""
+    """Times of a recorded run (see `loop.SimulatedTimes`)."""
 
-    def __init__(self, turns: Sequence[Turn]) -> None:
-        self._turns: Iterator[Turn] = iter(turns)
+    def __init__(self, turns: Sequence[LoopTurn]) -> None:
+        self._turns: Iterator[LoopTurn] = iter(turns)
 
     def ends_at(self, plan: BatchPlan, now: float, free_at: float) -> float:
         raise AssertionError("the recorded runner knows when its steps end")
@@ -236,7 +239,7 @@ class RecordedStep:
 class RecordedRunner:
     """A runner that compares each plan with the recorded one."""
 
-    def __init__(self, clock: VirtualClock, turns: Sequence[Turn], found: Followed) -> None:
+    def __init__(self, clock: VirtualClock, turns: Sequence[LoopTurn], found: Followed) -> None:
         self._clock = clock
         self._turns = {turn.step.plan.step: turn for turn in turns if turn.step is not None}
         self._found = found
@@ -262,7 +265,7 @@ class RecordedRunner:
         """Return: nothing is open."""
 
 
-def _divergence(turn: Turn, difference: Difference) -> Divergence:
+def _divergence(turn: LoopTurn, difference: Difference) -> Divergence:
     assert turn.step is not None
     return Divergence(turn.step.planned, turn.line, f"step {turn.step.plan.step}, planned", *difference)
 
@@ -274,3 +277,44 @@ def different_plan(recorded: BatchPlan, planned: BatchPlan) -> Difference | None
         for plan in (recorded, as_written(planned))
     )
     return None if encode_plan(one) == encode_plan(other) else first_difference(one, other)
+
+
+def recorded_records(trace: TraceReader) -> list[Record]:
+    """Return the requests that ended, in the order of their arrival. Times count from the first arrival; tokens are
+    there when the engine has them.
+
+    Raises:
+        TraceError: the file is broken.
+    """
+    requests = [request for request in read_run(trace).requests.values() if request.end is not None]
+    ordered = sorted(requests, key=_due)
+    start = _due(ordered[0]) if ordered else 0.0
+    return with_kinds([_record(request, number, start) for number, request in enumerate(ordered)])
+
+
+def _due(request: RequestRun) -> float:
+    return request.added_at if request.arrived_at is None else request.arrived_at
+
+
+def _record(request: RequestRun, number: int, start: float) -> Record:
+    end, due, ended = request.end, _due(request) - start, request.ended_at
+    assert end is not None, "only requests that ended"
+    assert ended is not None, "they ended at some time"
+    failed = end.reason.is_failure
+    return Record(
+        session=number,
+        turn=0,
+        background=False,
+        kind="",
+        prompt_tokens=request.prompt_len,
+        max_tokens=end.num_outputs,
+        due=due,
+        sent=due,
+        accepted=due,
+        ended=ended - start,
+        arrivals=tuple(TokenArrival(at - start, len(list(same))) for at, same in groupby(request.token_times)),
+        counted_by=CountedBy.IDS,
+        cached_tokens=end.num_cached_tokens,
+        finish_reason=None if failed else end.reason.value,
+        failure=Failure(end.reason.value, end.error or "the request was ended") if failed else None,
+    )

@@ -15,16 +15,16 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple, Protocol
 
-from sluice.bench.records import Arrival as TokenArrival
+from sluice.bench.records import TokenArrival
 from sluice.scheduler.setup import SchedulerSetup
-from sluice.sim.loop import StepTimes
+from sluice.sim.loop import SimulatedTimes
 from sluice.sim.publishing import Published, PublishTimes
-from sluice.sim.replica import Done, Replica
+from sluice.sim.replica import Done, SimulatedReplica
 from sluice.sim.workload import Arrival
 from sluice.sim.world import World, WorldTimes
 
 
-class Progress(NamedTuple):
+class FleetProgress(NamedTuple):
     """What replicas did."""
 
     started: list[int]
@@ -44,10 +44,10 @@ class Fleet(Protocol):
         ...
 
     def submit(self, replica: int, arrival: Arrival, ticket: int, first: TokenArrival | None = None) -> None:
-        """Let a request arrive at a replica (see `Replica.submit`)."""
+        """Let a request arrive at a replica (see `SimulatedReplica.submit`)."""
         ...
 
-    def advance(self, until: float) -> Progress:
+    def advance(self, until: float) -> FleetProgress:
         """Let all replicas do what comes before a moment."""
         ...
 
@@ -55,7 +55,7 @@ class Fleet(Protocol):
 class LocalFleet:
     """Replicas in this process."""
 
-    def __init__(self, replicas: Sequence[Replica]) -> None:
+    def __init__(self, replicas: Sequence[SimulatedReplica]) -> None:
         self._replicas = replicas
 
     @property
@@ -65,8 +65,8 @@ class LocalFleet:
     def submit(self, replica: int, arrival: Arrival, ticket: int, first: TokenArrival | None = None) -> None:
         self._replicas[replica].submit(arrival, ticket, first=first)
 
-    def advance(self, until: float) -> Progress:
-        found = Progress([], [], [])
+    def advance(self, until: float) -> FleetProgress:
+        found = FleetProgress([], [], [])
         for index, replica in enumerate(self._replicas):
             replica.advance(until)
             if (published := replica.published()) is not None:
@@ -92,7 +92,7 @@ class ReplicaSpec(NamedTuple):
     publish_every: float = 0.0
     """Seconds after which each says what it has to do, not all at once; 0: they do not."""
 
-    def make(self, indexes: Sequence[int]) -> list[Replica]:
+    def make(self, indexes: Sequence[int]) -> list[SimulatedReplica]:
         """Return the replicas of some indexes."""
         return [self.replica(index, self.times(index)) for index in indexes]
 
@@ -100,10 +100,10 @@ class ReplicaSpec(NamedTuple):
         """Return how long the steps of a replica take."""
         return WorldTimes(self.world, self.setup, self.seed * self.replicas + index)
 
-    def replica(self, index: int, times: StepTimes) -> Replica:
+    def replica(self, index: int, times: SimulatedTimes) -> SimulatedReplica:
         """Return the replica of an index."""
         every = self.publish_every
-        return Replica(
+        return SimulatedReplica(
             self.setup,
             times,
             depth=self.depth,
@@ -150,7 +150,7 @@ class GroupedFleet:
         group, index = self._places[replica]
         self._groups[group].submissions.append(_Submission(index, arrival, ticket, first))
 
-    def advance(self, until: float) -> Progress:
+    def advance(self, until: float) -> FleetProgress:
         """
         Raises:
             RuntimeError: a process ended.
@@ -158,7 +158,7 @@ class GroupedFleet:
         for group in self._groups:
             group.connection.send((group.submissions, until))
             group.submissions.clear()
-        found = Progress([], [], [])
+        found = FleetProgress([], [], [])
         for number, group in enumerate(self._groups):
             try:
                 answer = group.connection.recv()
@@ -212,7 +212,7 @@ def _run_group(connection: Connection, spec: ReplicaSpec, indexes: Sequence[int]
         try:
             for each in submissions:
                 fleet.submit(*each)
-            answer: Progress | Exception = fleet.advance(until)
+            answer: FleetProgress | Exception = fleet.advance(until)
         except Exception as error:  # noqa: BLE001 - raised again where the fleet is advanced
             answer = error
         connection.send(answer)

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from sluice.engine.engine import Engine
 from sluice.kv.manager import ResidentLease
-from sluice.scheduler.cost import Load
+from sluice.scheduler.cost import StepLoad
 from sluice.scheduler.request import Request
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.scheduler.state import SchedulerState
-from sluice.sim.runner import Answer
+from sluice.sim.runner import KnownAnswer
 from sluice.sim.world import StepWork, WorldTimes
 from sluice.types import CHUNKS_BY_TIME, Regime
 
@@ -28,12 +28,12 @@ LEAST = 2
 """Steps of a leap that is worth the effort."""
 
 
-class Row(NamedTuple):
+class DecodingRow(NamedTuple):
     """A request that decodes."""
 
     request: Request
     lease: ResidentLease
-    answer: Answer
+    answer: KnownAnswer
     most: int
     """Steps before the one in which it ends, or its client leaves."""
 
@@ -57,7 +57,11 @@ class Leaper:
     """
 
     def __init__(
-        self, engine: Engine, setup: SchedulerSetup, times: WorldTimes, answer_of: Callable[[int], tuple[Answer, int]]
+        self,
+        engine: Engine,
+        setup: SchedulerSetup,
+        times: WorldTimes,
+        answer_of: Callable[[int], tuple[KnownAnswer, int]],
     ) -> None:
         assert isinstance(engine.scheduler, Scheduler), "a leap changes the state of a scheduler"
         self._state: SchedulerState = engine.scheduler.state
@@ -96,14 +100,14 @@ class Leaper:
             self._commit(rows, len(found.ends))
         return found
 
-    def _row(self, request: Request) -> Row:
+    def _row(self, request: Request) -> DecodingRow:
         answer, leaves_after = self._answer_of(request.id)
         lease = request.lease
         assert isinstance(lease, ResidentLease), f"request {request.id} decodes with {lease}"
         last = min(answer.num_tokens, leaves_after or answer.num_tokens)
-        return Row(request, lease, answer, last - request.num_outputs - 1)
+        return DecodingRow(request, lease, answer, last - request.num_outputs - 1)
 
-    def _time(self, rows: list[Row], most: int, ready_at: float, until: float) -> Leap:
+    def _time(self, rows: list[DecodingRow], most: int, ready_at: float, until: float) -> Leap:
         """Draw the times of steps until one is not over in time. That one is to be drawn again."""
         count, times, ends = len(rows), self._times, list[float]()
         regime = Regime.GRAPH if count <= self._graph_rows else Regime.DECODE
@@ -112,7 +116,7 @@ class Leaper:
             if ready_at >= until:
                 break
             context += count
-            end = times.ends(StepWork(regime, Load(count, count, context)), ready_at)
+            end = times.ends(StepWork(regime, StepLoad(count, count, context)), ready_at)
             if end >= until:
                 times.undo()
                 break
@@ -120,7 +124,7 @@ class Leaper:
             ready_at = times.turn_at(end, has_waited=True)
         return Leap(ends, ready_at)
 
-    def _commit(self, rows: list[Row], steps: int) -> None:
+    def _commit(self, rows: list[DecodingRow], steps: int) -> None:
         """Move all requests on by so many tokens, and take and publish pages in the order of the steps."""
         state, size = self._state, self._page_size
         events: list[tuple[int, int, int]] = []

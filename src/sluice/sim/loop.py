@@ -17,7 +17,7 @@ MOST_EMPTY_TURNS = 16
 """Turns without a plan, one after the other, after which an engine waits for a message."""
 
 
-class StepTimes(Protocol):
+class SimulatedTimes(Protocol):
     """Says when the steps of one engine end, and when it plans."""
 
     def ends_at(self, plan: BatchPlan, now: float, free_at: float) -> float:
@@ -39,7 +39,7 @@ class StepTimes(Protocol):
         ...
 
 
-class Launched(Protocol):
+class SimulatedStep(Protocol):
     """A simulated step in flight."""
 
     @property
@@ -93,13 +93,13 @@ class EngineLoop:
         engine: over `link` and `clock`, with a runner whose steps have an `ends_at`, to which `wait` lets time pass.
     """
 
-    def __init__(self, engine: Engine, link: SimLink, clock: VirtualClock, times: StepTimes) -> None:
+    def __init__(self, engine: Engine, link: SimLink, clock: VirtualClock, times: SimulatedTimes) -> None:
         self.engine = engine
         self._link = link
         self._clock = clock
         self._times = times
         self._ready_at = times.turn_at(clock.now(), has_waited=False)
-        self._oldest: Launched | None = None
+        self._oldest: SimulatedStep | None = None
         """The step that the engine waits for."""
         self._empty_turns = 0
         """The latest turns that planned nothing with nothing in flight. One may preempt requests, and the next one

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sluice.engine.engine import Engine
 from sluice.kv.events import EventLog, PageEvent
-from sluice.routing.occupancy import Occupancy, PrefillSpeed
+from sluice.routing.occupancy import ObservedOccupancy, PrefillSpeed
 from sluice.scheduler.backlog import cached_anywhere, queued_prefill_tokens
 from sluice.scheduler.state import SchedulerState
 from sluice.sim.workload import Arrival
@@ -32,7 +32,7 @@ class Published(NamedTuple):
 
     events: tuple[PageEvent, ...] = ()
     """What its prefix cache has stored and removed, in order."""
-    occupancy: Occupancy | None = None
+    occupancy: ObservedOccupancy | None = None
     """None: it has published none since."""
     taken_at: float = 0.0
 
@@ -50,7 +50,7 @@ class Publisher:
         self._times = times
         self._speed = PrefillSpeed()
         self._latest = -math.inf
-        self._taken: Occupancy | None = None
+        self._taken: ObservedOccupancy | None = None
 
     def due(self, until: float) -> float | None:
         """Return the last of its moments before another one; None if that was published. Those before it would be of
@@ -75,7 +75,7 @@ class Publisher:
         for arrival in waiting:
             length = arrival.prompt.length
             queued += length - cached_anywhere(kv, array("i", arrival.tokens()), length - 1, arrival.extra_key)
-        self._taken = Occupancy(
+        self._taken = ObservedOccupancy(
             queued_prefill_tokens=queued,
             num_running=full.running + full.loading,
             num_waiting=full.waiting + full.compiling + len(waiting),

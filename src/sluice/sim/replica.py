@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from sluice.bench.records import Arrival as TokenArrival
+from sluice.bench.records import TokenArrival
 from sluice.config import ConfigError
 from sluice.engine.clock import VirtualClock, micros_at
 from sluice.engine.engine import Engine
@@ -17,10 +17,10 @@ from sluice.kv.nodes import Node
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.copies import SimulatedCopies
 from sluice.sim.leap import Leaper
-from sluice.sim.loop import EngineLoop, SimLink, StepTimes
+from sluice.sim.loop import EngineLoop, SimLink, SimulatedTimes
 from sluice.sim.publishing import Published, Publisher, PublishTimes
 from sluice.sim.remote import keep_remote, let_go, load_of
-from sluice.sim.runner import Answer, SimRunner
+from sluice.sim.runner import KnownAnswer, SimRunner
 from sluice.sim.workload import STOP_TOKEN, Arrival
 from sluice.sim.world import CopyRates, WorldTimes
 from sluice.types import FinishReason, Occupancy, Output, SamplingParams, Submit
@@ -59,7 +59,7 @@ class _Open:
         self.leave_after = arrival.leaves.after_tokens if arrival.leaves is not None else 0
 
 
-class Replica:
+class SimulatedReplica:
     """An engine that runs when it is told to.
 
     Args:
@@ -75,7 +75,7 @@ class Replica:
     def __init__(
         self,
         setup: SchedulerSetup,
-        times: StepTimes,
+        times: SimulatedTimes,
         *,
         depth: int = 1,
         intake: float = 0.0,
@@ -148,7 +148,7 @@ class Replica:
         stops = arrival.output_tokens < arrival.max_tokens
         self._next_id += 1
         prompt = tuple(arrival.prompt.tokens())
-        answer = Answer(self._next_id, len(prompt), arrival.output_tokens, stops=stops, tokens=arrival.answer)
+        answer = KnownAnswer(self._next_id, len(prompt), arrival.output_tokens, stops=stops, tokens=arrival.answer)
         request = _Open(arrival, due, ticket)
         if first is not None:
             request.remote = keep_remote(self._scheduler.state.kv, array("i", prompt), arrival.extra_key)
@@ -220,7 +220,7 @@ class Replica:
         if output.start < request.leave_after <= output.start + len(output.token_ids):
             self.link.put(now, Abort(output.request_id))
 
-    def _answer_of(self, request_id: int) -> tuple[Answer, int]:
+    def _answer_of(self, request_id: int) -> tuple[KnownAnswer, int]:
         """Return the answer of a request, and after how many tokens its client leaves; 0: not."""
         return self.runner.answers[request_id], self._open[request_id].leave_after
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice.engine.clock import VirtualClock
-from sluice.sim.copies import Copies
-from sluice.sim.loop import StepTimes
+from sluice.sim.copies import SimulatedCopies
+from sluice.sim.loop import SimulatedTimes
 from sluice.sim.workload import STOP_TOKEN, Segment, TokenSource
 from sluice.types import BatchPlan, BatchResult, Chunk, CopyDone, TokenLogprobs
 
@@ -17,7 +17,7 @@ ANSWER_SEEDS = 1 << 63
 """Added to a request's id: seeds of answers that no prompt contains."""
 
 
-class Answer:
+class KnownAnswer:
     """The tokens that a request gets.
 
     Args:
@@ -82,9 +82,9 @@ class SimRunner:
         copies: makes the copies of plans.
     """
 
-    def __init__(self, clock: VirtualClock, times: StepTimes, copies: Copies) -> None:
+    def __init__(self, clock: VirtualClock, times: SimulatedTimes, copies: SimulatedCopies) -> None:
         self.clock = clock
-        self.answers: dict[int, Answer] = {}
+        self.answers: dict[int, KnownAnswer] = {}
         """By request. The caller adds those that arrive, and removes those that end."""
         self.has_drafts = False
         """Rows may have drafts."""
@@ -114,11 +114,11 @@ class SimRunner:
         )
 
     @staticmethod
-    def _token(answers: dict[int, Answer], chunk: Chunk) -> int:
+    def _token(answers: dict[int, KnownAnswer], chunk: Chunk) -> int:
         answer = answers.get(chunk.request_id)
         return STOP_TOKEN if answer is None else answer.at(chunk.end)  # a row in flight of a request that has ended
 
-    def _verified(self, answers: dict[int, Answer], chunk: Chunk) -> tuple[tuple[int, ...], int]:
+    def _verified(self, answers: dict[int, KnownAnswer], chunk: Chunk) -> tuple[tuple[int, ...], int]:
         """Return what a row brings, and how many of its drafts are accepted: those that are the answer's tokens."""
         answer = answers.get(chunk.request_id)
         if answer is None:

@@ -7,14 +7,13 @@ from dataclasses import replace
 from statistics import median_low
 from typing import NamedTuple
 
-from sluice.bench.records import Arrival as TokenArrival
-from sluice.bench.records import CountedBy, Failure, Record
+from sluice.bench.records import CountedBy, Failure, Record, TokenArrival
 from sluice.bench.workload import LONG, LONG_FACTOR, SHORT
 from sluice.config import ConfigError
 from sluice.scheduler.setup import SchedulerSetup
-from sluice.sim.fleet import Fleet, LocalFleet, Progress, ReplicaSpec
+from sluice.sim.fleet import Fleet, FleetProgress, LocalFleet, ReplicaSpec
 from sluice.sim.loop import NEVER
-from sluice.sim.replica import Done, Replica, is_left
+from sluice.sim.replica import Done, SimulatedReplica, is_left
 from sluice.sim.routers import Router, in_turn
 from sluice.sim.workload import Arrival, Workload, in_order
 from sluice.sim.world import World
@@ -29,14 +28,14 @@ def replicas_of(
     seed: int = 0,
     leaps: bool = True,
     publish_every: float = 0.0,
-) -> list[Replica]:
+) -> list[SimulatedReplica]:
     """Return equal replicas, whose steps have residuals of their own (see `ReplicaSpec`)."""
     return ReplicaSpec(setup, world, count, depth, seed, leaps, publish_every).make(range(count))
 
 
 def simulate(
     workload: Workload,
-    replicas: Sequence[Replica],
+    replicas: Sequence[SimulatedReplica],
     router: Router | None = None,
     on_end: Callable[[], object] = lambda: None,
 ) -> list[Record]:
@@ -56,7 +55,7 @@ def simulate(
     return in_due_order(found)
 
 
-class Entry(NamedTuple):
+class RoutedArrival(NamedTuple):
     """A request that comes to replicas."""
 
     ticket: int
@@ -97,17 +96,17 @@ def run(
     """
     sessions, numbers = Sessions(), dict[int, tuple[int, int]]()
 
-    def entries() -> Iterator[Entry]:
+    def entries() -> Iterator[RoutedArrival]:
         for ticket, arrival in enumerate(in_order(workload)):
             numbers[ticket] = sessions.number(arrival, ticket)
-            yield Entry(ticket, arrival.time, arrival)
+            yield RoutedArrival(ticket, arrival.time, arrival)
 
     for done in serve(entries(), fleet, router, on_end, epoch):
         yield record_of(done, *numbers.pop(done.ticket))
 
 
 def serve(
-    entries: Iterable[Entry],
+    entries: Iterable[RoutedArrival],
     fleet: Fleet,
     router: Router,
     on_end: Callable[[], object],
@@ -147,7 +146,7 @@ class Side(NamedTuple):
     router: Router
 
 
-def send(side: Side, entry: Entry) -> None:
+def send(side: Side, entry: RoutedArrival) -> None:
     """Let a request come to the replica that the router chooses.
 
     Raises:
@@ -162,7 +161,7 @@ def send(side: Side, entry: Entry) -> None:
         side.router.first_token(ticket)
 
 
-def tell(router: Router, progress: Progress) -> None:
+def tell(router: Router, progress: FleetProgress) -> None:
     """Tell a router what has come back from its replicas."""
     for ticket in progress.started:
         router.first_token(ticket)

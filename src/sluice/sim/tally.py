@@ -23,7 +23,7 @@ class Counts:
         self.of = {"ttft": count, "e2e": count, "tpot": count, "itl": gaps}
 
 
-class Tally:
+class SloTally:
     """Collects what a run's objectives are about.
 
     Args:

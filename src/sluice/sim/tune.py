@@ -20,11 +20,11 @@ from sluice.config import ConfigError
 from sluice.routing.policies import POLICIES
 from sluice.sim.candidates import Candidate
 from sluice.sim.fleet import LocalFleet, ReplicaSpec
-from sluice.sim.loop import StepTimes
+from sluice.sim.loop import SimulatedTimes
 from sluice.sim.routers import publish_every, sim_router
 from sluice.sim.simulate import run
 from sluice.sim.slo import Figure, Slo
-from sluice.sim.tally import Counts, Tally
+from sluice.sim.tally import Counts, SloTally
 from sluice.sim.workload import Arrival
 from sluice.types import BatchPlan, Bound
 
@@ -41,7 +41,7 @@ REPEATS = 5
 class CountedTimes:
     """Times of steps, which count the limits that kept steps from holding more."""
 
-    def __init__(self, times: StepTimes, counts: Counter[Bound]) -> None:
+    def __init__(self, times: SimulatedTimes, counts: Counter[Bound]) -> None:
         self._times = times
         self._counts = counts
 
@@ -54,7 +54,7 @@ class CountedTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CandidateOutcome:
     """What simulated runs of one candidate brought."""
 
     candidate: Candidate
@@ -92,7 +92,7 @@ class Outcome:
     def means(self) -> dict[Figure, float]:
         return {each.figure: self.figure(each.figure)[0] for each in self.slo.objectives}
 
-    def dominates(self, other: Outcome) -> bool:
+    def dominates(self, other: CandidateOutcome) -> bool:
         """Return whether this one needs no more replicas, and is as good in every figure and better in one."""
         ours, theirs = self.means(), other.means()
         pairs = [(self.replicas, other.replicas), *((ours[each], theirs[each]) for each in ours)]
@@ -103,19 +103,19 @@ class Outcome:
 class Tuned:
     """What was found."""
 
-    pick: Outcome
+    pick: CandidateOutcome
     """The settings to use: of the fewest replicas that meet the objectives; if none do, those that come nearest."""
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[CandidateOutcome, ...]
     """All that were repeated, best first."""
-    measured: Outcome
+    measured: CandidateOutcome
     """The engine as it was measured, with as many replicas as the pick."""
     tried: int
     requests: int
     """Simulated in all."""
 
-    def frontier(self) -> list[Outcome]:
+    def frontier(self) -> list[CandidateOutcome]:
         """Return the outcomes that no other one dominates, best first; of equal ones that with the fewest settings."""
-        found: list[Outcome] = []
+        found: list[CandidateOutcome] = []
         for each in sorted(self.outcomes, key=lambda each: len(each.candidate.settings)):
             if not any(other.dominates(each) for other in self.outcomes) and not any(
                 other.replicas == each.replicas and other.runs == each.runs for other in found
@@ -161,7 +161,7 @@ class Tuner:
         """
         if all(each.output_tokens == 1 for each in self._arrivals):
             _refuse([each.figure for each in self._slo.objectives if each.figure.metric in ("itl", "tpot")])
-        outcomes: list[Outcome] = []
+        outcomes: list[CandidateOutcome] = []
         for count in replicas:
             last = self._finalists(found, count)
             ordered = sorted(last, key=lambda each: each.excess)
@@ -173,7 +173,7 @@ class Tuner:
         tried = len(found) * (list(replicas).index(pick.replicas) + 1)
         return Tuned(pick, tuple(outcomes), measured, tried, self.requests)
 
-    def _finalists(self, found: Sequence[Candidate], replicas: int) -> list[Outcome]:
+    def _finalists(self, found: Sequence[Candidate], replicas: int) -> list[CandidateOutcome]:
         """Return the repeated runs of the best candidates, and of the first."""
         first, left = found[0], list(found)
         sizes = round_sizes(len(self._arrivals))
@@ -201,7 +201,7 @@ class Tuner:
             insort(best, (self._slo.excess(values), index))
         return [found[index] for _, index in best[:keep]]
 
-    def _repeat(self, candidate: Candidate, replicas: int) -> Outcome:
+    def _repeat(self, candidate: Candidate, replicas: int) -> CandidateOutcome:
         counts, bounds = Counts(self._arrivals), Counter[Bound]()
         runs = []
         for seed in range(self._repeats):
@@ -210,7 +210,7 @@ class Tuner:
             runs.append(values)
         shares = {bound: count / bounds.total() for bound, count in bounds.most_common()}
         shares.pop(Bound.NOTHING, None)
-        return Outcome(candidate, replicas, tuple(runs), self._slo, shares)
+        return CandidateOutcome(candidate, replicas, tuple(runs), self._slo, shares)
 
     def _run(
         self,
@@ -232,7 +232,7 @@ class Tuner:
             times = spec.times(index)
             engines.append(spec.replica(index, times if bounds is None else CountedTimes(times, bounds)))
         router = sim_router(self._router, setup, replicas, seed)
-        tally = Tally(self._slo, counts, limit)
+        tally = SloTally(self._slo, counts, limit)
         is_hopeless = False
         for record in run(arrivals, LocalFleet(engines), router, self._count):
             tally.add(record)
@@ -280,7 +280,7 @@ def busiest(arrivals: Sequence[Arrival], count: int) -> Sequence[Arrival]:
     return [replace(each, time=each.time - begin) for each in arrivals[start : start + count]]
 
 
-def simplest(ordered: Sequence[Outcome]) -> Outcome:
+def simplest(ordered: Sequence[CandidateOutcome]) -> CandidateOutcome:
     """Return the outcome with the fewest settings among those that the repeats do not tell from the best one: each is
     as good in one of them at least.
 
@@ -289,7 +289,7 @@ def simplest(ordered: Sequence[Outcome]) -> Outcome:
     """
     best = ordered[0]
 
-    def is_alike(other: Outcome) -> bool:
+    def is_alike(other: CandidateOutcome) -> bool:
         pairs = zip(other.excesses, best.excesses, strict=True)
         return other.num_met >= best.num_met and any(theirs <= ours for theirs, ours in pairs)
 

@@ -16,7 +16,7 @@ from sluice.sim.inputs import add_machine_arguments, add_reading_arguments, long
 if TYPE_CHECKING:
     from sluice.sim.machine import Machine
     from sluice.sim.slo import Figure, Slo
-    from sluice.sim.tune import Outcome, Tuned
+    from sluice.sim.tune import CandidateOutcome, Tuned
 
 MOST_SETTINGS = 200
 REPEATS = 5
@@ -138,7 +138,7 @@ def report(tuned: Tuned, slo: Slo, machine: Machine, model: str = MODEL) -> str:
     return "\n".join(lines)
 
 
-def command(outcome: Outcome, model: str = MODEL) -> str:
+def command(outcome: CandidateOutcome, model: str = MODEL) -> str:
     """Return the command line that serves with an outcome's settings, and with all else as it was measured.
 
     Args:
@@ -165,7 +165,7 @@ def _folder(given: Mapping[str, Any]) -> str:
     return next((each for each in named if each and Path(each).is_dir()), MODEL)
 
 
-def _verdict(pick: Outcome, slo: Slo) -> str:
+def _verdict(pick: CandidateOutcome, slo: Slo) -> str:
     worst = slo.worst(pick.means())
     share = 100 * pick.means()[worst.figure] / worst.limit
     if pick.is_met:
@@ -178,7 +178,7 @@ def _verdict(pick: Outcome, slo: Slo) -> str:
     )
 
 
-def _replicas(outcome: Outcome) -> str:
+def _replicas(outcome: CandidateOutcome) -> str:
     return f"{outcome.replicas} replica{'s' if outcome.replicas > 1 else ''}"
 
 
@@ -204,7 +204,7 @@ def _sureness(tuned: Tuned, machine: Machine) -> list[str]:
     return lines
 
 
-def _difference(pick: Outcome, other: Outcome) -> str:
+def _difference(pick: CandidateOutcome, other: CandidateOutcome) -> str:
     """Return by how much the worst figure differs, repeat by repeat, and by how much that varies."""
     if not all(map(math.isfinite, (*pick.excesses, *other.excesses))):
         return "requests failed, so there is no figure to compare"
@@ -216,14 +216,14 @@ def _difference(pick: Outcome, other: Outcome) -> str:
     return f"worst figure {low:+.0f}% to {high:+.0f}% in the same repeats{told}"
 
 
-def _row(outcome: Outcome, slo: Slo, mark: str) -> str:
+def _row(outcome: CandidateOutcome, slo: Slo, mark: str) -> str:
     figures = "  ".join(f"{each.figure} {_spread(outcome, each.figure)}" for each in slo.objectives)
     bound = next(iter(outcome.bounds), "nothing")
     met = f"{outcome.num_met}/{len(outcome.runs)} met"
     return f"{mark:2} {outcome.replicas}x  {figures}  {met}  {bound}  {outcome.candidate.arguments()}"
 
 
-def _spread(outcome: Outcome, figure: Figure) -> str:
+def _spread(outcome: CandidateOutcome, figure: Figure) -> str:
     mean, low, high = outcome.figure(figure)
     return f"{_seconds(mean)} ({_seconds(low)}-{_seconds(high)})"
 

@@ -73,7 +73,7 @@ class WindowOptions:
             raise ConfigError(f"--processes must be at least 1, got {self.processes}")
 
 
-class Histogram:
+class LatencyHistogram:
     """Counts latencies in bins that are about `RESOLUTION` wide."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Histogram:
         self.total += seconds
         self.count += 1
 
-    def merge(self, other: Histogram) -> None:
+    def merge(self, other: LatencyHistogram) -> None:
         self.counts.update(other.counts)
         self.total += other.total
         self.count += other.count
@@ -122,7 +122,9 @@ class WindowResult:
     tokens: int = 0
     simulated: int = 0
     """Requests, those before and behind the window too."""
-    latencies: dict[str, Histogram] = field(default_factory=lambda: {name: Histogram() for name in METRICS})
+    latencies: dict[str, LatencyHistogram] = field(
+        default_factory=lambda: {name: LatencyHistogram() for name in METRICS}
+    )
 
     def add(self, record: Record) -> None:
         """Count a request of the window."""
@@ -139,7 +141,7 @@ class WindowResult:
                 itl.add(0.0)
 
 
-class Estimate(NamedTuple):
+class WindowEstimate(NamedTuple):
     """A figure of the whole time."""
 
     name: str
@@ -253,7 +255,7 @@ def _nonempty(arrivals: Iterable[Arrival]) -> Iterable[Arrival] | None:
     return arrivals if next(iter(arrivals), None) is not None else None
 
 
-def estimates(results: Sequence[WindowResult], seconds: float, seed: int = 0) -> list[Estimate]:
+def estimates(results: Sequence[WindowResult], seconds: float, seed: int = 0) -> list[WindowEstimate]:
     """Return figures of the whole time, in seconds and a second, with their intervals; not numbers where no request has
     such a latency.
 
@@ -267,7 +269,7 @@ def estimates(results: Sequence[WindowResult], seconds: float, seed: int = 0) ->
     for name, of_all in value.items():
         values = sorted(each[name] for each in drawn if not math.isnan(each[name])) or [math.nan]
         edge = round((1 - CONFIDENCE) / 2 * len(values))
-        found.append(Estimate(name, of_all, values[edge], values[-1 - edge]))
+        found.append(WindowEstimate(name, of_all, values[edge], values[-1 - edge]))
     return found
 
 
@@ -279,7 +281,7 @@ def _figures(results: Sequence[WindowResult], seconds: float) -> dict[str, float
         "failed": sum(result.failed for result in results) / max(1, sum(result.requests for result in results)),
     }
     for name in METRICS:
-        merged = Histogram()
+        merged = LatencyHistogram()
         for result in results:
             merged.merge(result.latencies[name])
         found[f"{name} mean"] = merged.mean()
@@ -288,7 +290,7 @@ def _figures(results: Sequence[WindowResult], seconds: float) -> dict[str, float
     return found
 
 
-def table(found: Sequence[Estimate], results: Sequence[WindowResult]) -> str:
+def table(found: Sequence[WindowEstimate], results: Sequence[WindowResult]) -> str:
     """Return the figures as text."""
     counted, simulated = (sum(getattr(each, name) for each in results) for name in ("requests", "simulated"))
     lines = [

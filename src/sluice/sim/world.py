@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sluice.scheduler.cost import MIN_MICROS, NUM, Load, dot
+from sluice.scheduler.cost import MIN_MICROS, NUM, StepLoad, dot
 from sluice.scheduler.offloading import load_of
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.types import BatchPlan, Regime
@@ -56,7 +56,7 @@ class StepWork(NamedTuple):
     """The kind of a step, and what it has to do."""
 
     regime: Regime
-    load: Load
+    load: StepLoad
 
 
 def work_of(plan: BatchPlan, setup: SchedulerSetup) -> StepWork:
@@ -71,11 +71,11 @@ def work_of(plan: BatchPlan, setup: SchedulerSetup) -> StepWork:
         length = chunk.length
         tokens += length
         pairs += length * chunk.start + length * (length + 1) // 2
-    load = Load(tokens, len(own), context + drafts, pairs)
+    load = StepLoad(tokens, len(own), context + drafts, pairs)
     for piece in plan.slices:
         assert setup.offload is not None, "slices without limits of offloading"
         more = load_of(setup.offload, piece, setup.page_size)
-        load = Load(*(one + other for one, other in zip(load, more, strict=True)))
+        load = StepLoad(*(one + other for one, other in zip(load, more, strict=True)))
     if len(own) > num_decodes or plan.slices:
         return StepWork(Regime.MIXED if num_decodes else Regime.PREFILL, load)
     graph_rows = 0 if setup.pacing is None else setup.pacing.graph_rows
@@ -140,7 +140,7 @@ class World:
 
 
 class WorldTimes:
-    """Times of a `World` (see `loop.StepTimes`), with residuals drawn in blocks.
+    """Times of a `World` (see `loop.SimulatedTimes`), with residuals drawn in blocks.
 
     Args:
         seed: equal seeds, equal draws.

@@ -8,9 +8,8 @@ import fcntl
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
 
-from sluice.storage.checksums import Checksum, Differs, Run, ended
+from sluice.storage.checksums import Checksum, Differs, PageRun, ended
 
 MOST_BUFFERS = 512
 """Buffers given to one call: Linux takes 1024."""
@@ -18,44 +17,8 @@ CLOSED = -1
 """Number of a closed descriptor: no file has it."""
 
 
-class Blocks(Protocol):
-    """A file, as a page file uses it."""
-
-    def read(self, buffers: Sequence[memoryview], offset: int) -> None:
-        """Fill the buffers.
-
-        Raises:
-            PageLost: the file ends before that.
-            OSError: the system's own reason.
-        """
-        ...
-
-    def read_run(self, checksum: Checksum, run: Run) -> Differs | None:
-        """Fill the memory of a run, and compare it: see `Checksum.read`."""
-        ...
-
-    def write(self, buffers: Sequence[memoryview | bytes], offset: int) -> None:
-        """Write all of the buffers.
-
-        Raises:
-            OSError: the disk is full, or the system's own reason.
-        """
-        ...
-
-    def expect(self, offset: int, length: int) -> None:
-        """Announce a read, so that the system may fetch the bytes meanwhile."""
-        ...
-
-    def unlock(self) -> None:
-        """Let another engine open the file, although a read or write of this one may not have ended. Later ones fail
-        with OSError."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class FileBlocks:
-    """The file of an open descriptor, which this object owns."""
+    """The file of an open descriptor, which this object owns, as a page file uses it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -64,6 +27,12 @@ class FileBlocks:
         self._is_unlocked = False
 
     def read(self, buffers: Sequence[memoryview], offset: int) -> None:
+        """Fill the buffers.
+
+        Raises:
+            PageLost: the file ends before that.
+            OSError: the system's own reason.
+        """
         left = [memoryview(buffer).cast("B") for buffer in buffers]
         while left:
             self._check_locked()
@@ -73,11 +42,17 @@ class FileBlocks:
             offset += count
             left = _rest(left, count)
 
-    def read_run(self, checksum: Checksum, run: Run) -> Differs | None:
+    def read_run(self, checksum: Checksum, run: PageRun) -> Differs | None:
+        """Fill the memory of a run, and compare it: see `Checksum.read`."""
         self._check_locked()
         return checksum.read(self, run)
 
     def write(self, buffers: Sequence[memoryview | bytes], offset: int) -> None:
+        """Write all of the buffers.
+
+        Raises:
+            OSError: the disk is full, or the system's own reason.
+        """
         left = [memoryview(buffer).cast("B") for buffer in buffers]
         while left:
             self._check_locked()
@@ -88,12 +63,13 @@ class FileBlocks:
             left = _rest(left, count)
 
     def expect(self, offset: int, length: int) -> None:
-        """Advise the system; some file systems take no advice."""
+        """Announce a read, so that the system may fetch the bytes meanwhile; some file systems take no advice."""
         with suppress(OSError):
             os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
     def unlock(self) -> None:
-        """Give up the lock and keep the descriptor: a call under way in another thread may be about to use it."""
+        """Let another engine open the file, although a read or write of this one may not have ended. Later ones fail
+        with OSError. The descriptor is kept: a call under way in another thread may be about to use it."""
         self._is_unlocked = True
         self.descriptor.value = CLOSED
         with suppress(OSError):  # closed meanwhile

@@ -21,7 +21,7 @@ from sluice.kernels.cpu.stored_parts import StoredParts
 from sluice.storage.format import PageLost
 
 
-class Run(NamedTuple):
+class PageRun(NamedTuple):
     """One layer of some pages: where it lies in a file, and where it is to go."""
 
     offsets: npt.NDArray[np.int64]
@@ -54,7 +54,7 @@ class Readable(Protocol):
     """Negative once the file is closed."""
 
     def read(self, buffers: Sequence[memoryview], offset: int) -> None:
-        """Fill the buffers: see `Blocks.read`."""
+        """Fill the buffers: see `FileBlocks.read`."""
         ...
 
 
@@ -67,7 +67,7 @@ class Checksum(Protocol):
         """Return the checksum of a layer's keys and values."""
         ...
 
-    def read(self, file: Readable, run: Run) -> Differs | None:
+    def read(self, file: Readable, run: PageRun) -> Differs | None:
         """Fill the memory of a run. Return the first page that is not what was stored, if there is one.
 
         Raises:
@@ -85,7 +85,7 @@ class Crc32:
     def of(self, k: memoryview, v: memoryview) -> int:
         return zlib.crc32(v, zlib.crc32(k))
 
-    def read(self, file: Readable, run: Run) -> Differs | None:
+    def read(self, file: Readable, run: PageRun) -> Differs | None:
         size = run.part_bytes
         for index, (offset, expected) in enumerate(zip(run.offsets.tolist(), run.expected.tolist(), strict=True)):
             k, v = (memory[index * size : (index + 1) * size] for memory in (run.k, run.v))
@@ -106,7 +106,7 @@ class Crc32c:
     def of(self, k: memoryview, v: memoryview) -> int:
         return self._parts.crc32c(v, self._parts.crc32c(k))
 
-    def read(self, file: Readable, run: Run) -> Differs | None:
+    def read(self, file: Readable, run: PageRun) -> Differs | None:
         done = self._parts.read(file.descriptor, run.offsets, run.expected, run.k, run.v)
         match done.outcome:
             case ReadOutcome.ALL_READ:

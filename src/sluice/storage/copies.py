@@ -20,14 +20,14 @@ from sluice.device.pages import DevicePages
 from sluice.device.queues import DeviceQueue, DoneEvent, Event, HostBuffers, wait_until
 from sluice.device.transport import Transport
 from sluice.storage.disk_tier import (
+    DiskRead,
     DiskTier,
+    DiskWrite,
     Erase,
     FromBuffer,
     InPlace,
-    Load,
     PageBuffers,
-    Store,
-    Target,
+    ReadTarget,
     ThroughBuffer,
 )
 from sluice.storage.host_tier import HostTier
@@ -165,7 +165,7 @@ class PageCopies:
 
     def begin(self, plan: BatchPlan, transport: Transport) -> StepCopies:
         compute, results = transport.queues.compute, transport.queues.results
-        with_disk: list[Store | Load | Erase] = [Erase(page) for page in plan.dropped]
+        with_disk: list[DiskWrite | DiskRead | Erase] = [Erase(page) for page in plan.dropped]
         with_host = HostCopies(is_part=self._is_part)
         for copy in plan.copies:
             if Tier.DISK in (copy.source, copy.target):
@@ -203,9 +203,9 @@ class PageCopies:
         else:
             compute.run(lambda: into.on_device.append(host.load(copy.source_page, copy.target_page)))
 
-    def _with_disk(self, copy: PageCopy, compute: DeviceQueue) -> Store | Load:
+    def _with_disk(self, copy: PageCopy, compute: DeviceQueue) -> DiskWrite | DiskRead:
         if copy.target is Tier.DEVICE:
-            return Load(copy.ticket, copy.source_page, copy.checksum, self._target(copy.target_page, compute))
+            return DiskRead(copy.ticket, copy.source_page, copy.checksum, self._target(copy.target_page, compute))
         buffer = self._buffers.take()
         filled: Event = DoneEvent()
         if copy.source is Tier.HOST:
@@ -214,9 +214,9 @@ class PageCopies:
         else:
             compute.run(lambda: self._pages.copy_out(copy.source_page, buffer))
             filled = compute.record()
-        return Store(copy.ticket, copy.target_page, copy.key, FromBuffer(buffer, self._buffers, filled))
+        return DiskWrite(copy.ticket, copy.target_page, copy.key, FromBuffer(buffer, self._buffers, filled))
 
-    def _target(self, page: int, compute: DeviceQueue) -> Target:
+    def _target(self, page: int, compute: DeviceQueue) -> ReadTarget:
         if self._loading is None:
             return InPlace(self._pages, page)
         return ThroughBuffer(self._pages, page, self._buffers, self._loading, compute.record())

@@ -33,7 +33,7 @@ CLOSE_SECONDS = 2.0
 Report = Callable[[tuple[CopyDone, ...]], None]
 
 
-class Source(Protocol):
+class WriteSource(Protocol):
     """The bytes of a store."""
 
     def parts(self) -> Sequence[memoryview]:
@@ -45,7 +45,7 @@ class Source(Protocol):
         ...
 
 
-class Target(Protocol):
+class ReadTarget(Protocol):
     """Where the bytes of a load go."""
 
     def parts(self) -> Sequence[memoryview]:
@@ -62,23 +62,23 @@ class Target(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class DiskWrite:
     """A copy to a page of the disk."""
 
     ticket: int
     page: int
     key: PageKey | None
-    source: Source
+    source: WriteSource
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class DiskRead:
     """A copy from a page of the disk."""
 
     ticket: int
     page: int
     checksum: int
-    target: Target
+    target: ReadTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,23 +136,23 @@ class DiskTier:
         """Size of the file."""
         self._file = file
         self._report = report
-        self._loads: deque[Load] = deque()
-        self._writes: deque[Store | Erase] = deque()
+        self._loads: deque[DiskRead] = deque()
+        self._writes: deque[DiskWrite | Erase] = deque()
         self._changed = threading.Condition()
         self._is_open = True
         self._expected = 0
         """How many of the waiting loads, the first ones, the system was asked to fetch."""
-        self._current: Store | Load | Erase | None = None
+        self._current: DiskWrite | DiskRead | Erase | None = None
         """The job that was taken last from the queues."""
         self._warned: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
         self._thread.start()
 
-    def submit(self, *jobs: Store | Load | Erase) -> None:
+    def submit(self, *jobs: DiskWrite | DiskRead | Erase) -> None:
         """Queue copies, all or none, and return at once."""
         with self._changed:
             for job in jobs:
-                if isinstance(job, Load):
+                if isinstance(job, DiskRead):
                     self._loads.append(job)
                 else:
                     self._writes.append(job)
@@ -208,13 +208,13 @@ class DiskTier:
         except OSError as error:
             LOGGER.warning("the file of the KV disk could not be closed: %s", error.strerror)
 
-    def _next(self, *, wait: bool) -> Store | Load | Erase | None:
+    def _next(self, *, wait: bool) -> DiskWrite | DiskRead | Erase | None:
         """Return the next job; None if there is none, and `wait` is false or the tier is closed."""
         with self._changed:
             while wait and self._is_open and not self._loads and not self._writes:
                 self._changed.wait()
             soon = [load.page for load in islice(self._loads, self._expected, AHEAD)]
-            job: Store | Load | Erase | None = None
+            job: DiskWrite | DiskRead | Erase | None = None
             if self._loads:
                 job = self._loads.popleft()
                 self._expected += len(soon) - 1
@@ -225,11 +225,11 @@ class DiskTier:
             self._file.expect(page)
         return job
 
-    def _do(self, job: Store | Load | Erase) -> list[CopyDone]:
+    def _do(self, job: DiskWrite | DiskRead | Erase) -> list[CopyDone]:
         match job:
-            case Store(ticket):
+            case DiskWrite(ticket):
                 return [CopyDone(ticket, *self._tried(lambda: self._store(job)))]
-            case Load(ticket):
+            case DiskRead(ticket):
                 return [CopyDone(ticket, *self._tried(lambda: self._load(job)))]
             case Erase(page):
                 self._tried(lambda: self._erase(page))
@@ -255,13 +255,13 @@ class DiskTier:
                 error,
             )
 
-    def _store(self, store: Store) -> int:
+    def _store(self, store: DiskWrite) -> int:
         try:
             return self._file.write(store.page, store.key, store.source.parts())
         finally:
             store.source.free()
 
-    def _load(self, load: Load) -> int:
+    def _load(self, load: DiskRead) -> int:
         try:
             checksum = self._file.read(load.page, load.target.parts())
             if checksum != load.checksum:

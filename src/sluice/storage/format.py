@@ -267,7 +267,7 @@ class Checksums:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IndexEntry:
     """An entry of the index: which tokens a page holds, and its checksums."""
 
     key: PageKey
@@ -276,7 +276,7 @@ class Entry:
     """Number of the store: older stores have smaller ones."""
 
 
-def encode_entry(entry: Entry, geometry: PageGeometry) -> bytes:
+def encode_entry(entry: IndexEntry, geometry: PageGeometry) -> bytes:
     """Return the bytes of an entry.
 
     Raises:
@@ -297,7 +297,7 @@ def encode_entry(entry: Entry, geometry: PageGeometry) -> bytes:
     return _CRC.pack(zlib.crc32(data[_CRC.size :])) + data[_CRC.size :]
 
 
-def decode_entry(data: bytes, geometry: PageGeometry) -> Entry | None:
+def decode_entry(data: bytes, geometry: PageGeometry) -> IndexEntry | None:
     """Return the entry in `data`; None if there is none, or a damaged one."""
     (found,) = _CRC.unpack_from(data)
     if zlib.crc32(data[_CRC.size :]) != found:
@@ -315,4 +315,4 @@ def decode_entry(data: bytes, geometry: PageGeometry) -> Entry | None:
     checksums = Checksums(layers)
     if checksums.whole != whole:
         return None
-    return Entry(PageKey(digest[:digest_bytes], parent[:parent_bytes], tokens, salt), checksums, number)
+    return IndexEntry(PageKey(digest[:digest_bytes], parent[:parent_bytes], tokens, salt), checksums, number)

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sluice.storage.blocks import Blocks
-from sluice.storage.checksums import Run, find_checksum
+from sluice.storage.blocks import FileBlocks
+from sluice.storage.checksums import PageRun, find_checksum
 from sluice.storage.format import (
     ENTRY_HEAD_BYTES,
     Checksums,
-    Entry,
     FileLayout,
+    IndexEntry,
     PageLost,
     decode_entry,
     encode_entry,
@@ -42,7 +42,7 @@ class PageFile:
         ValueError: the checksums of this layout cannot be computed here; in words that follow "it".
     """
 
-    def __init__(self, blocks: Blocks, layout: FileLayout, index: dict[int, Entry]) -> None:
+    def __init__(self, blocks: FileBlocks, layout: FileLayout, index: dict[int, IndexEntry]) -> None:
         self.layout = layout
         self._blocks = blocks
         self._named = set(index)
@@ -77,7 +77,7 @@ class PageFile:
         """
         self.erase(page)
         found = Checksums(tuple(self._checksum.of(k, v) for k, v in zip(parts[::2], parts[1::2], strict=True)))
-        line = None if key is None else encode_entry(Entry(key, found, self._number), self.layout.geometry)
+        line = None if key is None else encode_entry(IndexEntry(key, found, self._number), self.layout.geometry)
         for first, offset in self._pieces(page):
             self._blocks.write(parts[first : first + self._parts_at_once], offset)
         if line is not None:
@@ -113,7 +113,7 @@ class PageFile:
         if not self._stored[numbers].all():
             empty = next(page for page in pages if not self._stored[page])
             raise PageLost(f"page {empty} of the file is empty", empty)
-        run = Run(self.layout.parts_at(numbers, layer), self._expected[numbers, layer], k, v)
+        run = PageRun(self.layout.parts_at(numbers, layer), self._expected[numbers, layer], k, v)
         differs = self._blocks.read_run(self._checksum, run)
         if differs is not None:
             page, stored = pages[differs.place], run.expected[differs.place]
@@ -166,13 +166,13 @@ class PageFile:
 class Index(NamedTuple):
     """The index of a page file."""
 
-    entries: dict[int, Entry]
+    entries: dict[int, IndexEntry]
     """Whole entries, by page."""
     damaged: tuple[int, ...]
     """Pages whose entry is neither whole nor empty. A process that is killed while it stores leaves one at most."""
 
 
-def read_index(blocks: Blocks, layout: FileLayout) -> Index:
+def read_index(blocks: FileBlocks, layout: FileLayout) -> Index:
     """Return the index of a page file.
 
     Raises:
@@ -180,7 +180,7 @@ def read_index(blocks: Blocks, layout: FileLayout) -> Index:
         OSError: the system's own reason.
     """
     size = layout.geometry.entry_bytes
-    entries: dict[int, Entry] = {}
+    entries: dict[int, IndexEntry] = {}
     damaged: list[int] = []
     for first in range(0, layout.num_pages, INDEX_PIECE):
         count = min(INDEX_PIECE, layout.num_pages - first)
@@ -196,7 +196,7 @@ def read_index(blocks: Blocks, layout: FileLayout) -> Index:
     return Index(entries, tuple(damaged))
 
 
-def restored(entries: Mapping[int, Entry]) -> list[StoredPage]:
+def restored(entries: Mapping[int, IndexEntry]) -> list[StoredPage]:
     """Return the pages of an index that a prefix tree can hold, parents before children, otherwise the oldest first.
 
     A page stored twice counts once, from its younger store. A page whose parent is missing does not count.

@@ -29,7 +29,7 @@ class _ReadAhead:
     """Work items that were reported."""
 
 
-class DevicePages(Protocol):
+class ShadowPages(Protocol):
     """The pages of a shadow runner's device."""
 
     def page(self, page: int) -> Content:
@@ -91,7 +91,7 @@ class ShadowTiers:
         self.index: dict[int, StoredPage] = {}
         """The pages that a restart finds on the disk."""
 
-    def copy(self, plan: BatchPlan, device: DevicePages) -> tuple[CopyDone, ...]:
+    def copy(self, plan: BatchPlan, device: ShadowPages) -> tuple[CopyDone, ...]:
         """Run the copies of a plan. Returns those that have ended."""
         done: list[CopyDone] = []
         for slot in plan.dropped:
@@ -111,7 +111,7 @@ class ShadowTiers:
         """Return the content of a page; empty while it is being written."""
         return self._pages[tier, page][0]
 
-    def work(self, device: DevicePages) -> None:
+    def work(self, device: ShadowPages) -> None:
         """Let the disk end some of its copies, and post the message."""
         done = self._ended(device)
         if self._post is None:
@@ -175,7 +175,7 @@ class ShadowTiers:
         content, checksum = self._pages[tier, page]
         self._pages[tier, page] = content[::-1], checksum
 
-    def _ended(self, device: DevicePages) -> list[CopyDone]:
+    def _ended(self, device: ShadowPages) -> list[CopyDone]:
         draw = self._draw
         ending = [each for each in self._under_way if draw is None or draw.random() < 0.3]
         self._under_way = [each for each in self._under_way if each not in ending]
@@ -183,7 +183,7 @@ class ShadowTiers:
             draw.shuffle(ending)
         return [self._end(copy, content, device) for copy, content in ending]
 
-    def _end(self, copy: PageCopy, content: Content, device: DevicePages) -> CopyDone:
+    def _end(self, copy: PageCopy, content: Content, device: ShadowPages) -> CopyDone:
         if copy.target is Tier.DEVICE:
             content, checksum = self._read(copy.source, copy.source_page, device)
             if checksum != copy.checksum or checksum != zlib.crc32(repr(content).encode()):
@@ -193,12 +193,12 @@ class ShadowTiers:
         self._put(copy, content, device)
         return CopyDone(copy.ticket, zlib.crc32(repr(content).encode()))
 
-    def _read(self, tier: Tier, page: int, device: DevicePages) -> tuple[Content, int]:
+    def _read(self, tier: Tier, page: int, device: ShadowPages) -> tuple[Content, int]:
         if tier is Tier.DEVICE:
             return device.page(page), 0
         return self._pages[tier, page]
 
-    def _put(self, copy: PageCopy, content: Content, device: DevicePages) -> None:
+    def _put(self, copy: PageCopy, content: Content, device: ShadowPages) -> None:
         """Write content to a copy's target; empty content makes the target invalid."""
         if copy.target is Tier.DEVICE:
             device.put_page(copy.target_page, content)

@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
-from sluice.text.child_process import ChildProcess, TooLong, end_of, was_killed
+from sluice.text.child_process import ChildProcess, end_of, was_killed
 from sluice.text.special_text import Spellings
+from sluice.types.framing import TooLong
 
 SECONDS = 2.0
 """Processor time to compile the template, and of each rendering."""
@@ -47,7 +48,7 @@ class ChatTemplateUnavailable(ChatTemplateError):
     """There is no process to render, for which neither the template nor the messages are at fault."""
 
 
-class Load(msgspec.Struct, array_like=True):
+class TemplateSetup(msgspec.Struct, array_like=True):
     """The first frame to the process: the template, and its limits as in `ChatTemplate`."""
 
     source: str
@@ -79,12 +80,12 @@ DEFAULT = RenderOptions()
 
 
 class Rendered(msgspec.Struct, tag=True):
-    """The answer to a conversation: the prompt. To `Load`: an empty text."""
+    """The answer to a conversation: the prompt. To `TemplateSetup`: an empty text."""
 
     text: str
 
 
-class Refused(msgspec.Struct, tag=True):
+class TemplateRefused(msgspec.Struct, tag=True):
     """The template cannot be compiled, or it refuses the messages."""
 
     reason: str
@@ -115,7 +116,7 @@ class ChatTemplate:
         timeout: float = TIMEOUT,
     ) -> None:
         self.source = source
-        self._load = Load(source, dict(special_tokens), seconds, memory_mb, spellings)
+        self._load = TemplateSetup(source, dict(special_tokens), seconds, memory_mb, spellings)
         self._timeout = timeout
         self._worker = ThreadPoolExecutor(1, "chat-template")
         """It alone uses the process."""
@@ -167,7 +168,7 @@ class ChatTemplate:
         match self._exchange(process, frame, self._timeout, longest):
             case Rendered(text):
                 return text
-            case Refused(reason):
+            case TemplateRefused(reason):
                 raise ChatTemplateError(f"the chat template refuses the messages: {reason}")
 
     def _started(self) -> ChildProcess:
@@ -184,7 +185,7 @@ class ChatTemplate:
         self._finalizer = weakref.finalize(self, self._process.end)
         self._check_open()  # `close` kills a process that it finds; this one it may have missed
         answer = self._exchange(self._process, msgspec.msgpack.encode(self._load), START_SECONDS, FREE_BYTES)
-        if isinstance(answer, Refused):
+        if isinstance(answer, TemplateRefused):
             self._end()
             raise ChatTemplateError(f"the chat template cannot be read: {answer.reason}")
         return self._process
@@ -194,11 +195,13 @@ class ChatTemplate:
             self._finalizer()
             self._process = None
 
-    def _exchange(self, process: ChildProcess, frame: bytes, seconds: float, longest: int) -> Rendered | Refused:
+    def _exchange(
+        self, process: ChildProcess, frame: bytes, seconds: float, longest: int
+    ) -> Rendered | TemplateRefused:
         """Send a frame and return the answer; end the process if there is none."""
         try:
             answer = process.exchange(frame, time.monotonic() + seconds, longest)
-            return msgspec.msgpack.decode(answer, type=Rendered | Refused)
+            return msgspec.msgpack.decode(answer, type=Rendered | TemplateRefused)
         except (OSError, EOFError, msgspec.MsgspecError) as error:
             failure = self._failure(process, error)
             self._end()

@@ -1,27 +1,22 @@
 """A process for work that may run forever or take all memory: started, asked over a socket, and killed.
 
-Its side of the socket is `child_side`. A question and its answer are one frame each: a length, and so many bytes.
+Its side of the socket is `child_side`. A question and its answer are one frame each (`types.framing`).
 """
 
 from __future__ import annotations
 
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
+
+from sluice.types.framing import FrameReader, send_frame
 
 END_SECONDS = 1.0
 """Time for a process that closed its socket to end."""
 OUT_OF_MEMORY = 3
 """Exit status of a process that exceeded its memory."""
-SIZE = struct.Struct("<Q")
-"""What a frame begins with: its length in bytes."""
-
-
-class TooLong(OSError):
-    """An answer is longer than it can be."""
 
 
 class ChildProcess:
@@ -37,6 +32,7 @@ class ChildProcess:
             OSError: it cannot be started.
         """
         self._socket, theirs = socket.socketpair()
+        self._answers = FrameReader(0)
         with theirs:
             try:
                 self._process = subprocess.Popen(
@@ -57,7 +53,7 @@ class ChildProcess:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
-    def exchange(self, frame: bytes, deadline: float, longest: int) -> bytearray:
+    def exchange(self, frame: bytes, deadline: float, longest: int) -> bytes:
         """Send a frame and return the answer.
 
         Args:
@@ -65,26 +61,17 @@ class ChildProcess:
             longest: bytes that the answer may have.
 
         Raises:
-            OSError, EOFError: there is no answer. The process is of no more use.
+            OSError, EOFError: there is no answer, or too long a one (`TooLong`). The process is of no more use.
         """
         self._wait_until(deadline)
-        self._socket.sendall(SIZE.pack(len(frame)))
-        self._socket.sendall(frame)
-        (size,) = SIZE.unpack(self._receive(SIZE.size, deadline))
-        if size > longest:
-            raise TooLong
-        return self._receive(size, deadline)
-
-    def _receive(self, size: int, deadline: float) -> bytearray:
-        received = bytearray(size)
-        rest = memoryview(received)
-        while rest:
+        send_frame(self._socket, frame)
+        self._answers.longest = longest
+        while (answer := self._answers.take()) is None:
             self._wait_until(deadline)
-            count = self._socket.recv_into(rest)
-            if count == 0:
+            if not (data := self._socket.recv(1 << 18)):
                 raise EOFError("it ended")
-            rest = rest[count:]
-        return received
+            self._answers.add(data)
+        return answer
 
     def _wait_until(self, deadline: float) -> None:
         self._socket.settimeout(max(0.001, deadline - time.monotonic()))

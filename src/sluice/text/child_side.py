@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from sluice.text.child_process import OUT_OF_MEMORY, SIZE
+from sluice.text.child_process import OUT_OF_MEMORY
+from sluice.types.framing import read_frame, write_frame
 
 
 def pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -20,20 +21,14 @@ def pipes() -> tuple[BinaryIO, BinaryIO]:
 
 def frame(source: BinaryIO) -> bytes:
     """Return the next frame; end the process if there is none."""
-    (size,) = SIZE.unpack(_bytes(source, SIZE.size))
-    return _bytes(source, size)
-
-
-def _bytes(source: BinaryIO, size: int) -> bytes:
-    received = source.read(size)
-    if len(received) < size:
+    received = read_frame(source.read)
+    if received is None:
         sys.exit()
     return received
 
 
 def send(sink: BinaryIO, answer: bytes) -> None:
-    sink.write(SIZE.pack(len(answer)))
-    sink.write(answer)
+    write_frame(sink.write, answer)
     sink.flush()
 
 

@@ -24,12 +24,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sluice.text.chat_template import (
     DEFAULT,
-    Load,
     Message,
-    Refused,
     Render,
     Rendered,
     RenderOptions,
+    TemplateRefused,
+    TemplateSetup,
 )
 from sluice.text.child_side import begin_timing, frame, limit, pipes, run, send
 from sluice.text.special_text import SpecialText, texts_of, unused_characters
@@ -183,7 +183,7 @@ def _strftime_now(pattern: str) -> str:
 def main() -> None:
     """Answer frames until the standard input ends."""
     source, sink = pipes()
-    load = msgspec.msgpack.decode(frame(source), type=Load)
+    load = msgspec.msgpack.decode(frame(source), type=TemplateSetup)
     special_text = None if load.spellings is None else SpecialText(load.spellings)
     limit(load.memory_mb)
     begin_timing(load.seconds)
@@ -205,7 +205,7 @@ def main() -> None:
         send(sink, answer)
 
 
-def _refusal(error: Exception) -> Refused:
+def _refusal(error: Exception) -> TemplateRefused:
     """Return the answer to a frame with which the template fails.
 
     Raises:
@@ -214,7 +214,7 @@ def _refusal(error: Exception) -> Refused:
     if isinstance(error, MemoryError):
         raise error
     reason = str(error) or type(error).__name__
-    return Refused(reason.encode(errors="backslashreplace").decode())
+    return TemplateRefused(reason.encode(errors="backslashreplace").decode())
 
 
 if __name__ == "__main__":

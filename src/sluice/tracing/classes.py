@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sluice.tracing.run import RequestRun, Run
+from sluice.tracing.run import RequestRun, TracedRun
 from sluice.tracing.spread import percentile
 from sluice.types import DEFAULT_CLASS, PriorityClass, SchedulerLimits
 
@@ -46,12 +46,12 @@ def is_on_time(request: RequestRun, limits: SchedulerLimits) -> bool | None:
     return None if its_class is None or ttft is None else ttft * 1000 <= its_class.ttft_target
 
 
-def summarize_classes(run: Run, limits: SchedulerLimits) -> dict[str, ClassSummary]:
+def summarize_classes(run: TracedRun, limits: SchedulerLimits) -> dict[str, ClassSummary]:
     """Return a summary of each class, by name; empty if requests were not ordered by deadline."""
     return {each.name: _summary(run, limits, each) for each in limits.classes}
 
 
-def _summary(run: Run, limits: SchedulerLimits, its_class: PriorityClass) -> ClassSummary:
+def _summary(run: TracedRun, limits: SchedulerLimits, its_class: PriorityClass) -> ClassSummary:
     requests = [request for request in run.requests.values() if class_of(request, limits) is its_class]
     times = sorted(ttft for request in requests if (ttft := ttft_ms(request)) is not None)
     return ClassSummary(

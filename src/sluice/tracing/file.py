@@ -56,7 +56,7 @@ def create(path: Path) -> None:
 
 
 class TraceFile:
-    """A `Journal` on disk. If the disk fails it logs one warning and writes no more.
+    """A trace on disk. If the disk fails it logs one warning and writes no more.
 
     Args:
         path: made by `create`; lines are appended to it.
@@ -84,6 +84,7 @@ class TraceFile:
             raise
 
     def write(self, record: Record) -> None:
+        """Write a record: a step's when it ends, all others when they happen."""
         if not self._close.alive:
             return
         line = encode(self._as_written(record))
@@ -97,6 +98,7 @@ class TraceFile:
             self._give_up(error)
 
     def flush(self) -> None:
+        """Let readers see everything: the engine may sleep now."""
         try:
             if self._close.alive:
                 self._file.flush()
@@ -104,6 +106,7 @@ class TraceFile:
             self._give_up(error)
 
     def close(self) -> None:
+        """End the trace. Later calls do nothing."""
         try:
             self._close()
         except OSError as error:
@@ -219,7 +222,7 @@ class TraceReader:
         with closing(self._file):
             for number, text in enumerate(self._file, start=2):
                 try:
-                    yield Line(number, decode(text, self.header.version))
+                    yield Line(number, decode(text))
                 except TraceError as error:
                     if not text.endswith(b"\n"):
                         self.is_truncated = True

@@ -2,8 +2,8 @@
 
 A step is one record, written when it ends. With several steps in flight it was planned before others ended, so calls
 are numbered from 0, without a gap: a record has the number of its call, and a step that of its planning too.
-`docs/trace.md` describes every field. `VERSION` changes with the meaning of the file; lines of version 1 are upgraded
-as they are read, and those of versions 2 to 6 lack only what has a default.
+`docs/trace.md` describes every field. `VERSION` changes with the meaning of the file; versions 2 to 6 lack only fields
+that have a default.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from sluice.scheduler.setup import SchedulerSetup
 from sluice.types import BatchPlan, ChunkSlice, CopyDone, FinishReason, Output, RowError, StoredPage, Submit
 
 VERSION = 7
+OLDEST_VERSION = 2
+"""The first version that can be read."""
 
 
 class TraceError(ValueError):
@@ -309,19 +311,18 @@ def decode_header(line: bytes) -> Header:
     head = _head(line)
     if head.kind != "header":
         raise TraceError("not a trace: it does not begin with a header")
-    if not 1 <= head.version <= VERSION:
-        raise TraceError(f"the trace has version {head.version} of the format; versions 1 to {VERSION} are accepted")
+    if not OLDEST_VERSION <= head.version <= VERSION:
+        raise TraceError(
+            f"the trace has version {head.version} of the format; versions {OLDEST_VERSION} to {VERSION} are accepted"
+        )
     try:
-        return _HEADER.decode(_upgraded(line) if head.version == 1 else line)
+        return _HEADER.decode(line)
     except BROKEN as error:
         raise TraceError(f"a bad header: {error}") from error
 
 
-def decode(line: bytes, version: int = VERSION) -> Record:
+def decode(line: bytes) -> Record:
     """
-    Args:
-        version: of the file.
-
     Raises:
         TraceError: the line is no record, or one of an unknown kind.
     """
@@ -329,7 +330,7 @@ def decode(line: bytes, version: int = VERSION) -> Record:
     if kind not in KINDS:
         raise TraceError(f"unknown kind of record {kind!r}; known: {', '.join(KINDS)}")
     try:
-        return _RECORDS[kind].decode(_upgraded(line) if version == 1 else line)
+        return _RECORDS[kind].decode(line)
     except BROKEN as error:
         raise TraceError(f"a bad {kind!r} record: {error}") from error
 
@@ -339,27 +340,3 @@ def _head(line: bytes) -> _Head:
         return _HEAD.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise TraceError(f"not a JSON object with a kind: {error}") from error
-
-
-def _upgraded(line: bytes) -> bytes:
-    """Turn a line of version 1 into one of version 2: keys were renamed, and a new slot holds its request."""
-    record = msgspec.json.decode(line)
-    _rename(record, num_told="prompt_logprobs_sent", is_known="is_resumed")
-    _rename(record, part_errors="slice_errors")
-    match record["kind"]:
-        case "header":
-            _rename(record.get("setup", {}), streams="offload")
-        case "step":
-            plan = record["plan"]
-            _rename(plan, parts="slices")
-            plan["new_slots"] = [
-                [slot, {"request_id": request_id, "prompt": [], "sampling": sampling, "sample_index": index}, *rest]
-                for slot, request_id, sampling, index, *rest in plan["new_slots"]
-            ]
-    return _ENCODER.encode(record)
-
-
-def _rename(record: dict[str, Any], **names: str) -> None:
-    for old, new in names.items():
-        if old in record:
-            record[new] = record.pop(old)

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
 
-from sluice.tracing.run import Offloaded, Prefill, Run, StepRun
+from sluice.tracing.run import Offloaded, Prefill, StepRun, TracedRun
 
 CAUSES_SHOWN = 3
 """Steps named for each gap: those that took most of it; and requests that arrived in it."""
@@ -26,7 +26,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class PromptArrival:
     """A request that arrived while another one waited for its next token: its prompt had to be received and queued."""
 
     request_id: int
@@ -49,11 +49,11 @@ class Gap:
     """How much of it the runner was at any step; the rest is the scheduler, the link and other work of the host."""
     num_arrivals: int = 0
     """Requests that arrived in it."""
-    arrivals: tuple[Arrival, ...] = ()
+    arrivals: tuple[PromptArrival, ...] = ()
     """Those with the longest prompts, longest first."""
 
 
-def find_gaps(run: Run, over_ms: float) -> list[Gap]:
+def find_gaps(run: TracedRun, over_ms: float) -> list[Gap]:
     """Return the gaps of more than `over_ms`, longest first."""
     windows: defaultdict[tuple[float, float], list[int]] = defaultdict(list)
     for request in run.requests.values():
@@ -63,7 +63,7 @@ def find_gaps(run: Run, over_ms: float) -> list[Gap]:
                 windows[times[index - 1], times[index]].append(request.request_id)
     ends = [step.ended_at for step in run.steps]
     arrivals = sorted(
-        (Arrival(each.request_id, each.added_at, each.prompt_len) for each in run.requests.values()),
+        (PromptArrival(each.request_id, each.added_at, each.prompt_len) for each in run.requests.values()),
         key=lambda arrival: arrival.at,
     )
     gaps = [_gap(run.steps, ends, arrivals, window, ids) for window, ids in windows.items()]
@@ -71,7 +71,7 @@ def find_gaps(run: Run, over_ms: float) -> list[Gap]:
 
 
 def _gap(
-    steps: list[StepRun], ends: list[float], arrivals: list[Arrival], window: tuple[float, float], ids: list[int]
+    steps: list[StepRun], ends: list[float], arrivals: list[PromptArrival], window: tuple[float, float], ids: list[int]
 ) -> Gap:
     start, end = window
     causes: list[Cause] = []

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from sluice.engine.clock import Clock
 from sluice.engine.protocols import Planner
 from sluice.engine.trace import StepRecord, StepTimes, TraceSink
+from sluice.tracing.file import TraceFile
 from sluice.tracing.format import (
     Abort,
     Add,
@@ -29,20 +29,6 @@ from sluice.tracing.format import (
     ends_of,
 )
 from sluice.types import BatchPlan, BatchResult, CopyDone, FinishReason, Occupancy, Output, StoredPage, Submit
-
-
-class Journal(Protocol):
-    """Takes records. A step's comes when it ends, all others when they happen."""
-
-    def write(self, record: Record) -> None: ...
-
-    def flush(self) -> None:
-        """Let readers see everything: the engine may sleep now."""
-        ...
-
-    def close(self) -> None:
-        """End the journal. Later calls do nothing."""
-        ...
 
 
 @dataclass(slots=True)
@@ -68,7 +54,7 @@ class Recorder:
     """
 
     def __init__(
-        self, planner: Planner, trace: TraceSink, journal: Journal, clock: Clock, *, start: float = 0.0
+        self, planner: Planner, trace: TraceSink, journal: TraceFile, clock: Clock, *, start: float = 0.0
     ) -> None:
         self._planner = planner
         self._trace = trace

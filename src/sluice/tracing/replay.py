@@ -25,7 +25,7 @@ from sluice.tracing.format import (
     encode_plan,
     ends_of,
 )
-from sluice.types import BatchPlan, BatchResult, NewSlot, Output, Tier, TokenLogprobs
+from sluice.types import BatchPlan, BatchResult, NewSlot, Output, TokenLogprobs
 
 ANY_LOGPROB = TokenLogprobs(0, 0.0, ())
 """Stands for a log-probability: the scheduler only counts them."""
@@ -49,7 +49,7 @@ class ReplayError(TraceError):
     """The trace cannot be replayed."""
 
 
-class Planned(NamedTuple):
+class PlanningCall(NamedTuple):
     """The call that planned a step."""
 
     step: Step
@@ -61,7 +61,9 @@ class Ended(NamedTuple):
     step: Step
 
 
-Action = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Loaded | Compiled | Restored | Planned | Ended
+Action = (
+    Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Loaded | Compiled | Restored | PlanningCall | Ended
+)
 
 
 class NumberedCall(NamedTuple):
@@ -108,15 +110,11 @@ def replay(trace: TraceReader) -> Replayed:
     """Make all calls of a trace, up to the first whose outcome differs.
 
     Raises:
-        ReplayError: a trace without token ids, one of a scheduler that cannot be built, or one of version 1 with
-            contexts on a disk.
+        ReplayError: a trace without token ids, or one of a scheduler that cannot be built.
         TraceError: the file is broken.
     """
     if not trace.header.token_ids:
         raise ReplayError("the trace was written without token ids (--no-trace-token-ids) and cannot be replayed")
-    offload = trace.header.setup.offload
-    if trace.header.version == 1 and offload is not None and offload.tier is Tier.DISK:
-        raise ReplayError("a trace of version 1 with offloaded requests on a disk cannot be replayed")
     try:
         scheduler = trace.header.setup.build()
     except ValueError as error:
@@ -127,7 +125,7 @@ def replay(trace: TraceReader) -> Replayed:
         if replayed.divergence is not None:
             break
         replayed.calls += 1
-        replayed.steps += isinstance(call.action, Planned)
+        replayed.steps += isinstance(call.action, PlanningCall)
     return replayed
 
 
@@ -147,7 +145,7 @@ def in_order(lines: Iterable[Line], replayed: Replayed) -> Iterator[NumberedCall
         while due in early:
             yield early.pop(due)
             due += 1
-    if any(isinstance(call.action, Planned) for call in early.values()):
+    if any(isinstance(call.action, PlanningCall) for call in early.values()):
         raise ReplayError(f"call {due} is missing: lines were lost before line {min(c.line for c in early.values())}")
     replayed.unended = len(early)
 
@@ -158,7 +156,7 @@ def calls_of(line: Line) -> Iterator[NumberedCall]:
     if not isinstance(record, Step):
         yield NumberedCall(record.number, line.number, record)
         return
-    yield NumberedCall(record.planned, line.number, Planned(record))
+    yield NumberedCall(record.planned, line.number, PlanningCall(record))
     if record.number is not None:
         yield NumberedCall(record.number, line.number, Ended(record))
 
@@ -183,7 +181,7 @@ class Player:
 
     def _make(self, action: Action) -> Difference | None:
         match action:
-            case Planned(step):
+            case PlanningCall(step):
                 return self._plan(step)
             case Ended(step):
                 return different_ends(step.ends, self._end(step))
@@ -254,7 +252,7 @@ class Player:
 def place_of(action: Action) -> str:
     """Name a call by its step or request."""
     match action:
-        case Planned(step):
+        case PlanningCall(step):
             return f"step {step.plan.step}, planned"
         case Ended(step):
             return f"step {step.plan.step}, ended"

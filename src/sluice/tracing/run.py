@@ -150,7 +150,7 @@ class Refusal:
 
 
 @dataclass(slots=True)
-class Run:
+class TracedRun:
     """The content of a trace."""
 
     steps: list[StepRun] = field(default_factory=list)
@@ -165,12 +165,12 @@ class Run:
     """Calls that should stand before the last step and do not: lines are gone."""
 
 
-def read_run(lines: Iterable[Line]) -> Run:
+def read_run(lines: Iterable[Line]) -> TracedRun:
     """
     Raises:
         TraceError: the file is broken.
     """
-    run, numbers, last_planned = Run(), set[int](), 0
+    run, numbers, last_planned = TracedRun(), set[int](), 0
     for line in lines:
         numbers.update(_numbers(line.record))
         match line.record:
@@ -209,7 +209,7 @@ def _numbers(record: Record) -> Iterator[int]:
         yield record.number
 
 
-def _add_step(run: Run, record: Step) -> None:
+def _add_step(run: TracedRun, record: Step) -> None:
     plan = record.plan
     if record.launched_at is None or record.ended_at is None or record.number is None:
         run.unended += 1
@@ -265,7 +265,7 @@ def _add_drafts(request: RequestRun, row: Row) -> None:
         request.accepted += row.accepted
 
 
-def _add_failures(run: Run, record: Step) -> None:
+def _add_failures(run: TracedRun, record: Step) -> None:
     plan = record.plan
     for error in record.row_errors:
         if error.row < len(plan.chunks):
@@ -277,7 +277,7 @@ def _add_failures(run: Run, record: Step) -> None:
                 run.row_failures.append(RowFailure(plan.step, failed.request_id, error.message))
 
 
-def _admit(run: Run, plan: BatchPlan, at: float) -> None:
+def _admit(run: TracedRun, plan: BatchPlan, at: float) -> None:
     first = {chunk.request_id: chunk for chunk in (*plan.chunks, *(each.chunk for each in plan.slices))}
     for new in plan.new_slots:
         request, chunk = run.requests.get(new.request_id), first.get(new.request_id)
@@ -288,7 +288,7 @@ def _admit(run: Run, plan: BatchPlan, at: float) -> None:
         request.admissions += 1
 
 
-def _end_requests(run: Run, ends: Sequence[End], at: float) -> None:
+def _end_requests(run: TracedRun, ends: Sequence[End], at: float) -> None:
     for end in ends:
         request = run.requests.get(end.request_id)
         if request is not None and request.end is None:
@@ -305,7 +305,7 @@ class Row(NamedTuple):
     """Drafts among them."""
 
 
-def kept(run: Run, record: Step) -> list[Row]:
+def kept(run: TracedRun, record: Step) -> list[Row]:
     """Return the rows of a step that sample, before the step is counted. A row may have brought more than it gave its
     request, behind a token that ended this."""
     ends = {end.request_id: end.num_outputs for end in record.ends}

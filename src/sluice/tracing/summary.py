@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from sluice.tracing.blocks import BlockSummary, report_blocks, summarize_blocks
 from sluice.tracing.classes import ClassSummary, report_classes, summarize_classes
 from sluice.tracing.format import Header
 from sluice.tracing.gaps import Cause, Gap, find_gaps
 from sluice.tracing.pace import PaceSummary, report_pace, summarize_pace
 from sluice.tracing.request_table import RequestRow, acceptance_length, row_of, table_of
-from sluice.tracing.run import Refusal, RowFailure, Run, StepRun
+from sluice.tracing.run import Refusal, RowFailure, StepRun, TracedRun
 from sluice.tracing.spread import Spread, spread
 
 GAPS_SHOWN = 20
@@ -33,7 +33,7 @@ class Preempted:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class TraceSummary:
     """The numbers that `sluice trace` shows."""
 
     model: str
@@ -103,7 +103,7 @@ class Summary:
     table: tuple[RequestRow, ...]
 
 
-def summarize(header: Header, run: Run, gap_ms: float, *, truncated: bool = False) -> Summary:
+def summarize(header: Header, run: TracedRun, gap_ms: float, *, truncated: bool = False) -> TraceSummary:
     """Fold a run into numbers."""
     requests, steps = list(run.requests.values()), run.steps
     admitted = [request for request in requests if request.admissions]
@@ -111,7 +111,7 @@ def summarize(header: Header, run: Run, gap_ms: float, *, truncated: bool = Fals
     drafted = [] if header.setup.limits.block_size else [step for step in steps if step.with_drafts]
     rows, accepted = sum(step.with_drafts for step in drafted), sum(step.accepted for step in drafted)
     with_decodes = sum(step.num_decodes > 0 for step in steps)
-    return Summary(
+    return TraceSummary(
         model=header.model,
         sluice=header.sluice,
         token_ids=header.token_ids,
@@ -168,7 +168,7 @@ def _stages_idle(steps: Sequence[StepRun]) -> tuple[float, ...]:
     return tuple(max(0.0, 1 - each / in_flight) for each in busy)
 
 
-def _last_moment(run: Run) -> float:
+def _last_moment(run: TracedRun) -> float:
     moments = [step.ended_at for step in run.steps[-1:]]
     moments += [request.ended_at or request.added_at for request in run.requests.values()]
     return max(moments, default=0.0)
@@ -178,7 +178,7 @@ def _counted(values: Iterable[str]) -> dict[str, int]:
     return dict(Counter(values).most_common())
 
 
-def report(summary: Summary, *, table: bool) -> str:
+def report(summary: TraceSummary, *, table: bool) -> str:
     """Return the whole summary as text; with `table`, with a line for each request."""
     blocks = [
         list(block)
@@ -197,7 +197,7 @@ def report(summary: Summary, *, table: bool) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def _run(summary: Summary) -> Iterator[str]:
+def _run(summary: TraceSummary) -> Iterator[str]:
     steps, prompt = summary.steps, summary.prompt_tokens
     yield f"{summary.model}, sluice {summary.sluice}, {summary.depth} in flight, {summary.seconds:.3f} s"
     yield (
@@ -229,14 +229,14 @@ def _run(summary: Summary) -> Iterator[str]:
         yield "stages    idle while steps were in flight: " + ", ".join(f"{idle:.1%}" for idle in summary.stages_idle)
 
 
-def _bounds(summary: Summary) -> Iterator[str]:
+def _bounds(summary: TraceSummary) -> Iterator[str]:
     if summary.bound_by:
         yield "what kept steps from holding more:"
     for name, count in summary.bound_by.items():
         yield f"  {name:<28} {count:>7}  {_share(count, summary.steps)}"
 
 
-def _trouble(summary: Summary) -> Iterator[str]:
+def _trouble(summary: TraceSummary) -> Iterator[str]:
     if summary.lost_calls:
         yield f"lines are missing: {summary.lost_calls} calls of the scheduler are in no figure here"
     if summary.preempted:
@@ -254,7 +254,7 @@ def _trouble(summary: Summary) -> Iterator[str]:
             yield f"  and {len(failures) - FAILURES_SHOWN} more (--json shows all)"
 
 
-def _gaps(summary: Summary) -> Iterator[str]:
+def _gaps(summary: TraceSummary) -> Iterator[str]:
     count = sum(len(gap.request_ids) for gap in summary.gaps)
     yield f"gaps of more than {summary.gap_ms:g} ms between two tokens of a stream: {count}"
     for gap in summary.gaps[:GAPS_SHOWN]:
@@ -310,3 +310,28 @@ def _share(part: int, whole: int) -> str:
 
 def _spread(spread: Spread) -> str:
     return f"p50 {spread.p50:.2f} ms, p99 {spread.p99:.2f} ms, max {spread.max:.2f} ms"
+
+
+class BlockSummary(NamedTuple):
+    """Counts over a run."""
+
+    block_size: int
+    blocks: int
+    """Blocks that became whole."""
+    passes: int
+    """Of all blocks, with those that never became whole."""
+
+
+def summarize_blocks(steps: Sequence[StepRun], block_size: int) -> BlockSummary | None:
+    """Return the counts; None if the model generates token by token, with blocks of size 0."""
+    if not block_size:
+        return None
+    return BlockSummary(block_size, sum(step.brought for step in steps), sum(step.with_drafts for step in steps))
+
+
+def report_blocks(summary: BlockSummary | None) -> Sequence[str]:
+    """Return the lines of a report; none without blocks."""
+    if summary is None:
+        return ()
+    each = f", {summary.passes / summary.blocks:.2f} each" if summary.blocks else ""
+    return (f"blocks of {summary.block_size} tokens: {summary.blocks} filled in by {summary.passes} passes{each}",)

@@ -4,10 +4,24 @@ A request is two counters and a step closes the gap between them. A step is one 
 is one `BatchResult`. Everything here is plain data: no tensor, no clock, no text.
 """
 
-from sluice.types.drafts import NGRAM, DraftLimits, NgramLimits
-from sluice.types.limits import CHUNKS_BY_TIME, ITL_AUTO, Bound, Group, OffloadLimits, SchedulerLimits, WorkItems
+from sluice.types.limits import (
+    CHUNKS_BY_TIME,
+    CLASS_NAMES,
+    DEFAULT_CLASS,
+    ITL_AUTO,
+    NGRAM,
+    Bound,
+    ClassName,
+    DraftLimits,
+    Group,
+    NgramLimits,
+    OffloadLimits,
+    Priority,
+    PriorityClass,
+    SchedulerLimits,
+    WorkItems,
+)
 from sluice.types.plan import BatchPlan, Chunk, ChunkSlice, NewSlot, Pace, PlanError, Regime
-from sluice.types.priority import CLASS_NAMES, DEFAULT_CLASS, ClassName, Priority, PriorityClass
 from sluice.types.result import (
     BatchResult,
     CachedTokens,

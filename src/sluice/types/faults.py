@@ -5,7 +5,6 @@
     slow@20=60        that step waits 60 s longer for the device
     alloc@20          memory for that step is refused
     nan@20            the logits of its first row are NaN
-    drop@20           message 20 to the server is not sent (the message that it is ready is number 0)
     crash@token:7     before any step that computes token 7, in a prompt for example; also hang, slow, alloc, nan
 
 Commas separate several. A fault by number strikes in the first engine of a server only, a fault by token in every one.
@@ -35,12 +34,11 @@ class FaultKind(StrEnum):
     SLOW = "slow"
     ALLOC = "alloc"
     NAN = "nan"
-    DROP = "drop"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault at a step (or message) by number, or at every step that computes a token."""
+    """A fault at a step by number, or at every step that computes a token."""
 
     kind: FaultKind
     number: int | None = None
@@ -76,13 +74,11 @@ def _fault(part: str) -> Fault:
         if bool(equals) != (kind is FaultKind.SLOW):
             raise ValueError
         token = _count(where.removeprefix(TOKEN)) if where.startswith(TOKEN) else None
-        if token is not None and kind is FaultKind.DROP:
-            raise ValueError
         return Fault(kind, _count(where) if token is None else None, token, _seconds(seconds) if equals else 0.0)
     except ValueError:
         raise FaultError(
-            f"{part!r} is not a fault; accepted are crash, hang, alloc, nan or drop with @STEP, and slow@STEP=SECONDS;"
-            " all but drop take @token:ID instead of @STEP"
+            f"{part!r} is not a fault; accepted are crash, hang, alloc or nan with @STEP, and slow@STEP=SECONDS;"
+            " all take @token:ID instead of @STEP"
         ) from None
 
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-from sluice.types.priority import DEFAULT_CLASS, PriorityClass
 from sluice.types.tiers import Tier
 
 CHUNKS_BY_TIME = -1
 """Stands for dynamic chunks that follow the measured time of steps."""
 ITL_AUTO = -1
 """Stands for an ITL target that follows the measured time of decodes."""
+
+NGRAM = "ngram"
+"""The algorithm that guesses by n-grams, in the scheduler. All others guess in the runner."""
+
+ClassName = Literal["interactive", "standard", "batch"]
+Priority = int | str
+"""What a request asks for: a number where requests are ordered by priority, a class where they are by deadline."""
+CLASS_NAMES: tuple[ClassName, ...] = get_args(ClassName)
+"""From the most urgent class to the least."""
+DEFAULT_CLASS: ClassName = "standard"
+"""The class of requests that name none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,3 +246,34 @@ class OffloadLimits:
     def cost_of_rest(self, length: int) -> float:
         """Return what the rest of a layer costs."""
         return length / self.num_layers
+
+
+class NgramLimits(NamedTuple):
+    """How n-grams are looked up."""
+
+    shortest: int = 2
+    """Least tokens of a match."""
+    longest: int = 12
+    """Tokens from which on matches are as good as each other; at least `shortest`."""
+    capacity: int = 131_072
+    """Tokens of recent answers that are kept; 0: none are."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """What guesses tokens ahead. How many there may be is `SchedulerLimits.num_draft_tokens`."""
+
+    algorithm: str
+    ngram: NgramLimits = field(default_factory=NgramLimits)
+    """Used by `NGRAM` alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityClass:
+    """The targets of the requests of a class, in microseconds."""
+
+    name: str
+    ttft_target: int
+    """From a request's arrival to its first token."""
+    itl_target: int = 0
+    """What its stream may stand still in a step; 0: what the scheduler's own target is."""

@@ -11,7 +11,7 @@ import pytest
 
 from random_checkpoint import random_checkpoint
 from sluice import LLM, cli
-from sluice.cli.chat.answers import STOPPED, AnswerError, Part
+from sluice.cli.chat.answers import STOPPED, AnswerError, AnswerPart
 from sluice.cli.chat.local import LocalSource
 from sluice.cli.chat.stopping import Stopper
 
@@ -81,7 +81,7 @@ def test_an_answer_that_is_stopped_leaves_the_model_usable(llm: LLM, after: int)
     source, stopper = LocalSource(llm, {"ignore_eos": True}), Stopper()
     if not after:
         stopper.ask()  # while the prompt is read
-    parts: list[Part] = []
+    parts: list[AnswerPart] = []
     for part in source.answer(asked(f"{LONG} {after}"), stopper):
         parts.append(part)
         if len(parts) == after:

@@ -12,7 +12,7 @@ import tiny_models
 from compiled import library
 from peak_memory import PeakMemory
 from sluice.cli.quantize.schemes import SCHEMES
-from sluice.cli.quantize.source import Source
+from sluice.cli.quantize.source import PlainCheckpoint
 from sluice.cli.quantize.write import write_quantized
 from sluice.device.memory import module_bytes
 from sluice.kernels.cpu.library import Kernels
@@ -38,7 +38,7 @@ def largest(folder: Path) -> int:
 
 
 def written(source: Path, target: Path, scheme: str) -> Path:
-    write_quantized(Source(source), target, SCHEMES[scheme], progress=False)
+    write_quantized(PlainCheckpoint(source), target, SCHEMES[scheme], progress=False)
     return target
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from compiled import library
 from paged_model import chunked_logits
 from sluice import cli
-from sluice.cli.quantize.weight_errors import relative_error
+from sluice.cli.quantize.report import relative_error
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.hub import BUNDLED
 from sluice.models.loader import load_model

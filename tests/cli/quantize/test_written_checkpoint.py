@@ -20,7 +20,7 @@ from paged_model import chunked_logits
 from sluice import cli
 from sluice.cli.quantize import write
 from sluice.cli.quantize.schemes import SCHEMES
-from sluice.cli.quantize.source import Source
+from sluice.cli.quantize.source import PlainCheckpoint
 from sluice.cli.quantize.write import write_quantized
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.base import PagedLM
@@ -38,7 +38,7 @@ IN_GROUPS = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 96}
 
 
 def written(source: Path, target: Path, scheme: str = "int8") -> Path:
-    write_quantized(Source(source), target, SCHEMES[scheme], progress=False)
+    write_quantized(PlainCheckpoint(source), target, SCHEMES[scheme], progress=False)
     return target
 
 

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sluice.kernels.triton.noise import gumbel, row_key
+from sluice.kernels.triton.sampling import gumbel, row_key
 from sluice.runner import sampler, triton_logit_ops
 from sluice.runner.noise import gumbel as torch_gumbel
 from sluice.runner.noise import noise_key

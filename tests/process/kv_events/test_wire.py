@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sluice.kv.events import PageEvent, PagesCleared, PagesRemoved, PagesStored
-from sluice.process.kv_events.sender import KvEventSender
+from sluice.process.kv_events.board import KvEventSender
 from sluice.process.kv_events.wire import EventBatch, decode_batch, encode_batch
 from sluice.process.wire import KvEvents, WireError, decode, encode
 from sluice.types import Tier

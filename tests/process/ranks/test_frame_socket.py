@@ -12,7 +12,7 @@ import pytest
 
 from sluice.parallel.group import GroupError
 from sluice.process.ranks.frame_socket import FrameSocket, prove, watch_ends
-from sluice.process.ranks.spawn import LENGTH
+from sluice.types.framing import LENGTH
 
 Pair = tuple[FrameSocket, FrameSocket]
 
@@ -95,7 +95,7 @@ def test_an_unknown_end_cannot_fill_the_memory() -> None:
     one, other = socket.socketpair()
     with closing(FrameSocket(one, "rank 1")) as end, other:
         other.sendall(LENGTH.pack(1 << 20))
-        with pytest.raises(GroupError, match="sent 1048576 bytes, which are no frame"):
+        with pytest.raises(GroupError, match="sent a frame of 1048576 bytes, 64 are accepted"):
             prove(end, b"secret", leads=True, seconds=10)
 
 

@@ -14,7 +14,7 @@ from sluice.device.queues import noop
 from sluice.parallel.group import GroupError
 from sluice.process.ranks.frame_socket import FrameSocket
 from sluice.process.ranks.joining import join_watched
-from sluice.process.ranks.wire import Loaded, RankFailed, encode_frame
+from sluice.process.ranks.wire import RankFailed, RankLoaded, encode_frame
 
 Ranks = tuple[list[FrameSocket], list[FrameSocket]]
 
@@ -71,7 +71,7 @@ def test_a_failure_to_join_is_that_of_the_rank_which_ended(ranks: Ranks) -> None
 
 def test_what_ranks_say_that_have_joined_is_left_to_read(ranks: Ranks) -> None:
     leaders, others = ranks
-    frame = encode_frame(Loaded())
+    frame = encode_frame(RankLoaded())
     others[0].send(frame)
     assert join_watched(lambda: 7, leaders, noop) == 7
     assert leaders[0].receive() == frame

@@ -7,12 +7,13 @@ import threading
 
 from sluice.engine.clock import Clock, VirtualClock
 from sluice.engine.messages import Compiled
-from sluice.runner.grammar.base import CompiledGrammar, GrammarError, Matcher
+from sluice.runner.grammar.base import CompiledGrammar
 from sluice.runner.grammar.compiler import GrammarCompiler
+from sluice.runner.grammar.guidance import GrammarError, GuidanceMatcher
 
 
 class Grammar:
-    def matcher(self, *, may_force: bool = True) -> Matcher:
+    def matcher(self, *, may_force: bool = True) -> GuidanceMatcher:
         raise AssertionError("no test follows it")
 
 

@@ -11,8 +11,7 @@ from llguidance import LLMatcher
 
 from sluice.models.hub import BUNDLED
 from sluice.runner.constrained_row import ConstrainedRow
-from sluice.runner.grammar.base import GrammarError
-from sluice.runner.grammar.guidance import END, MAX_BYTES, Guidance
+from sluice.runner.grammar.guidance import END, MAX_BYTES, GrammarError, Guidance
 from sluice.testing import resolved
 from sluice.text.tokenizer_files import load_tokenizer
 from sluice.types import NewSlot, Submit

@@ -18,7 +18,7 @@ from sluice.models.loader import load_model
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
 from sluice.runner.device_state import DeviceShape, DeviceState
-from sluice.runner.features.grammars import Grammars
+from sluice.runner.features.grammars import GrammarMasks
 from sluice.runner.runner import TorchRunner
 from sluice.types import SamplingParams, Submit
 
@@ -64,7 +64,7 @@ def shape_of(folder: Path, member: Member) -> DeviceShape:
 def test_no_rank_changes_an_answer(folder: Path, layout: Layout, *, is_ahead: bool) -> None:
     """Every rank verifies the same drafts: one that kept another token, or counted others, would go its own way."""
     parts = partial(part, folder), partial(shape_of, folder)
-    state = DeviceState(shape_of(folder, ALONE), new_grammars=partial(Grammars, grammars=GRAMMAR))
+    state = DeviceState(shape_of(folder, ALONE), new_grammars=partial(GrammarMasks, grammars=GRAMMAR))
     alone = TorchRunner(part(folder, ALONE), state, ReferenceAttention())
     expected = Planner(alone, PAGES, PAGE).run(submits())
     for how in ("right", "partly"):

@@ -26,10 +26,10 @@ from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.features.base import BAD_LOGITS
-from sluice.runner.features.grammars import Grammars
-from sluice.runner.grammar.base import Bits
-from sluice.runner.parallel.answers import AnswersWhenDone
-from sluice.runner.parallel.frames import Answer, Close, decode_command, decode_reply, encode
+from sluice.runner.features.grammars import GrammarMasks
+from sluice.runner.grammar.guidance import Bits
+from sluice.runner.parallel.follower import AnswersWhenDone
+from sluice.runner.parallel.frames import Close, RankAnswer, decode_command, decode_reply, encode
 from sluice.runner.parallel.leader import summed
 from sluice.runner.parallel.stage_timer import StageTimer
 from sluice.storage.copies import CopiesOnly
@@ -126,8 +126,8 @@ def test_ranks_answer_what_one_does(
     assert all(np.array_equal(table, tables[0]) for table in tables)
 
 
-def grammars_of_one(num_slots: int, vocab_size: int, device: torch.device) -> Grammars:
-    return Grammars(num_slots, vocab_size, device, FakeGrammar(VOCAB))
+def grammars_of_one(num_slots: int, vocab_size: int, device: torch.device) -> GrammarMasks:
+    return GrammarMasks(num_slots, vocab_size, device, FakeGrammar(VOCAB))
 
 
 GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=3)
@@ -384,5 +384,5 @@ def test_steps_of_a_device_are_answered_in_their_order_when_they_are_done() -> N
     answers.close()
     frames = [leader.receive(1, 0.0) for _ in range(3)]
     found = [None if frame is None else decode_reply(frame) for frame in frames]
-    assert found == [Answer(BatchResult(3, ())), Answer(BatchResult(4, ())), None]
+    assert found == [RankAnswer(BatchResult(3, ())), RankAnswer(BatchResult(4, ())), None]
     assert [str(error) for error in failed] == ["no memory left"]

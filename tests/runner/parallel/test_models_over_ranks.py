@@ -20,7 +20,7 @@ from sluice.models.loader import load_model
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
 from sluice.runner.device_state import DeviceShape, DeviceState
-from sluice.runner.features.grammars import Grammars
+from sluice.runner.features.grammars import GrammarMasks
 from sluice.runner.runner import TorchRunner
 from sluice.types import NO_SAMPLING, SamplingParams, Submit, TierLimits
 from worlds import Bench, World, limits_of
@@ -119,7 +119,7 @@ def expected(folders: dict[str, Path]) -> dict[str, list[object]]:
     """What one rank answers, which no mode changes."""
     world, found = world_of(Layout()), {}
     for family, folder in folders.items():
-        state = DeviceState(shape_of(folder, world, ALONE), new_grammars=partial(Grammars, grammars=GRAMMAR))
+        state = DeviceState(shape_of(folder, world, ALONE), new_grammars=partial(GrammarMasks, grammars=GRAMMAR))
         found[family] = answers(Bench.of(world, TorchRunner(part(folder, ALONE), state, ReferenceAttention())))
     return found
 

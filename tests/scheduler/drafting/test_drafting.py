@@ -10,7 +10,7 @@ import pytest
 from recording import RecordingRunner
 from sluice.engine.messages import Submit
 from sluice.scheduler.batch import BatchBuilder
-from sluice.scheduler.cost import CostPrior, Load
+from sluice.scheduler.cost import CostPrior, StepLoad
 from sluice.scheduler.pacer import Pacer, Pacing
 from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.request import Request
@@ -176,10 +176,10 @@ def test_drafts_are_part_of_the_load_of_their_step() -> None:
     batch = BatchBuilder()
     batch.promise(request, 1)
     pacer = Pacer(limits_of(itl_target=5000), 4, Pacing(graph_rows=8))
-    assert batch.load == batch.decodes == Load(1, 1, 4)
+    assert batch.load == batch.decodes == StepLoad(1, 1, 4)
     assert pacer.regime(batch, has_prefill=False) is Regime.GRAPH
     batch.add_drafts({0: (5, 6)}, {0: request}, in_runner=False)
-    assert batch.load == batch.decodes == Load(3, 1, 6)
+    assert batch.load == batch.decodes == StepLoad(3, 1, 6)
     assert pacer.regime(batch, has_prefill=False) is Regime.DECODE  # no graph has their shape
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from sluice.llm.constraints import Grammars, shape_of
+from sluice.llm.requests import GrammarMemo, shape_of
 from sluice.text.constraints.errors import ConstraintError
 from sluice.types import SamplingParams
 
@@ -52,12 +52,14 @@ def test_the_engine_gets_a_grammar_and_not_what_it_is_made_of() -> None:
     resolved = params.resolved(eos_ids=(), room=9, seed=0)
     assert shape_of(resolved) is None
     assert resolved.whitespace_pattern is None
-    assert json.loads(Grammars().of(params))["grammars"][0]["json_schema"]["x-guidance"]["whitespace_pattern"] == " *"
+    assert (
+        json.loads(GrammarMemo().of(params))["grammars"][0]["json_schema"]["x-guidance"]["whitespace_pattern"] == " *"
+    )
 
 
 def test_every_kind_has_a_grammar_and_each_is_made_once() -> None:
     """A thousand prompts are often sent with one schema."""
-    grammars = Grammars()
+    grammars = GrammarMemo()
     given: list[dict[str, Any]] = [
         {"schema": SCHEMA},
         {"regex": "a+"},
@@ -73,4 +75,4 @@ def test_every_kind_has_a_grammar_and_each_is_made_once() -> None:
 
 def test_an_error_names_the_parameter() -> None:
     with pytest.raises(ConstraintError, match=r"^schema\.properties\.a: the keyword 'not' is not supported"):
-        Grammars().of(SamplingParams(schema={"properties": {"a": {"not": {}}}}))
+        GrammarMemo().of(SamplingParams(schema={"properties": {"a": {"not": {}}}}))

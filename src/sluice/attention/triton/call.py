@@ -18,7 +18,7 @@ LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionCall:
+class TritonCall:
     """The arguments of one call, checked; N as in `ForwardBatch`."""
 
     q: torch.Tensor
@@ -86,7 +86,7 @@ class AttentionCall:
 
 def checked_call(
     q: torch.Tensor, kv: PagedKV, batch: ForwardBatch, spec: AttentionSpec, *, need_lse: bool, has_fp8: bool
-) -> AttentionCall:
+) -> TritonCall:
     """Check what no kernel could check, and allocate the outputs.
 
     Args:
@@ -110,7 +110,7 @@ def checked_call(
         k_scale, v_scale = k_scale * kv.k_scale, v_scale * kv.v_scale
     as_bits = kv.k.dtype == torch.float8_e4m3fn and not has_fp8
     k, v = (kv.k.view(torch.uint8), kv.v.view(torch.uint8)) if as_bits else (kv.k, kv.v)
-    return AttentionCall(
+    return TritonCall(
         q=q if q.stride(2) == 1 else q.contiguous(),
         out=torch.empty(q.shape, dtype=q.dtype, device=q.device),
         lse=torch.empty(q.shape[:2] if need_lse else (1, 1), dtype=torch.float32, device=q.device),

@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sluice.attention.triton.call import AttentionCall
+from sluice.attention.triton.call import TritonCall
 from sluice.attention.triton.tiles import Arch, DecodeTiles
 from sluice.attention.triton.walk import load_queries, natural_lse, store_heads, walk
 
@@ -158,7 +158,7 @@ def _reduce(
         tl.store(lse + place, natural_lse(peak, total))
 
 
-def decode(call: AttentionCall, tiles: DecodeTiles, arch: Arch) -> None:
+def decode(call: TritonCall, tiles: DecodeTiles, arch: Arch) -> None:
     """Compute the rows that decode, which come first, into `out` and `lse`."""
     batch = call.batch
     rows = batch.num_decodes

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sluice.attention.triton.call import AttentionCall
+from sluice.attention.triton.call import TritonCall
 from sluice.attention.triton.tiles import ExtendTiles
 from sluice.attention.triton.walk import load_queries, store_heads, walk
 
@@ -104,7 +104,7 @@ def _extend(
     store_heads(out, lse, places, held, acc, peak, total, v_scale, False, SPEC)
 
 
-def extend(call: AttentionCall, tiles: ExtendTiles) -> None:
+def extend(call: TritonCall, tiles: ExtendTiles) -> None:
     """Compute the rows after the decodes into `out` and `lse`."""
     batch = call.batch
     first_row = batch.num_decodes

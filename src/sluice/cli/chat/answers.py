@@ -18,7 +18,7 @@ class AnswerError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class AnswerUsage:
     """Tokens of one answer."""
 
     prompt_tokens: int
@@ -28,17 +28,17 @@ class Usage:
     completion_tokens: int
 
 
-class Part(NamedTuple):
+class AnswerPart(NamedTuple):
     """A piece of an answer. The last one says how it ended, and what it took if the source knows."""
 
     text: str = ""
     reasoning: str = ""
     """What the model thinks before it answers, where the source tells that from text."""
-    usage: Usage | None = None
+    usage: AnswerUsage | None = None
     finish_reason: str | None = None
 
 
-class Source(Protocol):
+class AnswerSource(Protocol):
     """Answers conversations."""
 
     @property
@@ -51,7 +51,7 @@ class Source(Protocol):
         """Where it runs, in words."""
         ...
 
-    def answer(self, messages: Messages, stopper: Stopper) -> Generator[Part, None, None]:
+    def answer(self, messages: Messages, stopper: Stopper) -> Generator[AnswerPart, None, None]:
         """Answer a conversation, and yield the parts as they come, until the end or until the stopper is asked.
 
         Raises:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sluice.cli.chat.answers import Source
+from sluice.cli.chat.answers import AnswerSource
 from sluice.cli.chat.chat import COMMANDS, Chat, answer_once
 from sluice.cli.chat.conversation import Conversation
 from sluice.cli.chat.keys import Keys, key_for
@@ -83,7 +83,7 @@ def run_chat(given: dict[str, Any], *, keys: Keys, history: Path) -> int:
     return 0
 
 
-def _source(given: dict[str, Any], asked: Mapping[str, Any], keys: Keys) -> Callable[[], Source]:
+def _source(given: dict[str, Any], asked: Mapping[str, Any], keys: Keys) -> Callable[[], AnswerSource]:
     """Return what opens the source of answers, after a check of the command line.
 
     Raises:
@@ -110,7 +110,7 @@ def _source(given: dict[str, Any], asked: Mapping[str, Any], keys: Keys) -> Call
     return lambda: RemoteSource(address, served_model(address, next(iter(names), None)), asked)
 
 
-def _local(given: Mapping[str, Any], asked: Mapping[str, Any]) -> Source:
+def _local(given: Mapping[str, Any], asked: Mapping[str, Any]) -> AnswerSource:
     """Load a model.
 
     Raises:

@@ -7,19 +7,21 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from sluice.cli.chat.answers import Messages, Source, Usage
+from sluice.cli.chat.answers import AnswerSource, AnswerUsage, Messages
 from sluice.cli.chat.screen import Screen
 from sluice.cli.chat.stopping import Stopper
-from sluice.cli.chat.timing import Pace, Timing
 
 Clock = Callable[[], float]
+
+TOGETHER_SECONDS = 0.001
+"""Pieces that come within less of each other came together."""
 
 
 @dataclass(slots=True)
 class Conversation:
     """The messages so far, with a source that answers them."""
 
-    source: Source
+    source: AnswerSource
     screen: Screen
     system: str = ""
     """The system prompt; empty: none."""
@@ -59,8 +61,8 @@ class Conversation:
                 self.turns.pop()
 
     def _receive(self, answer: list[str], stopper: Stopper) -> str | None:
-        pace, reason = Pace(self.clock()), None
-        usage: Usage | None = None
+        pace, reason = AnswerTimes(self.clock()), None
+        usage: AnswerUsage | None = None
         try:
             with stopper.watching(), closing(self.source.answer(self.messages, stopper)) as parts:
                 for part in parts:
@@ -100,3 +102,57 @@ class Conversation:
                 f"last answer: {self.timings[-1]}",
             ]
         )
+
+
+@dataclass(slots=True)
+class AnswerTimes:
+    """When the pieces of one answer came, in seconds of any clock."""
+
+    start: float
+    """When the question was sent."""
+    first: float | None = None
+    """When the first piece came; None: none has yet."""
+    last: float = 0.0
+    pieces: int = 0
+    in_first_burst: int = 0
+    """Pieces that came together with the first one. What they took is the time to the first token."""
+
+    def came(self, now: float) -> None:
+        """Note that a piece with text came."""
+        if self.first is None:
+            self.first, self.in_first_burst = now, 1
+        elif self.in_first_burst == self.pieces and now - self.last < TOGETHER_SECONDS:
+            self.in_first_burst += 1
+        self.pieces += 1
+        self.last = now
+
+    def timing(self, usage: AnswerUsage) -> Timing:
+        """Return what the answer took. A piece has come, and `usage` says how many tokens all pieces have."""
+        assert self.first is not None, "no piece has come"
+        later = usage.completion_tokens * (self.pieces - self.in_first_burst) / self.pieces
+        return Timing(usage, self.first - self.start, later, self.last - self.first)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What one answer took."""
+
+    usage: AnswerUsage
+    ttft: float
+    """Seconds until its first text."""
+    later_tokens: float
+    """Tokens behind those that came with the first text. A piece may hold several: then a share of all of them."""
+    seconds: float
+    """From the first text to the last."""
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens a second behind the first ones; None: there are too few to tell."""
+        return self.later_tokens / self.seconds if self.later_tokens and self.seconds > 0 else None
+
+    def __str__(self) -> str:
+        cached = f" ({self.usage.cached_tokens} cached)" if self.usage.cached_tokens else ""
+        parts = [f"{self.usage.completion_tokens} tokens"]
+        if self.rate is not None:
+            parts.append(f"{self.rate:.1f} tokens/s")
+        return ", ".join([*parts, f"first after {self.ttft:.2f} s", f"prompt {self.usage.prompt_tokens}{cached}"])

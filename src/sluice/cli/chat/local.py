@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping
 from contextlib import closing
 from typing import Any
 
-from sluice.cli.chat.answers import STOPPED, AnswerError, Messages, Part, Usage
+from sluice.cli.chat.answers import STOPPED, AnswerError, AnswerPart, AnswerUsage, Messages
 from sluice.cli.chat.progress import PromptBar
 from sluice.cli.chat.stopping import Stopper
 from sluice.llm.llm import LLM
@@ -43,7 +43,7 @@ class LocalSource:
     def where(self) -> str:
         return f"in this process, on {self._llm.info.device}"
 
-    def answer(self, messages: Messages, stopper: Stopper) -> Generator[Part, None, None]:
+    def answer(self, messages: Messages, stopper: Stopper) -> Generator[AnswerPart, None, None]:
         cached = total = written = 0
         reason: str | None = None
         with PromptBar() as bar:
@@ -61,14 +61,14 @@ class LocalSource:
                         bar.close()
                         written += piece.token_id is not None
                         reason = None if piece.finish_reason is None else piece.finish_reason.value
-                        yield Part(piece.text)
+                        yield AnswerPart(piece.text)
                         if stopper.is_asked:
                             raise _Stopped
             except _Stopped:
                 reason = reason or STOPPED
             except (ValueError, GenerationError) as error:
                 raise AnswerError(str(error)) from error
-        yield Part(usage=Usage(total, cached, written), finish_reason=reason)
+        yield AnswerPart(usage=AnswerUsage(total, cached, written), finish_reason=reason)
 
     def close(self) -> None:
         self._llm.close()

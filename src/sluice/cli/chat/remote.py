@@ -12,7 +12,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from sluice.cli.chat.answers import STOPPED, AnswerError, Messages, Part, Usage
+from sluice.cli.chat.answers import STOPPED, AnswerError, AnswerPart, AnswerUsage, Messages
 from sluice.cli.chat.progress import Waiting
 from sluice.cli.chat.stopping import Stopper
 from sluice.config import ConfigError
@@ -106,7 +106,7 @@ class RemoteSource:
     def where(self) -> str:
         return f"at {self._address.url}"
 
-    def answer(self, messages: Messages, stopper: Stopper) -> Generator[Part, None, None]:
+    def answer(self, messages: Messages, stopper: Stopper) -> Generator[AnswerPart, None, None]:
         body = {
             "model": self._model,
             "messages": list(messages),
@@ -137,7 +137,7 @@ class RemoteSource:
             connection.close()
         if not parts.has_ended and not stopper.is_asked:
             raise AnswerError("the connection ended before the answer did")
-        yield Part(usage=parts.usage, finish_reason=parts.finish_reason or STOPPED)
+        yield AnswerPart(usage=parts.usage, finish_reason=parts.finish_reason or STOPPED)
 
     def close(self) -> None:
         """Do nothing: no connection is open between answers."""
@@ -148,10 +148,10 @@ class _Parts:
 
     def __init__(self) -> None:
         self.finish_reason: str | None = None
-        self.usage: Usage | None = None
+        self.usage: AnswerUsage | None = None
         self.has_ended = False
 
-    def read(self, data: bytes) -> Part:
+    def read(self, data: bytes) -> AnswerPart:
         """Return what an event adds to the answer.
 
         Raises:
@@ -159,7 +159,7 @@ class _Parts:
         """
         if data == DONE:
             self.has_ended = True
-            return Part()
+            return AnswerPart()
         try:
             event = json.loads(data)
             if error := event.get("error"):
@@ -167,14 +167,16 @@ class _Parts:
             if found := event.get("usage"):
                 details = found.get("prompt_tokens_details") or {}
                 cached = details.get("cached_tokens") or 0
-                self.usage = Usage(found["prompt_tokens"], cached, found["completion_tokens"])
+                self.usage = AnswerUsage(found["prompt_tokens"], cached, found["completion_tokens"])
             if not event["choices"]:
-                return Part()
+                return AnswerPart()
             choice = event["choices"][0]
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
             self.has_ended |= self.finish_reason is not None
             delta = choice.get("delta") or {}
-            return Part(delta.get("content") or "", delta.get("reasoning_content") or delta.get("reasoning") or "")
+            return AnswerPart(
+                delta.get("content") or "", delta.get("reasoning_content") or delta.get("reasoning") or ""
+            )
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise AnswerError(f"the server sent what is no event of a streamed chat: {data[:200]!r}") from error
 

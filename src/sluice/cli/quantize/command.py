@@ -55,13 +55,13 @@ def run_quantize(given: dict[str, Any]) -> int:
     model, text = _checked(given)
     from sluice.cli.quantize.report import make_report, table, windows_of_text
     from sluice.cli.quantize.schemes import SCHEMES
-    from sluice.cli.quantize.source import Source
+    from sluice.cli.quantize.source import PlainCheckpoint
     from sluice.cli.quantize.write import write_quantized
     from sluice.models.hub import BUNDLED, resolve_checkpoint
 
     cache = Path(given["download_dir"]) if "download_dir" in given else None
     folder = resolve_checkpoint(model or str(BUNDLED), revision=given.get("revision"), cache=cache)
-    source = Source(folder)
+    source = PlainCheckpoint(folder)
     if text is not None:
         windows_of_text(source, text)  # a text that cannot be read is refused before anything is written
     if "output" in given:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from sluice.cli.quantize.source import Source
-from sluice.cli.quantize.text_quality import Reading, read_text, windows_of
-from sluice.cli.quantize.weight_errors import WeightError, weight_errors
+import torch
+from tqdm import tqdm
+
+from sluice.cli.quantize.source import PlainCheckpoint
+from sluice.cli.quantize.text_quality import TextQuality, read_text, windows_of
 from sluice.models.checkpoint import CheckpointError
+from sluice.models.quantized import QuantizedWeight
 from sluice.text.tokenizer_files import load_tokenizer
 
 BASE = "bfloat16"
 """What the schemes are compared with."""
+
+AT_ONCE = 1 << 21
+"""Elements that are compared at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +27,7 @@ class Report:
     """What quantisation changes in a model."""
 
     weights: Sequence[WeightError]
-    readings: Mapping[str, Reading]
+    readings: Mapping[str, TextQuality]
     """By values of `--quantization` and `BASE`; empty without a text."""
 
     def as_json(self) -> dict[str, Any]:
@@ -41,7 +47,7 @@ class Report:
         return {"weights": weights, "text": {"tokens": len(base.logprobs), "models": text}}
 
 
-def windows_of_text(source: Source, text: str) -> Sequence[Sequence[int]]:
+def windows_of_text(source: PlainCheckpoint, text: str) -> Sequence[Sequence[int]]:
     """Return the tokens of a text in pieces that the model can read.
 
     Raises:
@@ -55,7 +61,7 @@ def windows_of_text(source: Source, text: str) -> Sequence[Sequence[int]]:
     return windows
 
 
-def make_report(source: Source, quantizations: Sequence[str], text: str | None, *, progress: bool) -> Report:
+def make_report(source: PlainCheckpoint, quantizations: Sequence[str], text: str | None, *, progress: bool) -> Report:
     """Compare quantised models with the one in bfloat16.
 
     Args:
@@ -94,7 +100,7 @@ def _line(name: str, width: int, shape: str, values: Sequence[str]) -> str:
     return f"{name:<{width}}  {shape:>15}" + "".join(f"  {value:>12}" for value in values)
 
 
-def _text_lines(readings: Mapping[str, Reading]) -> list[str]:
+def _text_lines(readings: Mapping[str, TextQuality]) -> list[str]:
     base = readings[BASE]
     found = list(readings.values())
     rows = {
@@ -105,3 +111,42 @@ def _text_lines(readings: Mapping[str, Reading]) -> list[str]:
         f"same as {BASE}": [f"{reading.agreement(base):.2%}" for reading in found],
     }
     return [f"{name:<20}" + "".join(f"  {value:>10}" for value in values) for name, values in rows.items()]
+
+
+class WeightError(NamedTuple):
+    """The errors of one weight."""
+
+    name: str
+    """In the checkpoint."""
+    shape: tuple[int, int]
+    errors: Mapping[str, float]
+    """By the value of `--quantization`: the norm of the difference over the norm of the weight."""
+
+
+def weight_errors(source: PlainCheckpoint, quantizations: Sequence[str], *, progress: bool) -> list[WeightError]:
+    """Quantise every weight that `--quantization` would, a slice at a time.
+
+    Raises:
+        CheckpointError: a file or a weight is broken.
+    """
+    kinds = {quantization: source.kinds(quantization) for quantization in quantizations}
+    found = []
+    for weight in tqdm(source.weights(), desc="comparing weights", unit="", leave=False, disable=not progress):
+        try:
+            errors = {name: relative_error(weight.value, kind[weight.inner_name]) for name, kind in kinds.items()}
+        except ValueError as error:
+            raise CheckpointError(f"tensor {weight.name} cannot be quantised: {error}") from None
+        outputs, inputs = weight.value.shape
+        found.append(WeightError(weight.name, (outputs, inputs), errors))
+    return found
+
+
+def relative_error(weight: torch.Tensor, kind: type[QuantizedWeight]) -> float:
+    """Return the norm of what quantising changes in a weight [outputs, inputs], over the weight's norm."""
+    changed = total = 0.0
+    for rows in weight.split(max(1, AT_ONCE // weight.shape[1])):
+        wide = rows.float()
+        difference = kind.quantize(rows).dense(torch.float32) - wide
+        changed += float(difference.double().square().sum())
+        total += float(wide.double().square().sum())
+    return float((changed / total) ** 0.5) if total else 0.0

@@ -12,7 +12,7 @@ import torch
 from sluice.models.quantized import GROUP, Int4Weight, Int8Weight
 
 
-class Part(NamedTuple):
+class WrittenTensor(NamedTuple):
     """One of the tensors that together store a weight."""
 
     dtype: torch.dtype
@@ -32,7 +32,7 @@ class Scheme(ABC):
     """How it describes the activations; None: they are not quantised."""
 
     @abstractmethod
-    def parts(self, outputs: int, inputs: int) -> Mapping[str, Part]:
+    def parts(self, outputs: int, inputs: int) -> Mapping[str, WrittenTensor]:
         """Return what a weight is stored as: the tensors' names behind the last dot.
 
         Raises:
@@ -55,8 +55,11 @@ class W8A8(Scheme):
     weights = MappingProxyType({"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"})
     inputs = MappingProxyType({"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True})
 
-    def parts(self, outputs: int, inputs: int) -> Mapping[str, Part]:
-        return {"weight": Part(torch.int8, (outputs, inputs)), "weight_scale": Part(torch.float32, (outputs, 1))}
+    def parts(self, outputs: int, inputs: int) -> Mapping[str, WrittenTensor]:
+        return {
+            "weight": WrittenTensor(torch.int8, (outputs, inputs)),
+            "weight_scale": WrittenTensor(torch.float32, (outputs, 1)),
+        }
 
     def stored(self, weight: torch.Tensor) -> Mapping[str, torch.Tensor]:
         quantized = Int8Weight.quantize(weight)
@@ -71,13 +74,13 @@ class W4A16(Scheme):
         {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
     )
 
-    def parts(self, outputs: int, inputs: int) -> Mapping[str, Part]:
+    def parts(self, outputs: int, inputs: int) -> Mapping[str, WrittenTensor]:
         if inputs % GROUP:
             raise ValueError(f"groups of {GROUP} do not divide its {inputs} inputs")
         return {
-            "weight_packed": Part(torch.int32, (outputs, inputs // 8)),
-            "weight_scale": Part(torch.bfloat16, (outputs, inputs // GROUP)),
-            "weight_shape": Part(torch.int64, (2,)),
+            "weight_packed": WrittenTensor(torch.int32, (outputs, inputs // 8)),
+            "weight_scale": WrittenTensor(torch.bfloat16, (outputs, inputs // GROUP)),
+            "weight_shape": WrittenTensor(torch.int64, (2,)),
         }
 
     def stored(self, weight: torch.Tensor) -> Mapping[str, torch.Tensor]:

@@ -30,7 +30,7 @@ class Weight(NamedTuple):
     """[out_features, in_features], memory-mapped."""
 
 
-class Source:
+class PlainCheckpoint:
     """A checkpoint of plain weights, of a native architecture.
 
     Raises:

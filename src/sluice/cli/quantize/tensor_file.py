@@ -11,7 +11,7 @@ from typing import Self
 
 import torch
 
-from sluice.cli.quantize.schemes import Part
+from sluice.cli.quantize.schemes import WrittenTensor
 
 DTYPES: Mapping[torch.dtype, str] = {
     torch.float64: "F64",
@@ -37,7 +37,7 @@ class TensorFile:
         tensors: what it is to hold; dtypes are keys of `DTYPES`.
     """
 
-    def __init__(self, path: Path, tensors: Mapping[str, Part]) -> None:
+    def __init__(self, path: Path, tensors: Mapping[str, WrittenTensor]) -> None:
         # Wide dtypes first, so that every tensor is aligned.
         order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}

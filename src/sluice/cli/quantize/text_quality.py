@@ -17,7 +17,7 @@ WINDOW = 2048
 NO_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
 
 
-class Reading(NamedTuple):
+class TextQuality(NamedTuple):
     """What a model says of each token of a text but the first of each window, having read those before it."""
 
     logprobs: list[float]
@@ -36,7 +36,7 @@ class Reading(NamedTuple):
         """Share of the tokens that are the most likely ones."""
         return sum(self.hits) / len(self.hits)
 
-    def agreement(self, other: Reading) -> float:
+    def agreement(self, other: TextQuality) -> float:
         """Return the share of places at which both find the same token most likely."""
         return sum(a == b for a, b in zip(self.best, other.best, strict=True)) / len(self.best)
 
@@ -48,7 +48,7 @@ def windows_of(token_ids: Sequence[int], context: int) -> list[Sequence[int]]:
     return [window for window in cut if len(window) > 1]
 
 
-def read_text(model: str | Path, windows: Sequence[Sequence[int]], *, quantization: str, progress: bool) -> Reading:
+def read_text(model: str | Path, windows: Sequence[Sequence[int]], *, quantization: str, progress: bool) -> TextQuality:
     """Load a model in bfloat16 and let it read windows of a text, one after the other.
 
     Args:
@@ -59,7 +59,7 @@ def read_text(model: str | Path, windows: Sequence[Sequence[int]], *, quantizati
         ConfigError: this machine cannot compute it.
     """
     longest = max(map(len, windows))
-    reading = Reading([], [], [])
+    reading = TextQuality([], [], [])
     with (
         LLM(
             model,

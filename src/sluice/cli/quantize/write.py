@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from sluice.cli.quantize.schemes import Part, Scheme
-from sluice.cli.quantize.source import Source
+from sluice.cli.quantize.schemes import Scheme, WrittenTensor
+from sluice.cli.quantize.source import PlainCheckpoint
 from sluice.cli.quantize.tensor_file import DTYPES, TensorFile
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.formats.extra import need
@@ -28,7 +28,7 @@ DTYPE_FIELDS = ("dtype", "torch_dtype")
 LICENSES = ("LICENSE*", "NOTICE*", "USE_POLICY*")
 
 
-def write_quantized(source: Source, target: Path, scheme: Scheme, *, progress: bool) -> int:
+def write_quantized(source: PlainCheckpoint, target: Path, scheme: Scheme, *, progress: bool) -> int:
     """Write a checkpoint of compressed-tensors: linear layers quantised, embedding, head and all else as they are.
 
     At any time one weight is in memory, quantised; a target that exists is whole.
@@ -94,14 +94,14 @@ def _appearing(target: Path) -> Iterator[Path]:
         raise
 
 
-def _parts(source: Source, file: WeightFile, name: str, scheme: Scheme) -> dict[str, Part]:
+def _parts(source: PlainCheckpoint, file: WeightFile, name: str, scheme: Scheme) -> dict[str, WrittenTensor]:
     """Return the tensors that a tensor becomes, by their names."""
     value = file.read(name)
     if source.inner(name) not in source.linear:
         if value.dtype not in DTYPES:
             accepted = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             raise CheckpointError(f"{file.name}: tensor {name} has dtype {value.dtype}; accepted are {accepted}")
-        return {name: Part(value.dtype, tuple(value.shape))}
+        return {name: WrittenTensor(value.dtype, tuple(value.shape))}
     outputs, inputs = source.oriented(StoredTensor(name, file.name, value, value.nbytes)).shape
     try:
         parts = scheme.parts(outputs, inputs)
@@ -111,14 +111,19 @@ def _parts(source: Source, file: WeightFile, name: str, scheme: Scheme) -> dict[
     return {f"{module}.{part}": stored for part, stored in parts.items()}
 
 
-def _check_complete(source: Source, names: list[str]) -> None:
+def _check_complete(source: PlainCheckpoint, names: list[str]) -> None:
     missing = source.linear - {source.inner(name) for name in names}
     if missing:
         raise CheckpointError(f"the checkpoint lacks the tensor {source.model.rules.prefix}{min(missing)}")
 
 
 def _write_file(
-    source: Source, file: WeightFile, plan: dict[str, dict[str, Part]], folder: Path, scheme: Scheme, bar: tqdm
+    source: PlainCheckpoint,
+    file: WeightFile,
+    plan: dict[str, dict[str, WrittenTensor]],
+    folder: Path,
+    scheme: Scheme,
+    bar: tqdm,
 ) -> int:
     parts = {name: part for stored in plan.values() for name, part in stored.items()}
     with TensorFile(folder / file.name, parts) as written:
@@ -131,7 +136,7 @@ def _write_file(
 
 
 def _stored(
-    source: Source, file: WeightFile, name: str, value: torch.Tensor, scheme: Scheme
+    source: PlainCheckpoint, file: WeightFile, name: str, value: torch.Tensor, scheme: Scheme
 ) -> dict[str, torch.Tensor]:
     if source.inner(name) not in source.linear:
         return {name: value}
@@ -143,7 +148,9 @@ def _stored(
     return {f"{module}.{part}": stored for part, stored in parts.items()}
 
 
-def _write_index(folder: Path, files: list[WeightFile], plans: list[dict[str, dict[str, Part]]], size: int) -> None:
+def _write_index(
+    folder: Path, files: list[WeightFile], plans: list[dict[str, dict[str, WrittenTensor]]], size: int
+) -> None:
     homes = {
         name: file.name for file, plan in zip(files, plans, strict=True) for stored in plan.values() for name in stored
     }
@@ -151,7 +158,7 @@ def _write_index(folder: Path, files: list[WeightFile], plans: list[dict[str, di
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _config(source: Source, scheme: Scheme) -> dict[str, object]:
+def _config(source: PlainCheckpoint, scheme: Scheme) -> dict[str, object]:
     """Return the content of `config.json`."""
     quantization = need("compressed_tensors.quantization", "a checkpoint of compressed-tensors")
     inputs = None if scheme.inputs is None else dict(scheme.inputs)

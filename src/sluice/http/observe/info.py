@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from typing import Any
 
 from starlette.requests import Request
@@ -29,12 +29,6 @@ from sluice.process.client import EngineGone
 from sluice.process.engine_state import EngineState
 from sluice.types import Occupancy, PriorityClass
 from sluice.version import VERSION
-
-FORMER_NAMES: Mapping[str, str] = {
-    "poison_unread": "debug_uninitialized_reads",
-    "stream_above": "offload_above",
-}
-"""Keys of options in /server_info before they were renamed. Clients may still read them."""
 
 
 def add_health(routes: Routes, backend: Backend) -> None:
@@ -156,10 +150,9 @@ async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:
         if stats is None
         else stats.occupancy
     )
-    options = {setting.name: setting.as_json() for setting in service.settings}
     return {
         "model": service.model,
-        "config": options | {former: options[name] for former, name in FORMER_NAMES.items()},
+        "config": {setting.name: setting.as_json() for setting in service.settings},
         "engine_pid": engine.pid,
         "engine_restarts": engine.stats.restarts,
         "recovery": engine.stats.as_json(),

@@ -23,8 +23,6 @@ import torch
 import triton
 import triton.language as tl
 
-from sluice.kernels.triton.noise import gumbel, row_key
-
 BLOCK = 4096
 """Logits that one program reads."""
 SEARCH_BLOCK = 8192
@@ -34,6 +32,10 @@ _INF: tl.constexpr = tl.constexpr(0x7F800000)
 _BEYOND: tl.constexpr = tl.constexpr(0x7F800001)
 _NO_ID: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 _FAILED: tl.constexpr = tl.constexpr(-1)
+
+_WEYL: tl.constexpr = tl.constexpr(0x9E3779B97F4A7C15)
+_MULTIPLY_1: tl.constexpr = tl.constexpr(0xBF58476D1CE4E5B9)
+_MULTIPLY_2: tl.constexpr = tl.constexpr(0x94D049BB133111EB)
 
 
 @triton.jit(do_not_specialize_on_alignment=["maxima_ptr"])
@@ -318,3 +320,34 @@ def sample_rows(
     )
     _choose[(rows,)](maxima, best, best_ids, tokens, blocks, BLOCKS=sizes["BLOCKS"], num_warps=1)
     return tokens
+
+
+@triton.jit
+def _mix(z):
+    z = (z ^ (z >> 30)) * _MULTIPLY_1
+    z = (z ^ (z >> 27)) * _MULTIPLY_2
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def row_key(noise_key, position):
+    """Return the key of a row (uint64) from its noise key and position (int64)."""
+    step = _mix((position + 1).to(tl.uint64, bitcast=True) * _WEYL)
+    return _mix(noise_key.to(tl.uint64, bitcast=True) + step)
+
+
+@triton.jit
+def _minus_log1p(u):
+    """Return -log(1 - u) of float32 u in (0, 1). It is precise for small u, since small draws win."""
+    w = 1.0 - u
+    series = u * (1.0 + u * (0.5 + u * (1.0 / 3 + u * (0.25 + u * (0.2 + u * (1.0 / 6))))))
+    return tl.where(u < 0.0625, series, -tl.log(w) + ((w - 1.0) + u) / w)
+
+
+@triton.jit
+def gumbel(key, ids):
+    """Return standard Gumbel noise (float32) for vocabulary ids of the row with this key."""
+    bits = _mix(key + (ids + 1).to(tl.uint64) * _WEYL) >> 12
+    uniform = (bits.to(tl.int64).to(tl.float32) + 0.5) * 2.220446049250313e-16  # 2 ** -52
+    uniform = tl.minimum(uniform, 0.99999994)  # the largest float32 below 1
+    return -tl.log(_minus_log1p(uniform))

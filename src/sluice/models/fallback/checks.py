@@ -21,7 +21,7 @@ from sluice.attention.base import ForwardBatch, LayerKV
 from sluice.attention.reference import ReferenceAttention
 from sluice.attention.spec import AttentionSpec
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError
-from sluice.models.fallback.paged import AttentionCall, TransformersLM
+from sluice.models.fallback.paged import LayerCall, TransformersLM
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LAYERS = (FULL, SLIDING)
@@ -86,13 +86,13 @@ def _refused(name: str, why: str) -> CheckpointError:
 
 @dataclass(frozen=True, slots=True)
 class _Recorder:
-    """A `paged.Step` that records the calls and returns zeros."""
+    """A `paged.StepAttention` that records the calls and returns zeros."""
 
-    calls: list[AttentionCall]
+    calls: list[LayerCall]
     value_sizes: list[int]
     """Elements of each call's values, per head."""
 
-    def attend(self, call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(self, call: LayerCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         self.calls.append(call)
         self.value_sizes.append(v.shape[2])
         return q.new_zeros(*q.shape[:2], v.shape[2])

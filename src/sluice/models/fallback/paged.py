@@ -29,7 +29,7 @@ IGNORED = frozenset({"position_ids", "position_embeddings", "cache_position", "u
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionCall:
+class LayerCall:
     """The arguments of one layer's attention, except queries, keys and values."""
 
     layer: int
@@ -38,10 +38,10 @@ class AttentionCall:
     """[heads], a score per head that takes part in the softmax but has no value (gpt-oss)."""
 
 
-class Step(Protocol):
+class StepAttention(Protocol):
     """Computes attention for the layers of one call of a model."""
 
-    def attend(self, call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(self, call: LayerCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Compute the attention of one layer.
 
         Args:
@@ -62,7 +62,7 @@ class PagedStep:
     kv: Sequence[PagedKV]
     attention: Attention
 
-    def attend(self, call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(self, call: LayerCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         layer = self.kv[call.layer]
         layer.store(self.batch.kv_slots, k, v)
         out, lse = self.attention.attend(q, layer, self.batch, call.spec, need_lse=call.sinks is not None)
@@ -79,7 +79,7 @@ def attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    sluice_step: Step | None = None,
+    sluice_step: StepAttention | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -116,7 +116,7 @@ def attend(
         raise CheckpointError(f"{type(module).__name__} uses dropout in its attention")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     spec = _spec(query.shape[1], key.shape[1], query.shape[3], query.dtype, scale, sliding_window, softcap)
-    call = AttentionCall(int(module.layer_idx), spec, s_aux)
+    call = LayerCall(int(module.layer_idx), spec, s_aux)
     out = sluice_step.attend(call, _tokens_first(query), _tokens_first(key), _tokens_first(value))
     return out.unsqueeze(0), None
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sluice.models.checkpoint import Fields
-from sluice.models.formats.base import HEAD, SCALES, Layout, LayoutError, Part, is_listed, names_in
+from sluice.models.formats.base import HEAD, SCALES, LayoutError, StoredPart, WeightLayout, is_listed, names_in
 from sluice.models.formats.dequantize import PartedFormat
 from sluice.models.formats.gptq import described, group_size
 from sluice.models.formats.packed import pairs, unpacked
@@ -60,14 +60,14 @@ class AWQ(PartedFormat):
     def description(self) -> str:
         return f"4-bit AWQ, {described(self._group_size)}"
 
-    def layout(self, module: str, layer: nn.Linear | nn.Embedding) -> Layout | None:
+    def layout(self, module: str, layer: nn.Linear | nn.Embedding) -> WeightLayout | None:
         if isinstance(layer, nn.Embedding) or is_listed(module, (*self._kept, HEAD)):
             return None
         shape = (layer.weight.shape[0], layer.weight.shape[1])
         return AWQLayout(shape, self._group_size or shape[1], has_zeros=self._has_zeros)
 
 
-class AWQLayout(Layout):
+class AWQLayout(WeightLayout):
     """A weight of AWQ, stored as [in, out], with words along the outputs."""
 
     numbers = "qweight"
@@ -83,12 +83,12 @@ class AWQLayout(Layout):
             raise LayoutError(f"words of {PER_WORD} numbers do not divide its {self.out_features} outputs")
 
     @property
-    def parts(self) -> Mapping[str, Part]:
+    def parts(self) -> Mapping[str, StoredPart]:
         groups, words = self.in_features // self._group, self.out_features // PER_WORD
         return {
-            "qweight": Part((torch.int32,), ((self.in_features, words),)),
-            "scales": Part(SCALES, ((groups, self.out_features),)),
-            "qzeros": Part((torch.int32,), ((groups, words),), is_optional=not self._has_zeros),
+            "qweight": StoredPart((torch.int32,), ((self.in_features, words),)),
+            "scales": StoredPart(SCALES, ((groups, self.out_features),)),
+            "qzeros": StoredPart((torch.int32,), ((groups, words),), is_optional=not self._has_zeros),
         }
 
     def kept(self, stored: Mapping[str, torch.Tensor], quantization: str) -> QuantizedWeight | None:

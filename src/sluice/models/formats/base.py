@@ -24,7 +24,7 @@ Rows = Callable[[str], range]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredPart:
     """What one of the tensors must be that together store a quantised weight."""
 
     dtypes: tuple[torch.dtype, ...]
@@ -33,7 +33,7 @@ class Part:
     is_optional: bool = False
 
 
-class Layout(ABC):
+class WeightLayout(ABC):
     """How a weight [out_features, in_features] is stored as several tensors, its parts.
 
     Args:
@@ -52,7 +52,7 @@ class Layout(ABC):
 
     @property
     @abstractmethod
-    def parts(self) -> Mapping[str, Part]:
+    def parts(self) -> Mapping[str, StoredPart]:
         """Every part, by its name behind the last dot."""
 
     def check(self, stored: Mapping[str, torch.Tensor]) -> None:
@@ -87,7 +87,7 @@ class LayoutError(ValueError):
     """A weight cannot be stored in the way that the configuration says; the message gives the reason."""
 
 
-class Format(ABC):
+class WeightFormat(ABC):
     """How the weights of a checkpoint are quantised, from `quantization_config` in its `config.json`."""
 
     name: str

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sluice.models.checkpoint import CheckpointError, Fields
-from sluice.models.formats.base import SCALES, Layout, LayoutError, Part
+from sluice.models.formats.base import SCALES, LayoutError, StoredPart, WeightLayout
 from sluice.models.formats.dequantize import PartedFormat
 from sluice.models.formats.extra import need
 from sluice.models.formats.packed import WORD, unpacked
@@ -77,7 +77,7 @@ class CompressedTensors(PartedFormat):
         groups = (_described(self._config.config_groups[name]) for name in self._formats)
         return f"compressed-tensors: {' and '.join(dict.fromkeys(groups))}"
 
-    def layout(self, module: str, layer: nn.Linear | nn.Embedding) -> Layout | None:
+    def layout(self, module: str, layer: nn.Linear | nn.Embedding) -> WeightLayout | None:
         if self._match(module, layer, self._config.ignore):
             return None
         found = None
@@ -93,7 +93,7 @@ class CompressedTensors(PartedFormat):
         return CompressedLayout(shape, self._config.config_groups[found], self._formats[found])
 
 
-class CompressedLayout(Layout):
+class CompressedLayout(WeightLayout):
     """A weight of compressed-tensors.
 
     Args:
@@ -121,28 +121,28 @@ class CompressedLayout(Layout):
         self._parts = self._wanted()
 
     @property
-    def parts(self) -> Mapping[str, Part]:
+    def parts(self) -> Mapping[str, StoredPart]:
         return self._parts
 
-    def _wanted(self) -> dict[str, Part]:
+    def _wanted(self) -> dict[str, StoredPart]:
         scales = self._scale_shapes()
-        found = {"weight_scale": Part(SCALES, scales)}
+        found = {"weight_scale": StoredPart(SCALES, scales)}
         if self._is_packed:
             bits = self._args.num_bits
             words = -(-self.in_features * bits // 32)
-            found["weight_packed"] = Part((torch.int32,), ((self.out_features, words),))
-            found["weight_shape"] = Part((torch.int64, torch.int32), ((2,),))
+            found["weight_packed"] = StoredPart((torch.int32,), ((self.out_features, words),))
+            found["weight_shape"] = StoredPart((torch.int64, torch.int32), ((2,),))
         else:
-            found["weight"] = Part((self._args.pytorch_dtype(),), ((self.out_features, self.in_features),))
+            found["weight"] = StoredPart((self._args.pytorch_dtype(),), ((self.out_features, self.in_features),))
         if not self._args.symmetric:
             found["weight_zero_point"] = self._zero_points(scales)
         return found
 
-    def _zero_points(self, scales: tuple[tuple[int, ...], ...]) -> Part:
+    def _zero_points(self, scales: tuple[tuple[int, ...], ...]) -> StoredPart:
         if self._is_packed and self._args.strategy in ("group", "channel"):
             words = -(-self.out_features * self._args.num_bits // 32)
-            return Part((torch.int32,), ((words, scales[0][1]),))
-        return Part((torch.int8, torch.int32, torch.int64, *SCALES), scales)
+            return StoredPart((torch.int32,), ((words, scales[0][1]),))
+        return StoredPart((torch.int8, torch.int32, torch.int64, *SCALES), scales)
 
     def _scale_shapes(self) -> tuple[tuple[int, ...], ...]:
         outputs, inputs = self.out_features, self.in_features

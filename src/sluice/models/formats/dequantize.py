@@ -16,7 +16,7 @@ from torch import nn
 
 from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointError
-from sluice.models.formats.base import Format, Layout, LayoutError, Rows
+from sluice.models.formats.base import LayoutError, Rows, WeightFormat, WeightLayout
 from sluice.models.weights import StoredTensor, WeightFile, opened_weights
 
 AT_ONCE = 1 << 21
@@ -25,11 +25,11 @@ KV_SCALES = ("k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point")
 """Parameters for a quantised KV cache, which is in the model's dtype here, or in that of `--kv-cache-dtype`."""
 
 
-class PartedFormat(Format):
+class PartedFormat(WeightFormat):
     """A format of safetensors, in which each quantised weight is stored as several tensors."""
 
     @abstractmethod
-    def layout(self, module: str, layer: nn.Linear | nn.Embedding) -> Layout | None:
+    def layout(self, module: str, layer: nn.Linear | nn.Embedding) -> WeightLayout | None:
         """Return how the weight of a layer is stored; None if it is not quantised.
 
         Args:
@@ -66,9 +66,9 @@ class _Layers:
         self._layers = {
             name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Embedding)
         }
-        self._known: dict[str, Layout | None] = {}
+        self._known: dict[str, WeightLayout | None] = {}
 
-    def layout(self, module: str, tensor: str) -> Layout | None:
+    def layout(self, module: str, tensor: str) -> WeightLayout | None:
         """Return the layout of the layer that a tensor belongs to; None if the layer is not quantised."""
         layer = self._layers.get(module.removeprefix(self._prefix))
         if layer is None:
@@ -87,14 +87,14 @@ class _Layers:
         return part == "bias" and isinstance(layer, nn.Linear) and layer.bias is None and not value.any()
 
 
-def _is_part(part: str, layout: Layout | None) -> bool:
+def _is_part(part: str, layout: WeightLayout | None) -> bool:
     """Return whether a tensor belongs to a weight that another one stands for, or quantises activations or KV."""
     if layout is None:
         return part in KV_SCALES
     return part in layout.parts or part in layout.skipped
 
 
-def _plain(file: WeightFile, name: str, layout: Layout | None, method: str) -> torch.Tensor:
+def _plain(file: WeightFile, name: str, layout: WeightLayout | None, method: str) -> torch.Tensor:
     """Read a tensor that is not quantised."""
     if layout is not None and name.endswith(".weight"):
         raise CheckpointError(
@@ -106,7 +106,7 @@ def _plain(file: WeightFile, name: str, layout: Layout | None, method: str) -> t
 
 def _read(
     module: str,
-    layout: Layout,
+    layout: WeightLayout,
     homes: Mapping[str, WeightFile],
     method: str,
     dtype: torch.dtype,
@@ -126,7 +126,9 @@ def _read(
     return StoredTensor(f"{module}.weight", file, value, nbytes)
 
 
-def _dequantized(layout: Layout, stored: Mapping[str, torch.Tensor], dtype: torch.dtype, rows: range) -> torch.Tensor:
+def _dequantized(
+    layout: WeightLayout, stored: Mapping[str, torch.Tensor], dtype: torch.dtype, rows: range
+) -> torch.Tensor:
     """Return a weight of which the needed rows are set, on the meta device if none are."""
     weight = torch.empty((layout.out_features, layout.in_features), dtype=dtype, device=None if rows else "meta")
     step = max(1, AT_ONCE // (layout.in_features * layout.row_step)) * layout.row_step
@@ -136,7 +138,7 @@ def _dequantized(layout: Layout, stored: Mapping[str, torch.Tensor], dtype: torc
     return weight
 
 
-def _parts(module: str, layout: Layout, homes: Mapping[str, WeightFile], method: str) -> dict[str, torch.Tensor]:
+def _parts(module: str, layout: WeightLayout, homes: Mapping[str, WeightFile], method: str) -> dict[str, torch.Tensor]:
     """Read the tensors that store one weight, and check them."""
     stored = {}
     for part, wanted in layout.parts.items():

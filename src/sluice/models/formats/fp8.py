@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sluice.models.checkpoint import Fields
-from sluice.models.formats.base import HEAD, SCALES, Layout, Part, is_listed, names_in
+from sluice.models.formats.base import HEAD, SCALES, StoredPart, WeightLayout, is_listed, names_in
 from sluice.models.formats.dequantize import PartedFormat
 from sluice.models.quantized import Fp8Weight, QuantizedWeight
 from sluice.models.spec import FP8, holds
@@ -53,13 +53,13 @@ class BlockFP8(PartedFormat):
     def description(self) -> str:
         return "FP8, " + ("one scale a tensor" if self._block is None else "blocks of {} x {}".format(*self._block))
 
-    def layout(self, module: str, layer: nn.Linear | nn.Embedding) -> Layout | None:
+    def layout(self, module: str, layer: nn.Linear | nn.Embedding) -> WeightLayout | None:
         if isinstance(layer, nn.Embedding) or is_listed(module, (*self._kept, HEAD)):
             return None
         return FP8Layout((layer.weight.shape[0], layer.weight.shape[1]), self._block)
 
 
-class FP8Layout(Layout):
+class FP8Layout(WeightLayout):
     """A weight in e4m3."""
 
     numbers = "weight"
@@ -71,12 +71,12 @@ class FP8Layout(Layout):
         self.row_step = 1 if block is None else block[0]
 
     @property
-    def parts(self) -> Mapping[str, Part]:
-        weight = Part((torch.float8_e4m3fn,), ((self.out_features, self.in_features),))
+    def parts(self) -> Mapping[str, StoredPart]:
+        weight = StoredPart((torch.float8_e4m3fn,), ((self.out_features, self.in_features),))
         if self._block is None:
-            return {"weight": weight, "weight_scale": Part(SCALES, ((), (1,)))}
+            return {"weight": weight, "weight_scale": StoredPart(SCALES, ((), (1,)))}
         blocks = (-(-self.out_features // self._block[0]), -(-self.in_features // self._block[1]))
-        return {"weight": weight, "weight_scale_inv": Part((*SCALES, torch.float8_e8m0fnu), (blocks,))}
+        return {"weight": weight, "weight_scale_inv": StoredPart((*SCALES, torch.float8_e8m0fnu), (blocks,))}
 
     def kept(self, stored: Mapping[str, torch.Tensor], quantization: str) -> QuantizedWeight | None:
         if self._block is not None or not holds(quantization, FP8):

@@ -9,7 +9,7 @@ import torch
 
 from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointError, Fields
-from sluice.models.formats.base import Format, Rows
+from sluice.models.formats.base import Rows, WeightFormat
 from sluice.models.formats.extra import need
 from sluice.models.formats.gguf_config import ARCHITECTURES, FREQUENCY_FACTORS, METHOD
 from sluice.models.formats.gguf_file import GGUFFile
@@ -20,7 +20,7 @@ PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
 """Layers of llama's files whose rows are in another order: the two halves of each head's pairs are interleaved."""
 
 
-class GGUF(Format):
+class GGUF(WeightFormat):
     """A checkpoint made of a GGUF file (`gguf_folder.py`).
 
     Args:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sluice.models.checkpoint import CheckpointError, Fields
-from sluice.models.formats.base import HEAD, SCALES, Layout, LayoutError, Part, is_listed
+from sluice.models.formats.base import HEAD, SCALES, LayoutError, StoredPart, WeightLayout, is_listed
 from sluice.models.formats.dequantize import PartedFormat
 from sluice.models.formats.packed import WORD, unpacked
 from sluice.models.quantized import Int4Weight, QuantizedWeight
@@ -86,7 +86,7 @@ class GPTQ(PartedFormat):
     def description(self) -> str:
         return f"{self._bits}-bit GPTQ, {described(self._group_size)}"
 
-    def layout(self, module: str, layer: nn.Linear | nn.Embedding) -> Layout | None:
+    def layout(self, module: str, layer: nn.Linear | nn.Embedding) -> WeightLayout | None:
         if isinstance(layer, nn.Embedding) or any(pattern.match(module) for pattern in self._kept):
             return None
         is_head = is_listed(module, (HEAD,))
@@ -98,7 +98,7 @@ class GPTQ(PartedFormat):
         return GPTQLayout(shape, self._bits, self._group_size or shape[1], is_v2=self._is_v2)
 
 
-class GPTQLayout(Layout):
+class GPTQLayout(WeightLayout):
     """A weight of GPTQ, stored as [in, out], with words along the inputs."""
 
     numbers = "qweight"
@@ -115,13 +115,13 @@ class GPTQLayout(Layout):
                 raise LayoutError(f"words of {self.row_step} numbers do not divide its {count} {kind}")
 
     @property
-    def parts(self) -> Mapping[str, Part]:
+    def parts(self) -> Mapping[str, StoredPart]:
         per_word = self.row_step
         return {
-            "qweight": Part((torch.int32,), ((self.in_features // per_word, self.out_features),)),
-            "qzeros": Part((torch.int32,), ((self._groups, self.out_features // per_word),)),
-            "scales": Part(SCALES, ((self._groups, self.out_features),)),
-            "g_idx": Part((torch.int32, torch.int64), ((self.in_features,),), is_optional=True),
+            "qweight": StoredPart((torch.int32,), ((self.in_features // per_word, self.out_features),)),
+            "qzeros": StoredPart((torch.int32,), ((self._groups, self.out_features // per_word),)),
+            "scales": StoredPart(SCALES, ((self._groups, self.out_features),)),
+            "g_idx": StoredPart((torch.int32, torch.int64), ((self.in_features,),), is_optional=True),
         }
 
     def check(self, stored: Mapping[str, torch.Tensor]) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError, Fields
 from sluice.models.formats.awq import AWQ
-from sluice.models.formats.base import Format
+from sluice.models.formats.base import WeightFormat
 from sluice.models.formats.compressed import CompressedTensors
 from sluice.models.formats.fp8 import BlockFP8
 from sluice.models.formats.gguf_weights import GGUF
 from sluice.models.formats.gptq import GPTQ
 from sluice.models.spec import ON_LOAD
 
-FORMATS: Mapping[str, Callable[[Fields], Format]] = {
+FORMATS: Mapping[str, Callable[[Fields], WeightFormat]] = {
     CompressedTensors.name: CompressedTensors.read,
     BlockFP8.name: BlockFP8.read,
     GPTQ.name: GPTQ.read,
@@ -23,7 +23,7 @@ FORMATS: Mapping[str, Callable[[Fields], Format]] = {
 """Values of `quant_method` -> what reads the rest of `quantization_config`."""
 
 
-def read_format(checkpoint: CheckpointConfig) -> Format | None:
+def read_format(checkpoint: CheckpointConfig) -> WeightFormat | None:
     """Return how a checkpoint's weights are quantised; None if they are not.
 
     Raises:
@@ -40,7 +40,7 @@ def read_format(checkpoint: CheckpointConfig) -> Format | None:
     return FORMATS[method](section)
 
 
-def check_agrees(asked: str | None, found: Format | None) -> None:
+def check_agrees(asked: str | None, found: WeightFormat | None) -> None:
     """Check that a checkpoint is quantised as `--quantization` says. Any can be quantised while it is loaded.
 
     Raises:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from sluice.config import EngineConfig, kv_event_settings
-from sluice.kv.events import PagesCleared
+from sluice.kv.events import PageEvent, PagesCleared
 from sluice.process.engine_state import KvEventCounts
 from sluice.process.kv_events.publisher import KvEventPublisher, exposure_warning
 from sluice.process.kv_events.wire import EventBatch, encode_batch
+from sluice.process.wire import KvEvents
 
 LOGGER = logging.getLogger("sluice.server")
 
@@ -75,3 +77,19 @@ class KvEventBoard:
         """Publish no more. May be called again."""
         if self._publisher is not None:
             self._publisher.close()
+
+
+class KvEventSender:
+    """A listener of a prefix cache (`engine.page_feed.PageListener`) that sends what it hears.
+
+    Args:
+        send: queues a message to the server, and returns at once.
+        now: seconds since 1970.
+    """
+
+    def __init__(self, send: Callable[[KvEvents], None], now: Callable[[], float] = time.time) -> None:
+        self._send = send
+        self._now = now
+
+    def publish(self, events: Sequence[PageEvent]) -> None:
+        self._send(KvEvents(encode_batch(EventBatch(self._now(), tuple(events)))))

@@ -1,4 +1,4 @@
-"""Frames over a stream socket: each is sent behind its length, by a thread, so that no sender waits for a reader."""
+"""Connections between ranks: frames over a stream socket, sent by a thread, so that no sender waits for a reader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from sluice.parallel.group import GroupError
-from sluice.process.ranks.spawn import LENGTH
+from sluice.types.framing import FrameReader, TooLong, send_frame
 
 MAX_BYTES = 1 << 30
 """Of a frame. Larger ones are no frames."""
@@ -44,9 +44,8 @@ class FrameSocket:
 
     def __init__(self, connected: socket.socket, name: str) -> None:
         self.name = name
-        self.max_bytes = MAX_BYTES
         self._socket = connected
-        self._received = bytearray()
+        self.frames = FrameReader(MAX_BYTES)
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._problem: str | None = None
         self._keep_alive()
@@ -84,7 +83,7 @@ class FrameSocket:
         """
         poller, until = select.poll(), time.monotonic() + seconds
         poller.register(self._socket, select.POLLIN)
-        while (frame := self._whole_frame()) is None:
+        while (frame := self._next_frame()) is None:
             left = until - time.monotonic()
             try:
                 if not poller.poll(None if left == math.inf else max(0.0, left * 1000)):
@@ -94,7 +93,7 @@ class FrameSocket:
                 raise GroupError(f"{self.name} cannot be reached: {error.strerror}") from error
             if not data:
                 raise GroupError(f"{self.name} has ended")
-            self._received += data
+            self.frames.add(data)
         return frame
 
     def close(self) -> None:
@@ -106,24 +105,16 @@ class FrameSocket:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _whole_frame(self) -> bytes | None:
-        if len(self._received) < LENGTH.size:
-            return None
-        (length,) = LENGTH.unpack_from(self._received)
-        if length > self.max_bytes:
-            raise GroupError(f"{self.name} sent {length} bytes, which are no frame")
-        end = LENGTH.size + length
-        if len(self._received) < end:
-            return None
-        frame = bytes(self._received[LENGTH.size : end])
-        del self._received[:end]
-        return frame
+    def _next_frame(self) -> bytes | None:
+        try:
+            return self.frames.take()
+        except TooLong as error:
+            raise GroupError(f"{self.name} sent {error}") from error
 
     def _send_queued(self) -> None:
         while (frame := self._queue.get()) is not None:
             try:
-                self._socket.sendall(LENGTH.pack(len(frame)))
-                self._socket.sendall(frame)
+                send_frame(self._socket, frame)
             except OSError as error:
                 self._problem = f"{self.name} cannot be reached: {error.strerror}"
                 return
@@ -157,7 +148,7 @@ def prove(connection: FrameSocket, token: bytes, *, leads: bool, seconds: float)
         WrongToken: it does not know the token.
         GroupError: it does not answer.
     """
-    connection.max_bytes = MAX_UNKNOWN_BYTES
+    connection.frames.longest = MAX_UNKNOWN_BYTES
     deadline = time.monotonic() + seconds
     own = secrets.token_bytes(32)
     connection.send(own)
@@ -180,7 +171,7 @@ def prove(connection: FrameSocket, token: bytes, *, leads: bool, seconds: float)
     else:
         connection.send(proof(mine))
         _check(connection, proof(expected), deadline)
-    connection.max_bytes = MAX_BYTES
+    connection.frames.longest = MAX_BYTES
 
 
 def _check(connection: FrameSocket, expected: bytes, deadline: float) -> None:

@@ -37,10 +37,10 @@ from sluice.process.ranks.spawn import EXIT_REFUSED, RankSetup, read_setup
 from sluice.process.ranks.wire import (
     Begin,
     Hello,
-    Loaded,
     Pages,
     RankFailed,
     RankFrame,
+    RankLoaded,
     decode_frame,
     encode_frame,
 )
@@ -50,7 +50,7 @@ RETRY_SECONDS = 0.2
 LEADER = "the first machine"
 
 
-class Refused(Exception):
+class RankRefused(Exception):
     """The leader does not take this rank."""
 
 
@@ -72,7 +72,7 @@ def main() -> int:
     with closing(connection):
         try:
             _run(setup, connection)
-        except Refused as error:
+        except RankRefused as error:
             print(f"sluice: error: rank {setup.rank}: {error}", file=sys.stderr)
             return EXIT_REFUSED
         except GroupError:  # another rank has failed, and its own error says why
@@ -89,7 +89,7 @@ def _run(setup: RankSetup, connection: FrameSocket) -> None:
     """
     try:
         follow, device = _load(setup, connection)
-    except (GroupError, Refused):
+    except (GroupError, RankRefused):
         raise
     except Exception as error:
         if not isinstance(error, ValueError | OSError):
@@ -127,14 +127,14 @@ def _load(setup: RankSetup, connection: FrameSocket) -> tuple[Callable[[], None]
         return agreed.pages
 
     loaded = build_follower(config, member, connection, agree, setup.local_rank)
-    connection.send(encode_frame(Loaded()))
+    connection.send(encode_frame(RankLoaded()))
     return loaded
 
 
 def _next(connection: FrameSocket) -> RankFrame:
     frame = decode_frame(connection.receive())
     if isinstance(frame, RankFailed):
-        raise Refused(frame.message)
+        raise RankRefused(frame.message)
     return frame
 
 

@@ -40,10 +40,10 @@ from sluice.process.ranks.spawn import RankProcesses
 from sluice.process.ranks.wire import (
     Begin,
     Hello,
-    Loaded,
     Pages,
     RankFailed,
     RankFrame,
+    RankLoaded,
     decode_frame,
     encode_frame,
 )
@@ -139,7 +139,7 @@ class Ranks:
             ConfigError, GroupError: as `agree`.
         """
         for connection in self._connections.values():
-            _next(connection, Loaded, self._tick)
+            _next(connection, RankLoaded, self._tick)
         self.links.watch()
 
 

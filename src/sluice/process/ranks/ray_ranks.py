@@ -8,6 +8,7 @@ other machines to a port for which they have a token. Ray's tasks and the ranks 
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import secrets
 import signal
@@ -17,13 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from sluice.assembly.ranks import layout_of, threads_of_rank
 from sluice.config import ConfigError, EngineConfig, names_ray_cluster
-from sluice.process.ranks.local_ray import start_local_ray
 from sluice.process.ranks.spawn import Entrance, RankSetup, spawn_rank
 from sluice.process.secret_file import SIZE
 from sluice.process.wire import Start
@@ -38,37 +38,8 @@ EXIT_LOST = 1
 Resources = dict[str, float]
 """What a rank takes of a machine, or a cluster has, by Ray's names."""
 
-
-class Cluster(Protocol):
-    """Machines that run ranks."""
-
-    def total(self) -> Mapping[str, float]:
-        """Return the resources of all machines."""
-
-    def free(self) -> Mapping[str, float]:
-        """Return those which are not in use."""
-
-    def place(self, each: Resources, size: int, tick: Callable[[], None]) -> Sequence[bool] | None:
-        """Keep resources for `size` ranks, the first of them on this machine.
-
-        Returns:
-            For each rank, whether it is on this machine; None: the resources are not free within `PLACE_SECONDS`.
-        """
-
-    def address(self) -> str:
-        """Return this machine's address in the network of the cluster."""
-
-    def use_own_gpu(self) -> None:
-        """Let this process see the GPU that is kept for the first rank, and no other one."""
-
-    def run(self, rank: int, setup: bytes, folder: str) -> None:
-        """Start a rank, from an encoded `RankSetup`."""
-
-    def ended(self) -> int | None:
-        """Return the exit status of a rank that has ended; None: all run."""
-
-    def close(self) -> None:
-        """End all ranks."""
+LOGGER = logging.getLogger("sluice.ray")
+LOCAL = "127.0.0.1"
 
 
 class RayRanks:
@@ -78,7 +49,7 @@ class RayRanks:
         entrance: where those of other machines connect; None: all are on this one.
     """
 
-    def __init__(self, cluster: Cluster, entrance: Entrance | None) -> None:
+    def __init__(self, cluster: RayCluster, entrance: Entrance | None) -> None:
         self._cluster = cluster
         self.entrance = entrance
 
@@ -95,7 +66,7 @@ def place_ranks(
     start: Start,
     leader: Path,
     tick: Callable[[], None],
-    connect: Callable[[EngineConfig], Cluster] | None = None,
+    connect: Callable[[EngineConfig], RayCluster] | None = None,
 ) -> RayRanks:
     """Let Ray start the ranks other than the leader.
 
@@ -226,14 +197,21 @@ class RayCluster:
             start_local_ray(OBJECT_STORE_BYTES, num_cpus=size * int(each["CPU"]), **quiet)
 
     def total(self) -> Mapping[str, float]:
+        """Return the resources of all machines."""
         resources: Mapping[str, float] = self._ray.cluster_resources()
         return resources
 
     def free(self) -> Mapping[str, float]:
+        """Return the resources that are not in use."""
         resources: Mapping[str, float] = self._ray.available_resources()
         return resources
 
     def place(self, each: Resources, size: int, tick: Callable[[], None]) -> Sequence[bool] | None:
+        """Keep resources for `size` ranks, the first of them on this machine.
+
+        Returns:
+            For each rank, whether it is on this machine; None: the resources are not free within `PLACE_SECONDS`.
+        """
         self._each = each
         bundles = [dict(each) for _ in range(size)]
         bundles[0][f"node:{self.address()}"] = 0.001
@@ -252,6 +230,7 @@ class RayCluster:
         return str(self._ray.util.get_node_ip_address())
 
     def use_own_gpu(self) -> None:
+        """Let this process see the GPU that is kept for the first rank, and no other one."""
         os.putenv("CUDA_VISIBLE_DEVICES", self._ray.get(self._task(0, gpus_here).remote()))
 
     def run(self, rank: int, setup: bytes, folder: str) -> None:
@@ -277,4 +256,32 @@ class RayCluster:
             num_gpus=self._each.get("GPU", 0),
             max_retries=0,
             scheduling_strategy=strategy,
+        )
+
+
+def start_local_ray(object_store_bytes: int, **options: Any) -> None:
+    """Start a cluster, and connect to it.
+
+    Args:
+        options: further ones of `ray.init`.
+    """
+    ray: Any = importlib.import_module("ray")
+    # Ray would send statistics of its use to its makers.
+    importlib.import_module("ray._common.usage.usage_lib").set_usage_stats_enabled_via_env_var(False)
+    # Ray listens on all interfaces, unless its own address is the loopback one. It takes that one only on systems on
+    # which it makes no clusters of several machines.
+    constants: Any = importlib.import_module("ray._private.ray_constants")
+    constants.ENABLE_RAY_CLUSTER = False
+    ray.init(
+        address="local",
+        object_store_memory=object_store_bytes,
+        include_dashboard=False,
+        _node_ip_address=LOCAL,
+        **options,
+    )
+    if (address := ray.util.get_node_ip_address()) != LOCAL:
+        LOGGER.warning(
+            "Ray has the address %s, and not %s: its ports are open on all interfaces, and ask for its token",
+            address,
+            LOCAL,
         )

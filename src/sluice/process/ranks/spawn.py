@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import subprocess
 import sys
 from contextlib import suppress
@@ -17,8 +16,8 @@ import msgspec
 from sluice.assembly.ranks import ranks_of_node
 from sluice.config import EngineConfig
 from sluice.process.wire import Start
+from sluice.types.framing import read_frame, write_frame
 
-LENGTH = struct.Struct("<Q")
 EXIT_REFUSED = 5
 """Exit status of a rank that the leader refuses, or that does not find it: another attempt would be no better."""
 
@@ -141,14 +140,13 @@ def read_setup(file: int) -> RankSetup:
 
     def read(count: int) -> bytes:
         data = b""
-        while len(data) < count:
-            if not (more := os.read(file, count - len(data))):
-                raise EOFError
+        while len(data) < count and (more := os.read(file, count - len(data))):
             data += more
         return data
 
-    (length,) = LENGTH.unpack(read(LENGTH.size))
-    setup: RankSetup = msgspec.msgpack.decode(read(length), type=RankSetup)
+    if (frame := read_frame(read)) is None:
+        raise EOFError
+    setup: RankSetup = msgspec.msgpack.decode(frame, type=RankSetup)
     return setup
 
 
@@ -170,8 +168,7 @@ def spawn_rank(setup: RankSetup, folder: str | None = None) -> subprocess.Popen[
         start_new_session=True,  # Ctrl-C in a terminal reaches only the server
     )
     assert process.stdin is not None
-    frame = msgspec.msgpack.encode(setup)
     with suppress(BrokenPipeError):  # it has ended already, which is noticed later
-        process.stdin.write(LENGTH.pack(len(frame)) + frame)
+        write_frame(process.stdin.write, msgspec.msgpack.encode(setup))
         process.stdin.flush()
     return process

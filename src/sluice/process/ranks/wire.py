@@ -32,7 +32,7 @@ class Pages(msgspec.Struct, frozen=True, tag="pages"):
     pages: RankPages
 
 
-class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
+class RankLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     """A rank to the leader: it awaits steps."""
 
 
@@ -43,7 +43,7 @@ class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
     is_shortage: bool = False
 
 
-RankFrame = Hello | Begin | Pages | Loaded | RankFailed
+RankFrame = Hello | Begin | Pages | RankLoaded | RankFailed
 _ENCODER = msgspec.msgpack.Encoder()
 _FRAMES = msgspec.msgpack.Decoder(RankFrame)
 

@@ -19,7 +19,7 @@ import torch
 from sluice.attention.base import Attention, ForwardBatch
 from sluice.device.memory import kv_bytes, tensor_bytes
 from sluice.runner.device_state import DeviceState
-from sluice.runner.drafting.layout import Piece, Progress
+from sluice.runner.drafting.layout import DraftPiece, DraftProgress
 from sluice.runner.drafting.nets import DraftNet
 from sluice.runner.drafting.pages import DraftPages
 from sluice.runner.drafting.step import DraftStep
@@ -47,7 +47,7 @@ class RunnerDrafter:
         self._state = state
         self._attention = attention
         self._logit_ops = logit_ops
-        self._progress = Progress(state.shape.num_slots, reads_states=net.state_size > 0)
+        self._progress = DraftProgress(state.shape.num_slots, reads_states=net.state_size > 0)
         self._sampling = next(feature for feature in state.features if isinstance(feature, Sampling))
         self._step: DraftStep | None = None
         """The one that is computed; None while steps are captured or tried."""
@@ -121,7 +121,7 @@ class RunnerDrafter:
         """Return the states [N, state_size] before the tokens of rows, if the drafter reads any."""
         return self._pages.states.index_select(0, arrays[2]) if self._net.state_size else None
 
-    def _batch(self, pieces: Sequence[Piece], arrays: Sequence[torch.Tensor], *, wants_last: bool) -> ForwardBatch:
+    def _batch(self, pieces: Sequence[DraftPiece], arrays: Sequence[torch.Tensor], *, wants_last: bool) -> ForwardBatch:
         """Return rows of known tokens.
 
         Args:

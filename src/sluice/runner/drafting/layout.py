@@ -23,7 +23,7 @@ FOLLOW_AFTER = 64
 """Tokens that the drafter may lack of a request that only decodes."""
 
 
-class Piece(NamedTuple):
+class DraftPiece(NamedTuple):
     """Consecutive known tokens of one request that the drafter is to compute."""
 
     slot: int
@@ -52,7 +52,7 @@ class DraftRows(NamedTuple):
     """[B]"""
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece], page_table: Ints32, page_size: int) -> DraftRows:
+    def of(cls, pieces: Sequence[DraftPiece], page_table: Ints32, page_size: int) -> DraftRows:
         """Lay pieces out.
 
         Args:
@@ -87,9 +87,9 @@ def kv_slots(page_table: Ints32, slots: Ints, positions: Ints, page_size: int) -
 class DraftLayout:
     """The drafter's part of one step, on the host."""
 
-    guesses: tuple[Piece, ...]
+    guesses: tuple[DraftPiece, ...]
     """Most drafts first."""
-    follows: tuple[Piece, ...]
+    follows: tuple[DraftPiece, ...]
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ class DraftLayout:
 
 
 @dataclass(slots=True)
-class Progress:
+class DraftProgress:
     """How far the drafter has come in the request of each slot: it has the KV of all positions below.
 
     Args:
@@ -135,16 +135,16 @@ class Progress:
             if is_guessed(chunk):
                 guesses.append(self._guess(chunk, begin))
             elif not chunk.num_drafts and (chunk.length > 1 or chunk.end - begin >= FOLLOW_AFTER):
-                follows.append(Piece(slot, begin, chunk.end, chunk.end))
+                follows.append(DraftPiece(slot, begin, chunk.end, chunk.end))
                 self.done[slot] = chunk.end
         guesses.sort(key=lambda piece: -piece.num_drafts)
         return DraftLayout(tuple(guesses), tuple(follows))
 
-    def _guess(self, chunk: Chunk, begin: int) -> Piece:
+    def _guess(self, chunk: Chunk, begin: int) -> DraftPiece:
         end = chunk.known_end
         self.done[chunk.slot] = end if self.reads_states else end + chunk.num_drafts - 1
         # The target has not been at the chunk's own tokens yet.
-        return Piece(chunk.slot, min(begin, end - 1), end, chunk.start, chunk.num_drafts)
+        return DraftPiece(chunk.slot, min(begin, end - 1), end, chunk.start, chunk.num_drafts)
 
 
 def is_guessed(chunk: Chunk) -> bool:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from sluice.attention.base import PagedKV
 from sluice.attention.spec import KVShape
-from sluice.device.zeros import zeros
 from sluice.runner.device_state import KVMaker
+
+ALIGNMENT = 64
+"""Bytes, as torch aligns its own tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +57,14 @@ class DraftPages:
         """[KV slots]"""
         self.states = zeros((slots, sizes.state_size), sizes.dtype, device)
         """[KV slots, state_size]"""
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros. The system commits those on a CPU page by page as they are written, which `torch.zeros` does at
+    once."""
+    if device.type != "cpu":
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + ALIGNMENT, dtype=np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
+    return torch.from_numpy(memory[begin : begin + size]).view(dtype).view(tuple(shape))

@@ -9,7 +9,7 @@ import torch
 from sluice.runner.features.base import Feature
 from sluice.runner.features.denoising import Denoise, MaskTokens
 from sluice.runner.features.embeddings import Embeddings
-from sluice.runner.features.grammars import Grammars
+from sluice.runner.features.grammars import GrammarMasks
 from sluice.runner.features.logprobs import Logprobs
 from sluice.runner.features.penalties import Penalties
 from sluice.runner.features.sampling import Sampling
@@ -23,7 +23,7 @@ def make_features(
     num_slots: int,
     vocab_size: int,
     device: torch.device,
-    new_grammars: NewGrammars = Grammars,
+    new_grammars: NewGrammars = GrammarMasks,
     vocabulary: range | None = None,
     blocks: OpenBlocks | None = None,
 ) -> Sequence[Feature]:

@@ -27,7 +27,8 @@ from sluice.runner.constrained_row import ConstrainedRow
 from sluice.runner.draft_masks import DraftMasks
 from sluice.runner.drafts import StagedDrafts, reached
 from sluice.runner.features.base import Feature, StagedFeature, StepLogits, StepReport
-from sluice.runner.grammar.base import Bits, CompiledGrammar, CompiledGrammars, GrammarError, Matcher
+from sluice.runner.grammar.base import CompiledGrammar, CompiledGrammars
+from sluice.runner.grammar.guidance import Bits, GrammarError, GuidanceMatcher
 from sluice.runner.inputs import HostBatch
 from sluice.runner.mask_workers import MaskWorkers
 from sluice.types import NewSlot
@@ -44,7 +45,7 @@ def keep(masks: torch.Tensor) -> None:
     """Return: no other rank needs them."""
 
 
-class NoGrammars:
+class NoCompiledGrammars:
     """For a runner whose requests have no grammar."""
 
     def find(self, request_id: int) -> CompiledGrammar:
@@ -54,7 +55,7 @@ class NoGrammars:
         """Return: nothing ends."""
 
 
-NO_GRAMMARS = NoGrammars()
+NO_GRAMMARS = NoCompiledGrammars()
 
 
 class LostGrammar:
@@ -63,7 +64,7 @@ class LostGrammar:
     def __init__(self, error: GrammarError) -> None:
         self._error = error
 
-    def matcher(self, *, may_force: bool = True) -> Matcher:
+    def matcher(self, *, may_force: bool = True) -> GuidanceMatcher:
         raise self._error
 
 
@@ -193,7 +194,7 @@ class StagedGrammars(StagedFeature):
                 self._workers.run(row.compute, is_slow=row.is_slow)
 
 
-class Grammars(Feature):
+class GrammarMasks(Feature):
     """The places of requests in their grammars, by slot, on the host.
 
     Args:

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from sluice.engine.clock import Clock, WallClock
 from sluice.engine.messages import Compiled
 from sluice.engine.meter import GrammarTotals
-from sluice.runner.grammar.base import Compile, CompiledGrammar, GrammarError
+from sluice.runner.grammar.base import CompiledGrammar
+from sluice.runner.grammar.guidance import GrammarError, Guidance
 
 LOGGER = logging.getLogger("sluice.engine")
 MAX_SECONDS = 10.0
@@ -37,7 +38,7 @@ NICER = 5
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class GrammarEntry:
     """A grammar that requests have asked for."""
 
     text: str
@@ -72,7 +73,7 @@ class GrammarCompiler:
 
     def __init__(
         self,
-        compile_one: Compile,
+        compile_one: Guidance,
         post: Callable[[Compiled], None],
         *,
         max_seconds: float = MAX_SECONDS,
@@ -87,14 +88,14 @@ class GrammarCompiler:
         self._max_threads = max_threads
         self._clock = clock or WallClock()
         self._lock = threading.Lock()
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, GrammarEntry] = {}
         """By text."""
-        self._free: OrderedDict[str, Entry] = OrderedDict()
+        self._free: OrderedDict[str, GrammarEntry] = OrderedDict()
         """Those that no open request uses, the one that was used last at the end."""
-        self._of: dict[int, Entry] = {}
+        self._of: dict[int, GrammarEntry] = {}
         self._progress = float("-inf")
         """When a compilation last ended in time."""
-        self._queue: deque[Entry] = deque()
+        self._queue: deque[GrammarEntry] = deque()
         self._running = self._stuck = 0
         self._hits = self._misses = self._failed = self._evicted = 0
         self._seconds = 0.0
@@ -113,7 +114,7 @@ class GrammarCompiler:
             entry = self._entries.get(grammar)
             if entry is None:
                 self._misses += 1
-                entry = self._entries[grammar] = Entry(grammar, self._clock.now() + self._max_seconds)
+                entry = self._entries[grammar] = GrammarEntry(grammar, self._clock.now() + self._max_seconds)
                 self._queue.append(entry)
             else:
                 self._hits += 1
@@ -160,7 +161,7 @@ class GrammarCompiler:
             self._is_open = False
             self._queue.clear()
 
-    def _release(self, entry: Entry) -> None:
+    def _release(self, entry: GrammarEntry) -> None:
         """Where a grammar has no open request any more, drop it if it was not begun, and else keep it for a while."""
         if entry.users or self._entries.get(entry.text) is not entry:
             return
@@ -199,7 +200,7 @@ class GrammarCompiler:
     def _too_late(self) -> str:
         return f"the grammar was not compiled within {self._max_seconds:g} seconds"
 
-    def _run(self, entry: Entry) -> None:
+    def _run(self, entry: GrammarEntry) -> None:
         be_nicer()
         timer = threading.Timer(self._max_seconds, self._give_up, (entry,))
         timer.daemon = True
@@ -225,7 +226,7 @@ class GrammarCompiler:
             self._settle(entry, compiled, error)
             self._start_threads()
 
-    def _give_up(self, entry: Entry) -> None:
+    def _give_up(self, entry: GrammarEntry) -> None:
         """End the wait for a grammar, and let another thread take the place of the one that compiles it."""
         with self._lock:
             if entry.is_done:
@@ -236,7 +237,7 @@ class GrammarCompiler:
             self._settle(entry, None, self._too_late())
             self._start_threads()
 
-    def _settle(self, entry: Entry, compiled: CompiledGrammar | None, error: str | None) -> None:
+    def _settle(self, entry: GrammarEntry, compiled: CompiledGrammar | None, error: str | None) -> None:
         """Note what came of a grammar, and report it. One that was given up may still be of use later."""
         self._failed += error is not None and not entry.is_done
         entry.compiled, entry.error = compiled, error

@@ -1,4 +1,4 @@
-"""Grammars by llguidance (https://github.com/guidance-ai/llguidance): the only module that imports it.
+"""Grammars by llguidance (https://github.com/guidance-ai/llguidance), as the engine compiles and follows them.
 
 A mask is computed by walking the vocabulary as a tree of bytes beside an Earley parser over derivatives of regular
 expressions, in some ten microseconds. The library bounds the work of each mask and of compiling; a grammar that needs
@@ -13,10 +13,11 @@ import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from sluice.runner.grammar.base import Bits, GrammarError
-
+Bits = npt.NDArray[np.int32]
+"""[ceil(vocab / 32)]: bit `t % 32` of word `t // 32` says whether token `t` is allowed."""
 END = "<|sluice-end-of-grammar|>"
 """A token more, which no model has. It stands for the end of an output: the stop tokens of a request are its own."""
 MAX_BYTES = 1 << 20
@@ -26,8 +27,12 @@ SHOWN_CHARS = 400
 NO_FORCING = '%llguidance {"no_forcing": true}'
 
 
+class GrammarError(ValueError):
+    """A grammar that cannot be compiled, or cannot go on. The message is meant for the one who sent it."""
+
+
 class Guidance:
-    """Compiles grammars for one vocabulary.
+    """Compiles grammars for one vocabulary. Several threads may call it.
 
     Args:
         tokenizer: returns the checkpoint's tokenizer as the `tokenizers` library writes it, with the token `END`, and
@@ -39,7 +44,7 @@ class Guidance:
         self._read_tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
-        self._vocabulary: Vocabulary | None = None
+        self._vocabulary: GuidanceVocabulary | None = None
 
     def prepare(self) -> None:
         """Read the vocabulary, which blocks all threads of the process for most of a second if it is large.
@@ -49,9 +54,13 @@ class Guidance:
         """
         with self._lock:
             if self._vocabulary is None:
-                self._vocabulary = Vocabulary(*self._read_tokenizer(), self._vocab_size)
+                self._vocabulary = GuidanceVocabulary(*self._read_tokenizer(), self._vocab_size)
 
     def __call__(self, grammar: str) -> GuidanceGrammar:
+        """
+        Raises:
+            GrammarError: the grammar is wrong or too large; the message says why.
+        """
         size = len(grammar.encode(errors="surrogatepass"))
         if size > MAX_BYTES:
             raise GrammarError(f"the grammar has {size} bytes, at most {MAX_BYTES} are accepted")
@@ -63,7 +72,7 @@ class Guidance:
         return GuidanceGrammar(grammar, self._vocabulary)
 
 
-class Vocabulary:
+class GuidanceVocabulary:
     """A model's vocabulary as the library needs it.
 
     Args:
@@ -90,7 +99,7 @@ class GuidanceGrammar:
         GrammarError: it cannot be compiled.
     """
 
-    def __init__(self, text: str, vocabulary: Vocabulary) -> None:
+    def __init__(self, text: str, vocabulary: GuidanceVocabulary) -> None:
         self._text = text
         self._vocabulary = vocabulary
         self._first = self._compiled(text)
@@ -108,19 +117,29 @@ class GuidanceGrammar:
 
 
 class GuidanceMatcher:
-    """The place of one output in its grammar."""
+    """The place of one output in its grammar. One thread at a time may use it."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: GuidanceVocabulary) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._own: Bits = np.zeros(vocabulary.own_words, dtype=np.int32)
 
     def consume(self, tokens: Sequence[int]) -> None:
+        """Go on by the tokens of an output.
+
+        Raises:
+            GrammarError: they do not match, or a limit was reached.
+        """
         if tokens and not self._matcher.consume_tokens(list(tokens)):
             check(self._matcher)
             raise GrammarError(f"the tokens {list(tokens)} do not match")
 
     def fill(self, bits: Bits) -> None:
+        """Write which tokens may follow. Stop tokens are not among them unless the grammar names them.
+
+        Raises:
+            GrammarError: a limit was reached.
+        """
         own, valid = self._own, self._vocabulary.valid
         self._matcher.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
         check(self._matcher)
@@ -128,19 +147,29 @@ class GuidanceMatcher:
         bits[len(valid) :] = 0
 
     def forced(self) -> list[int]:
+        """Return the tokens that must follow, if the grammar leaves no choice of text. Does not go on by them.
+
+        Tokens that the text behind them might change are not among them.
+
+        Raises:
+            GrammarError: a limit was reached.
+        """
         tokens = self._matcher.compute_ff_tokens()
         check(self._matcher)
         return tokens
 
     def copy(self) -> GuidanceMatcher:
+        """Return a matcher in the same place, which goes on by itself, on any thread."""
         return GuidanceMatcher(self._matcher.deep_copy(), self._vocabulary)
 
     @property
     def is_accepting(self) -> bool:
+        """Whether the output may end here."""
         return self._matcher.is_accepting()
 
     @property
     def is_complete(self) -> bool:
+        """Whether the output must end here: it matches, and nothing can follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
 

@@ -23,6 +23,8 @@ from sluice.attention.base import PagedKV
 from sluice.device.background import Background
 from sluice.device.pages import DevicePages
 from sluice.device.queues import DeviceQueue, Event
+from sluice.storage.host_tier import HostTier
+from sluice.storage.page_file import PageFile
 
 Handle = TypeVar("Handle")
 Fence = TypeVar("Fence")
@@ -92,14 +94,6 @@ class Loader(Protocol[Handle, Fence]):
     def close(self) -> None: ...
 
 
-class HostPages(Protocol):
-    """Pages in memory that the device can copy from: a `HostTier`."""
-
-    def layer(self, host_page: int, layer: int) -> torch.Tensor:
-        """Return keys and values of one layer of a page, [2, part_bytes] uint8."""
-        ...
-
-
 class QueueLoader:
     """A `Loader` whose copies the device makes.
 
@@ -114,7 +108,7 @@ class QueueLoader:
     """
 
     def __init__(
-        self, stored: HostPages, ring: PagedKV, block_pages: int, loading: DeviceQueue, compute: DeviceQueue
+        self, stored: HostTier, ring: PagedKV, block_pages: int, loading: DeviceQueue, compute: DeviceQueue
     ) -> None:
         self._stored = stored
         self._pages = DevicePages([ring])
@@ -151,22 +145,6 @@ class QueueLoader:
             self._pages.copy_in(place, self._stored.layer(page, load.layer))
 
 
-class StoredPages(Protocol):
-    """KV pages on a disk, by their number there: a `PageFile`."""
-
-    def read_layer(self, pages: Sequence[int], layer: int, k: memoryview, v: memoryview) -> None:
-        """Copy keys and values of one layer of some pages, as bytes.
-
-        Args:
-            k: writable memory of the keys of all of them, one page after the other.
-            v: that of their values.
-
-        Raises:
-            Exception: a page cannot be read, or is not what was stored; the message is for the user.
-        """
-        ...
-
-
 class UnreadablePage(NamedTuple):
     """A page that is not what was stored, or cannot be read."""
 
@@ -198,7 +176,7 @@ class DiskLoader(Generic[Fence]):
         report: called from the threads of the loader.
     """
 
-    def __init__(self, stored: StoredPages, ring: PagedKV, block_pages: int, report: Report) -> None:
+    def __init__(self, stored: PageFile, ring: PagedKV, block_pages: int, report: Report) -> None:
         pages = DevicePages([ring])
         self._stored = stored
         self._buffers = [pages.views(first, block_pages) for first in range(0, pages.num_pages, block_pages)]

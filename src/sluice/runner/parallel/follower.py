@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import NoReturn
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import NoReturn, Protocol
 
 from sluice.device.queues import noop
 from sluice.parallel.group import GroupError
 from sluice.parallel.layout import Place
-from sluice.runner.parallel.answers import Answers, AnswersAtOnce, AnswersWhenDone
 from sluice.runner.parallel.control import FollowerLink
-from sluice.runner.parallel.frames import Close, Launch, Masks, Problem, decode_command, encode
+from sluice.runner.parallel.frames import Close, Launch, Masks, Problem, RankAnswer, decode_command, encode
 from sluice.runner.parallel.stage_timer import Timed, untimed
 from sluice.runner.runner import TorchRunner
+from sluice.storage.copies import Launched
 from sluice.types import BatchPlan, BatchResult
+
+Micros = tuple[int, ...]
+"""What this stage computed of a step, if that is known: `BatchResult.stage_micros`."""
 
 
 def answers(place: Place, plan: BatchPlan, *, is_timed: bool) -> bool:
@@ -123,3 +129,58 @@ class Follower:
             self._link.send(encode(Problem(message, is_consequence)))
         except GroupError:
             return  # the leader has ended first
+
+
+class Answers(Protocol):
+    """Sends what becomes of steps."""
+
+    def send(self, step: Launched, micros: Micros) -> None:
+        """Answer a step that was started. Raises what made it fail, if that is known."""
+        ...
+
+    def close(self) -> None:
+        """Send what is left to answer. May be called again."""
+        ...
+
+
+class AnswersAtOnce:
+    """Where a step is computed when it was started, as on a CPU."""
+
+    def __init__(self, link: FollowerLink) -> None:
+        self._link = link
+
+    def send(self, step: Launched, micros: Micros) -> None:
+        self._link.send(encode(RankAnswer(replace(step.wait(), stage_micros=micros))))
+
+    def close(self) -> None:
+        """Return: all is sent."""
+
+
+class AnswersWhenDone:
+    """Where a device computes: a thread waits for its steps, so that the next one is started meanwhile.
+
+    Args:
+        failed: called, from the thread, with the error of a step, which no answer follows.
+    """
+
+    def __init__(self, link: FollowerLink, failed: Callable[[Exception], None]) -> None:
+        self._answers = AnswersAtOnce(link)
+        self._failed = failed
+        self._steps: SimpleQueue[tuple[Launched, Micros] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._wait_for_steps, name="answers", daemon=True)
+        self._thread.start()
+
+    def send(self, step: Launched, micros: Micros) -> None:
+        self._steps.put((step, micros))
+
+    def close(self) -> None:
+        self._steps.put(None)
+        self._thread.join()
+
+    def _wait_for_steps(self) -> None:
+        while (entry := self._steps.get()) is not None:
+            try:
+                self._answers.send(*entry)
+            except Exception as error:  # noqa: BLE001 - the runner raises it
+                self._failed(error)
+                return

@@ -28,7 +28,7 @@ class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
     """Leader to all: no step follows."""
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
+class RankAnswer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
     """A rank to the leader: the result of a step, as far as it is the rank's to know."""
 
     result: BatchResult
@@ -43,7 +43,7 @@ class Problem(msgspec.Struct, frozen=True, array_like=True, tag="problem"):
 
 
 Command = Launch | Masks | Close
-Reply = Answer | Problem
+Reply = RankAnswer | Problem
 
 _ENCODER = msgspec.msgpack.Encoder()
 _COMMANDS = msgspec.msgpack.Decoder(Command)

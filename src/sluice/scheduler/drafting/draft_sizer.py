@@ -90,7 +90,7 @@ class Acceptance:
 
 
 @dataclass(slots=True)
-class Record:
+class DraftRecord:
     """What the drafts of one request have shown, beside those of others of the same kind."""
 
     expected: float = 1.0
@@ -124,7 +124,7 @@ class DraftSizer:
         self._prices = prices or StepPrices()
         self._kinds = [Acceptance(most) for _ in range(LONG_MATCH.bit_length() + 2)]
         """By `kind_of` a match."""
-        self._records: dict[int, Record] = {}
+        self._records: dict[int, DraftRecord] = {}
         self._without = 0
         """Steps one after the other in which no guess was worth it."""
         self._without_alone = 0
@@ -220,7 +220,7 @@ class DraftSizer:
 
     def _chosen(self, offer: Offer, chances: Sequence[float]) -> None:
         """Note what is expected of drafts that were chosen."""
-        record = self._records.setdefault(offer.request_id, Record())
+        record = self._records.setdefault(offer.request_id, DraftRecord())
         record.match, record.chances = offer.match, chances
 
     def _chances(self, offer: Offer, least: float) -> list[float]:

@@ -3,47 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from sluice.sim.traces import azure, bailian, burstgpt, mooncake, recorded, vidur
-from sluice.sim.traces.rows import Columns, TraceRow, open_text
-from sluice.sim.traces.streaming import StreamedRows
+from sluice.sim.traces.formats import FORMATS
+from sluice.sim.traces.rows import TraceRow, open_text
 from sluice.sim.workload import Arrival, Longest
 from sluice.tracing.format import TraceError
 
 EMPTY, TOO_LONG = "empty", "too-long"
 SKIPPABLE = (EMPTY, TOO_LONG)
 
-
-class TraceFormat(NamedTuple):
-    """How a kind of file is recognised and read."""
-
-    read: Callable[[Path], Iterator[TraceRow]]
-    time: str
-    """Column of the arrival."""
-    lengths: tuple[str, str]
-    """Columns of the lengths of prompt and answer."""
-    columns: Columns | None
-    """None: our own trace, whose first line says what it is."""
-    is_csv: bool = False
-
-
-FORMATS: Mapping[str, TraceFormat] = MappingProxyType(
-    {
-        "sluice": TraceFormat(recorded.read, "arrived_at", recorded.LENGTHS, None),
-        "mooncake": TraceFormat(mooncake.read, "timestamp", mooncake.LENGTHS, mooncake.COLUMNS),
-        "bailian": TraceFormat(bailian.read, "timestamp", bailian.LENGTHS, bailian.COLUMNS),
-        "azure": TraceFormat(azure.read, "TIMESTAMP", azure.LENGTHS, azure.COLUMNS, is_csv=True),
-        "vidur": TraceFormat(vidur.read, "arrived_at", vidur.LENGTHS, vidur.COLUMNS, is_csv=True),
-        "burstgpt": TraceFormat(burstgpt.read, "Timestamp", burstgpt.LENGTHS, burstgpt.COLUMNS, is_csv=True),
-    }
-)
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,3 +187,29 @@ def _arrival(row: TraceRow, time: float, options: ReadOptions) -> Arrival:
         answer=row.answer,
         leaves=row.leaves,
     )
+
+
+class StreamedRows(Generic[Row]):
+    """Requests that are read once, of which no more is kept than what later calls may ask for (see `windows.Between`).
+
+    Args:
+        rows: with their times, in order.
+        make: makes a request of a row, if it is asked for.
+    """
+
+    def __init__(self, rows: Iterable[tuple[float, Row]], make: Callable[[Row, float], Arrival]) -> None:
+        self._left = iter(rows)
+        self._make = make
+        self._kept: list[Arrival] = []
+        """Those that were read and may be asked for again."""
+
+    def __call__(self, start: float, end: float) -> list[Arrival]:
+        found = [each for each in self._kept if each.time >= start]
+        if not found or found[-1].time < end:
+            for time, row in self._left:
+                if time >= start:
+                    found.append(self._make(row, time))
+                    if time >= end:
+                        break
+        self._kept = found
+        return [each for each in found if each.time < end]

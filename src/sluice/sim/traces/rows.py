@@ -43,7 +43,7 @@ def own_text(line: int, length: int) -> Prompt:
     return Prompt((Segment(-line, length),) if length else ())
 
 
-class Columns(NamedTuple):
+class FileColumns(NamedTuple):
     """The columns of a CSV file, or the keys of JSON objects."""
 
     needed: tuple[str, ...]
@@ -54,7 +54,7 @@ class Columns(NamedTuple):
         return names.issuperset(self.needed) and names.issubset(self.needed + self.optional)
 
 
-class Row:
+class FileRow:
     """The values of one row, with their checks.
 
     Args:
@@ -165,7 +165,7 @@ class Row:
         return value if type(value) is int else number
 
 
-def csv_rows(path: Path, columns: Columns) -> Iterator[Row]:
+def csv_rows(path: Path, columns: FileColumns) -> Iterator[FileRow]:
     """Yield the rows of a CSV file.
 
     Raises:
@@ -182,14 +182,14 @@ def csv_rows(path: Path, columns: Columns) -> Iterator[Row]:
                 raise TraceError(f"{path}, line 1: column {twice[0]!r} is there twice")
             for values in lines:
                 if len(values) == len(names):
-                    yield Row(path, lines.line_num, dict(zip(names, values, strict=True)))
+                    yield FileRow(path, lines.line_num, dict(zip(names, values, strict=True)))
                 elif values:
                     raise TraceError(f"{path}, line {lines.line_num}: {len(values)} values for {len(names)} columns")
         except (csv.Error, UnicodeDecodeError) as error:
             raise TraceError(f"{path}, line {lines.line_num + 1}: {error}") from error
 
 
-def json_rows(path: Path) -> Iterator[Row]:
+def json_rows(path: Path) -> Iterator[FileRow]:
     """Yield the objects of a file of JSON lines. Empty lines are ignored.
 
     Raises:
@@ -204,7 +204,7 @@ def json_rows(path: Path) -> Iterator[Row]:
                 values = json.loads(text, object_pairs_hook=_distinct)
                 if not isinstance(values, dict):
                     raise TraceError(f"{path}, line {line}: each line must be a JSON object, got {text[:40]!r}")
-                yield Row(path, line, values)
+                yield FileRow(path, line, values)
         except UnicodeDecodeError as error:
             raise TraceError(f"{path}, line {line + 1}: {error}") from error
         except RecursionError as error:

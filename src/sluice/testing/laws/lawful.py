@@ -12,11 +12,10 @@ from sluice.scheduler.passes import needs_page
 from sluice.scheduler.request import Status
 from sluice.scheduler.reserve import PROTECT_AFTER
 from sluice.scheduler.scheduler import Scheduler
-from sluice.testing.laws.opening import Openings
 from sluice.testing.laws.pages import LawBroken
-from sluice.testing.laws.plans import check_plan, resident, tokens_of_row
+from sluice.testing.laws.plans import Openings, check_plan, resident, tokens_of_row
 from sluice.testing.laws.state import check_state
-from sluice.testing.laws.turns import Turns
+from sluice.testing.laws.turns import DecodeTurns
 from sluice.testing.laws.unused import no_budget_is_unused
 from sluice.testing.laws.view import live
 from sluice.types import (
@@ -53,7 +52,7 @@ class Lawful:
         self._num_outputs: dict[int, int] = {}
         self._submits: dict[int, Submit] = {}
         self._num_sent: dict[int, int] = {}
-        self._turns = Turns()
+        self._turns = DecodeTurns()
         self._openings = Openings()
 
     @property

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from sluice.kv.manager import ResidentLease
+from sluice.kv.offload import OffloadLease
 from sluice.kv.tiers import Tiers
 from sluice.scheduler.fair import DUE_AFTER
 from sluice.scheduler.offloading import ALONE
 from sluice.scheduler.pacer import QUANTUM
 from sluice.scheduler.queue import is_by_deadline
 from sluice.scheduler.state import SchedulerState
-from sluice.testing.laws.drafts import drafts_are_few
 from sluice.testing.laws.pages import LawBroken
+from sluice.testing.laws.view import live
 from sluice.types import BatchPlan, Chunk, ChunkSlice, SchedulerLimits
 
 
@@ -264,3 +265,62 @@ def _steps_by_deadline(limits: SchedulerLimits, page_size: int, room: int, uncac
     if limits.long_prefill_token_threshold:
         tokens = min(tokens, limits.long_prefill_token_threshold // page_size * page_size)
     return sum(-(-length // tokens) * turn for length in uncached)
+
+
+def drafts_are_few(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
+    """19, for a plan. A row has at most `num_draft_tokens` drafts, and no more than the tokens that its request may
+    still have, but for one: that of the last draft. It computes tokens of an output behind which nothing is planned,
+    samples, and scores no token of the prompt. Of a model that fills in blocks every chunk is whole blocks, and the
+    masked positions of one are the rest of the block in which its request's tokens end."""
+    size = limits.block_size
+    for chunk in plan.chunks:
+        if size and (chunk.start % size or chunk.end % size):
+            raise LawBroken(f"law 19: {chunk} is not of whole blocks of {size}")
+        if not chunk.num_drafts:
+            continue
+        request = state.requests[chunk.request_id]
+        most = min(limits.num_draft_tokens, request.max_tokens - request.num_outputs - 1)
+        if size and chunk.num_drafts != size - len(request.tokens) % size:
+            raise LawBroken(
+                f"law 19: {chunk} has {chunk.num_drafts} masked positions behind {len(request.tokens)} tokens"
+            )
+        if not size and chunk.num_drafts > most:
+            raise LawBroken(f"law 19: {chunk} has {chunk.num_drafts} drafts of {most}")
+        if (request.pending, request.scheduled, request.drafts) != (1, chunk.known_end, chunk.num_drafts):
+            raise LawBroken(f"law 19: {chunk} has drafts, and {request.pending} tokens of its request are pending")
+        if not chunk.samples or chunk.targets or chunk.known_end < len(request.tokens):
+            raise LawBroken(f"law 19: {chunk} has drafts behind tokens that are not the last")
+
+
+class Openings:
+    """20. A step that others wait for finds and reserves at most `OffloadLimits.pages_per_step` pages for requests that
+    begin.
+
+    Nothing is said of a call with nothing in flight that plans no decode: nobody waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._pages: dict[int, int] = {}
+        """Request -> pages of its context that it had on the tier."""
+        self._is_awaited = False
+
+    def before(self, state: SchedulerState) -> None:
+        """Note what requests hold before a step is planned."""
+        self._pages = _pages(state)
+        self._is_awaited = state.num_in_flight > 0
+
+    def check(self, state: SchedulerState, plan: BatchPlan | None) -> None:
+        """Check what was found and reserved while a step was planned."""
+        if not state.kv.can_offload or not (self._is_awaited or (plan is not None and plan.num_decodes)):
+            return
+        most = state.kv.offload.limits.pages_per_step
+        count = sum(max(0, pages - self._pages.get(request, 0)) for request, pages in _pages(state).items())
+        if count > most:
+            raise LawBroken(
+                f"law 20: step {state.step} found and reserved {count} pages of a tier, {most} are its share"
+            )
+
+
+def _pages(state: SchedulerState) -> dict[int, int]:
+    leases = ((request.id, request.lease) for request in live(state))
+    return {request: len(lease.row) for request, lease in leases if isinstance(lease, OffloadLease)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from sluice.kv.flights import OffloadStore, Store
+from sluice.kv.flights import NodeStore, OffloadStore
 from sluice.kv.nodes import Node
 from sluice.kv.offload import OffloadLease
 from sluice.kv.tiers import Tiers
@@ -23,7 +23,7 @@ def tiers_are_conserved(view: View) -> None:
     read = [node for load in kv.tiers.loads for node in load.nodes]
     read += [node for path, _ in offloaded_pages(view) for node in path]
     gone = {id(node): node for node in read if node.copies is not None and node.copies.gone}
-    stores = [copy for copy in kv.tiers.flights.tickets.values() if isinstance(copy, Store)]
+    stores = [copy for copy in kv.tiers.flights.tickets.values() if isinstance(copy, NodeStore)]
     for tier in kv.tiers.pools:
         level = tier.level
         owned = [*tier.pool.free_pages(), *tier.private, *tier.retired]

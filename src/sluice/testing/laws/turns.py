@@ -12,7 +12,7 @@ from sluice.testing.laws.pages import LawBroken
 from sluice.types import BatchPlan, SchedulerLimits
 
 
-class Turns:
+class DecodeTurns:
     """18. Of the requests that decode, each step of a pipeline has its share, to within one. Those that waited longest
     go first; while the same requests decode and the steps stay as many, none that is ready waits for a round of them.
 

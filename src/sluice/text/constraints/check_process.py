@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from sluice.text.child_side import begin_timing, frame, limit, pipes, run, send
-from sluice.text.constraints.checker import MEMORY_MB, Refused
+from sluice.text.constraints.checker import MEMORY_MB, ShapeRefused
 from sluice.text.constraints.errors import ConstraintError
 from sluice.text.constraints.grammars import Checked, checked_grammar
 from sluice.text.constraints.shapes import Shape
@@ -28,11 +28,11 @@ def main() -> None:
         send(sink, msgspec.msgpack.encode(_answer(decoder.decode(question))))
 
 
-def _answer(shape: Shape) -> Checked | Refused:
+def _answer(shape: Shape) -> Checked | ShapeRefused:
     try:
         return checked_grammar(shape)
     except ConstraintError as error:
-        return Refused(error.place, error.reason)
+        return ShapeRefused(error.place, error.reason)
 
 
 if __name__ == "__main__":

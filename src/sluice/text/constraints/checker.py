@@ -10,16 +10,18 @@ import asyncio
 import hashlib
 import time
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 
 import msgspec
 
-from sluice.text.child_process import ChildProcess, TooLong, end_of, was_killed
+from sluice.text.child_process import ChildProcess, end_of, was_killed
 from sluice.text.constraints.errors import ConstraintError
-from sluice.text.constraints.fair_queue import FairQueue, QueueFull
 from sluice.text.constraints.grammars import MAX_BYTES, Checked, place_of
 from sluice.text.constraints.shapes import Shape
+from sluice.types.framing import TooLong
 
 PROCESS = "sluice.text.constraints.check_process"
 SECONDS = 0.5
@@ -45,14 +47,14 @@ class CheckerUnavailable(Exception):
     """There is no process to check constraints, for which the constraint is not at fault."""
 
 
-class Refused(msgspec.Struct, tag=True):
+class ShapeRefused(msgspec.Struct, tag=True):
     """The constraint cannot be used."""
 
     place: str
     reason: str
 
 
-Answer = Checked | Refused
+Answer = Checked | ShapeRefused
 
 
 class ConstraintChecker:
@@ -89,7 +91,7 @@ class ConstraintChecker:
         answer = self._answers.get(key)
         if answer is None:
             answer = await self._asked(key, frame, shape, client)
-        if isinstance(answer, Refused):
+        if isinstance(answer, ShapeRefused):
             raise ConstraintError(answer.place, answer.reason)
         return answer
 
@@ -146,7 +148,7 @@ class ConstraintChecker:
                 reason = self._reason(process, error)
             finally:
                 self._end()
-            return Refused(place_of(shape), f"it is too complex: to compile it {reason}")
+            return ShapeRefused(place_of(shape), f"it is too complex: to compile it {reason}")
 
     def _reason(self, process: ChildProcess, error: Exception) -> str:
         """Return why there is no answer.
@@ -182,3 +184,70 @@ def encoded(shape: Shape) -> bytes:
 
 def _size(answer: Answer) -> int:
     return 1024 + (len(answer.text) if isinstance(answer, Checked) else len(answer.reason))
+
+
+class QueueFull(Exception):
+    """Too many wait."""
+
+
+class FairQueue:
+    """Admits one at a time: round robin between clients, first come first served within one.
+
+    Args:
+        most: that may wait and work for one client.
+        most_of_all: the same of all clients together.
+    """
+
+    def __init__(self, most: int, most_of_all: int) -> None:
+        self._most, self._most_of_all = most, most_of_all
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        """By client, the one whose turn is next first."""
+        self._counts: dict[str, int] = {}
+        self._is_busy = False
+
+    @asynccontextmanager
+    async def turn(self, client: str) -> AsyncIterator[None]:
+        """Wait for a turn of this client, and hold it.
+
+        Raises:
+            QueueFull: too many of this client's wait, or of all.
+        """
+        count = self._counts.get(client, 0)
+        if count >= self._most or sum(self._counts.values()) >= self._most_of_all:
+            raise QueueFull
+        self._counts[client] = count + 1
+        try:
+            await self._admitted(client)
+            try:
+                yield
+            finally:
+                self._admit_next()
+        finally:
+            self._counts[client] -= 1
+            if not self._counts[client]:
+                del self._counts[client]
+
+    async def _admitted(self, client: str) -> None:
+        if not self._is_busy:
+            self._is_busy = True
+            return
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if not place.cancelled():  # it was admitted in the same moment
+                self._admit_next()
+            raise
+
+    def _admit_next(self) -> None:
+        """Admit the first of the client whose turn it is; those that were cancelled have left."""
+        while self._waiting:
+            client, places = self._waiting.popitem(last=False)
+            place = places.popleft()
+            if places:
+                self._waiting[client] = places
+            if not place.done():
+                place.set_result(None)
+                return
+        self._is_busy = False

@@ -7,15 +7,14 @@ where, or accept although no answer could ever end, is refused here, by its plac
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from sluice.text.constraints.closing import closed_objects
 from sluice.text.constraints.errors import ConstraintError
 from sluice.text.constraints.exact_numbers import DIGITS, EXACT, far_bounds, inexact_number
 from sluice.text.constraints.finite import has_finite_value
-from sluice.text.constraints.number_bounds import move_excluded_bounds
 from sluice.text.constraints.schema_tree import References, subschemas
 from sluice.text.constraints.shapes import JsonSchema
 
@@ -52,6 +51,14 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     }
 )
 """Keyword -> the values with which it asks for nothing."""
+
+OF_OBJECTS = frozenset(
+    ("properties", "required", "patternProperties", "additionalProperties", "minProperties", "maxProperties")
+)
+IN_PLACE = ("allOf", "anyOf", "oneOf")
+
+SMALL = 1e-6
+"""By how much a bound is moved, unless the range is smaller."""
 
 
 def prepared_schema(shape: JsonSchema, dropped: list[str]) -> dict[str, Any]:
@@ -187,3 +194,73 @@ class _Preparation:
 
 def _changes_whitespace(options: Collection[str]) -> bool:
     return bool({"whitespace_pattern", "whitespace_flexible"} & set(options))
+
+
+def closed_objects(nodes: Mapping[str, Any], references: References) -> list[str]:
+    """Return the pointers of the objects to close.
+
+    Args:
+        nodes: of `subschemas`.
+    """
+    shared: set[str] = set()
+    waiting = [part for pointer, node in nodes.items() for part in _parts_of_shared(pointer, node, references)]
+    while waiting:  # what is described in several places is so in all parts of each
+        pointer = waiting.pop()
+        if pointer not in shared:
+            shared.add(pointer)
+            waiting += _parts(pointer, nodes[pointer], references)
+    return [pointer for pointer, node in nodes.items() if pointer not in shared and _is_closable(node)]
+
+
+def _parts(pointer: str, node: Any, references: References) -> Iterator[str]:
+    """Yield the subschemas that describe the same value as a schema."""
+    if not isinstance(node, dict):
+        return
+    for keyword in IN_PLACE:
+        if isinstance(node.get(keyword), list):
+            yield from (f"{pointer}/{keyword}/{index}" for index in range(len(node[keyword])))
+    target = references.target(node["$ref"]) if isinstance(node.get("$ref"), str) else None
+    if target is not None:
+        yield target
+
+
+def _parts_of_shared(pointer: str, node: Any, references: References) -> Iterator[str]:
+    """Yield these subschemas if another one, or the schema itself, describes the properties of the value as well."""
+    if not isinstance(node, dict):
+        return
+    places = sum(len(node[keyword]) if keyword == "allOf" else 1 for keyword in (*IN_PLACE, "$ref") if keyword in node)
+    if places > 1 or (places and OF_OBJECTS & node.keys()):
+        yield from _parts(pointer, node, references)
+
+
+def _is_closable(node: Any) -> bool:
+    if not isinstance(node, dict) or not isinstance(node.get("properties"), dict):
+        return False
+    if {"additionalProperties", "patternProperties", "$ref", *IN_PLACE} & node.keys():
+        return False
+    required, least = node.get("required", []), node.get("minProperties", 0)
+    is_listed = isinstance(required, list) and set(map(str, required)) <= node["properties"].keys()
+    return is_listed and isinstance(least, int | float) and least <= len(node["properties"])
+
+
+def move_excluded_bounds(node: dict[str, Any]) -> None:
+    """Move those bounds of a schema that are excluded whole numbers."""
+    if node.get("type") == "integer":
+        return
+    low, high = _number(node, "exclusiveMinimum"), _number(node, "exclusiveMaximum")
+    least, most = _number(node, "minimum"), _number(node, "maximum")
+    top = min(math.inf if high is None else high, math.inf if most is None else most)
+    bottom = max(-math.inf if low is None else low, -math.inf if least is None else least)
+    if low is not None and low == bottom and _is_near(low, top - low):
+        node["exclusiveMinimum"] = low + min(SMALL, (top - low) / 16)
+    if high is not None and high == top and _is_near(high, high - bottom):
+        node["exclusiveMaximum"] = high - min(SMALL, (high - bottom) / 16)
+
+
+def _number(node: dict[str, Any], keyword: str) -> float | None:
+    value = node.get(keyword)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _is_near(bound: float, distance: float) -> bool:
+    return float(bound).is_integer() and 0 < distance < 1

@@ -12,7 +12,7 @@ from fleet_world import FleetWorld
 from serving import run
 from sluice.fleet.choosing import Told
 from sluice.fleet.page_news import PageNews
-from sluice.fleet.ray_replicas import RayReplicas, streaming
+from sluice.fleet.replicas import Replicas, streaming
 from sluice.kv.events import PagesCleared
 from sluice.process.wire import encode
 
@@ -46,7 +46,7 @@ def test_an_answer_that_cannot_be_read_is_none(answer: object, monkeypatch: pyte
     async def test() -> None:
         world = FleetWorld(["a"])
         handle = FakeHandle(answer)
-        replicas = RayReplicas(handle)
+        replicas = Replicas(handle)
         assert await replicas.ask(world.chooser, flush=False) == {}
         asking = asyncio.create_task(world.replicas["a"].client.stats())
         for _ in range(2):

@@ -7,7 +7,7 @@ import resource
 import pytest
 import torch
 
-from sluice.device.zeros import ALIGNMENT, zeros
+from sluice.runner.drafting.pages import ALIGNMENT, zeros
 
 CPU = torch.device("cpu")
 
