@@ -416,8 +416,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/rows.py",
-        "brought.logprobs[: len(tokens)],",
-        "brought.logprobs,",
+        "logprobs=row.logprobs[: len(tokens)],",
+        "logprobs=row.logprobs,",
         "logprobs go on behind the token that ended the request",
     ),
     (
@@ -626,7 +626,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/rows.py",
-        "end = min(chunk.known_end + brought.accepted, len(request.tokens) - 1)",
+        "end = min(chunk.known_end + row.num_accepted, len(request.tokens) - 1)",
         "end = min(chunk.end, len(request.tokens) - 1)",
         "drafts that were not accepted count as computed",
     ),

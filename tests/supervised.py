@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shadow_engine import VOCAB
 from sluice.config import EngineConfig
-from sluice.process.client import UNNUMBERED, EngineClient
+from sluice.process.client import EngineClient
 from sluice.process.engine_state import EngineState
 from sluice.process.launch import EngineTimeouts
 from sluice.process.sleep import Sleep
@@ -64,7 +64,7 @@ async def supervised(
 
 async def ask(client: EngineClient, prompt: Sequence[int], max_tokens: int) -> list[Output]:
     """Return all outputs of one request."""
-    inbox = client.submit([Submit(UNNUMBERED, tuple(prompt), resolved(max_tokens))])
+    inbox = client.submit([Submit(client.next_id(), tuple(prompt), resolved(max_tokens))])
     outputs: list[Output] = []
     while not outputs or outputs[-1].finish_reason is None:
         outputs += await inbox.get()

@@ -27,13 +27,13 @@ from sluice.fleet.calls import Sent
 from sluice.fleet.front import replica_metrics
 from sluice.fleet.transfer_file import TransferFile, decode_engine, prefill_engine
 from sluice.http.observe.metrics_page import Page
-from sluice.process.client import UNNUMBERED
 from sluice.process.handover import encode_offer
 from sluice.process.observer import Observer
 from sluice.process.wire import encode
 from sluice.routing.split import SplitLimits
 from sluice.testing import ManualLink, oracle, resolved
 from sluice.types import FinishReason, Output, PageOffer, Submit
+from submitting import submit
 
 LEAST = 12
 STREAMS, TOKENS = 16, 12
@@ -43,7 +43,7 @@ def request(number: int, tokens: int = TOKENS) -> Submit:
     """Return a request of its own prompt and seed; every third one is short."""
     length = 5 if number % 3 == 0 else LEAST + number
     prompt = tuple(1 + (number * 7 + place) % (VOCAB - 1) for place in range(length))
-    return Submit(UNNUMBERED, prompt, replace(resolved(tokens), seed=number))
+    return Submit(0, prompt, replace(resolved(tokens), seed=number))
 
 
 def tokens_of(outputs: list[Output]) -> list[int]:
@@ -66,7 +66,7 @@ async def world_of(prefill: tuple[str, ...] = ("p", "q"), patience: float = 300.
 
 
 async def play(world: FleetWorld, on_turn: Callable[[int], None] = lambda turn: None) -> list[list[int]]:
-    inboxes = [world.client.submit([request(number)]) for number in range(STREAMS)]
+    inboxes = [submit(world.client, request(number)) for number in range(STREAMS)]
     turn = 0
     while world.client.num_open:
         on_turn(turn)
@@ -138,7 +138,7 @@ def test_a_prefill_replica_that_takes_nothing_keeps_no_request() -> None:
         world = await world_of(("p",), patience=0.05)
         assert world.prefill is not None
         world.prefill.replicas.clear()
-        inbox = world.client.submit([request(1)])
+        inbox = submit(world.client, request(1))
         await world.settle(100_000)
         assert tokens_of(await outputs_of(inbox)) == expected(request(1))
 
@@ -151,7 +151,7 @@ def test_a_prompt_that_a_prefill_replica_has_no_room_for_is_computed_where_it_is
         world = await world_of(("p",))
         assert world.prefill is not None
         replica = world.prefill.replicas["p"]
-        inbox = world.client.submit([request(1)])
+        inbox = submit(world.client, request(1))
         for _ in range(8):
             await asyncio.sleep(0)
         (number,) = replica.client._open
@@ -172,7 +172,7 @@ def test_a_client_that_leaves_during_the_handover_leaves_nothing_behind() -> Non
     async def test() -> None:
         world = await world_of()
         assert world.prefill is not None
-        inbox = world.client.submit([request(1)])
+        inbox = submit(world.client, request(1))
         for tick in range(2000):
             await asyncio.sleep(0)
             if tick % 8 == 0:
@@ -238,7 +238,7 @@ def test_a_request_that_ends_with_its_first_token_ends_at_the_prefill_replica() 
         stopped = replace(request(1), sampling=replace(resolved(TOKENS, stop_token_ids=[first]), seed=1))
         for asked, reason in ((request(1, 1), FinishReason.LENGTH), (stopped, FinishReason.STOP)):
             world.sent_to.clear()
-            inbox = world.client.submit([asked])
+            inbox = submit(world.client, asked)
             await world.settle()
             outputs = await outputs_of(inbox)
             assert tokens_of(outputs) == [first]
@@ -263,7 +263,7 @@ def test_the_pages_of_a_prompt_are_loaded_where_it_is_decoded(tmp_path: Path) ->
     prompt = tuple(7 + (11 * position) % 300 for position in range(150))
 
     async def answer(world: FleetWorld, salt: str) -> list[int]:
-        inbox = world.client.submit([Submit(UNNUMBERED, prompt, resolved(TOKENS), extra_key=salt)])
+        inbox = world.client.submit([Submit(world.client.next_id(), prompt, resolved(TOKENS), extra_key=salt)])
         await world.settle(100_000)
         return tokens_of(await outputs_of(inbox))
 

@@ -14,10 +14,10 @@ from serving import run
 from shadow_engine import NUM_PAGES, VOCAB
 from sluice.fleet.choosing import AVOID_SECONDS
 from sluice.fleet.link import MAX_LOSSES
-from sluice.process.client import UNNUMBERED
 from sluice.process.wire import WireError
 from sluice.testing import oracle, resolved
 from sluice.types import FinishReason, Output, Submit
+from submitting import submit
 
 STREAMS, TOKENS = 24, 20
 
@@ -25,7 +25,7 @@ STREAMS, TOKENS = 24, 20
 def request(number: int, tokens: int = TOKENS) -> Submit:
     """Return a request of its own prompt and seed."""
     prompt = tuple(1 + (number * 7 + place) % (VOCAB - 1) for place in range(5 + number % 9))
-    return Submit(UNNUMBERED, prompt, replace(resolved(tokens), seed=number))
+    return Submit(0, prompt, replace(resolved(tokens), seed=number))
 
 
 def expected(asked: Submit) -> list[int]:
@@ -40,7 +40,7 @@ def tokens_of(outputs: list[Output]) -> list[int]:
 
 async def play(world: FleetWorld, on_turn: Callable[[int], None] = lambda turn: None) -> list[list[Output]]:
     """Serve all streams, and return their outputs."""
-    inboxes = [world.client.submit([request(number)]) for number in range(STREAMS)]
+    inboxes = [submit(world.client, request(number)) for number in range(STREAMS)]
     turn = 0
     while world.client.num_open:
         on_turn(turn)
@@ -95,7 +95,7 @@ def test_a_rolling_update_loses_no_token() -> None:
 def test_a_stream_goes_on_only_where_the_weights_are_the_same() -> None:
     async def test() -> None:
         world = FleetWorld(["a"])
-        inbox = world.client.submit([request(3)])
+        inbox = submit(world.client, request(3))
         for _ in range(5):
             await world.turn()
         world.add(Replica("other", THEIRS))
@@ -115,7 +115,7 @@ def test_a_request_that_loses_every_replica_fails() -> None:
 
     async def test() -> None:
         world = FleetWorld(["0"])
-        inbox = world.client.submit([request(1)])
+        inbox = submit(world.client, request(1))
         count = 0
         while world.client.num_open:
             for _ in range(6):
@@ -136,7 +136,7 @@ def test_a_request_that_loses_every_replica_fails() -> None:
 def test_a_request_that_its_client_leaves_is_aborted_at_the_replica() -> None:
     async def test() -> None:
         world = FleetWorld(["a"])
-        inbox = world.client.submit([request(1, tokens=100)])
+        inbox = submit(world.client, request(1, tokens=100))
         for _ in range(4):
             await world.turn()
         assert world.replicas["a"].client.num_open == 1
@@ -155,12 +155,12 @@ def test_a_router_is_told_what_replicas_have_to_do() -> None:
     async def test() -> None:
         world = FleetWorld(["busy", "free"], router="expected-ttft")
         for number in range(40):
-            world.replicas["busy"].client.submit([request(number)])
+            submit(world.replicas["busy"].client, request(number))
         watching = asyncio.create_task(world.link.watch(1.0))
         for _ in range(3):
             await world.turn()
         for number in range(4):
-            world.client.submit([request(number + 50)])
+            submit(world.client, request(number + 50))
         await world.turn()
         watching.cancel()
         await asyncio.wait({watching})
@@ -177,7 +177,7 @@ def test_deadlines_are_of_the_replicas_clock() -> None:
         world = FleetWorld([])
         world.add(Replica("a", clock_offset=50.0))
         now = world.clock.now()
-        world.client.submit([replace(request(1), start_deadline=now + 4, deadline=now + 9, arrived=int(now * 1e6))])
+        submit(world.client, replace(request(1), start_deadline=now + 4, deadline=now + 9, arrived=int(now * 1e6)))
         for _ in range(8):
             await asyncio.sleep(0)
         (delivery,) = [each.delivery for each in world.replicas["a"].client._open.values()]
@@ -214,7 +214,7 @@ def test_a_replica_that_gave_up_gets_no_second_request_while_others_serve() -> N
         world = FleetWorld(["a", "b"])
         world.replicas["a"].client.fail("its engine gave up")
         for number in range(6):
-            inbox = world.client.submit([request(number % 2)])
+            inbox = submit(world.client, request(number % 2))
             await world.settle()
             assert tokens_of(await outputs_of(inbox)) == expected(request(number % 2))
         assert [key for _, key in world.sent_to].count("a") == 1
@@ -234,7 +234,7 @@ def test_a_request_does_not_return_to_a_replica_that_lost_it(monkeypatch: pytest
 
         monkeypatch.setattr(world.link, "_sleep", pause)
         world.replicas["a"].client.fail("its engine gave up")
-        world.client.submit([request(1)])
+        submit(world.client, request(1))
         await world.settle()
         assert [key for _, key in world.sent_to] == ["a", "b"]
 
@@ -251,7 +251,7 @@ def test_a_call_that_fails_in_an_unknown_way_is_sent_again(
     async def test() -> None:
         world = FleetWorld(["a"])
         world.failures = [failure]
-        inbox = world.client.submit([request(1)])
+        inbox = submit(world.client, request(1))
         await world.settle()
         assert tokens_of(await outputs_of(inbox)) == expected(request(1))
         assert words in caplog.text
@@ -262,7 +262,7 @@ def test_a_call_that_fails_in_an_unknown_way_is_sent_again(
 def test_a_request_that_no_replica_takes_fails_when_the_patience_ends() -> None:
     async def test() -> None:
         world = FleetWorld([], patience=0.0)
-        inbox = world.client.submit([request(1)])
+        inbox = submit(world.client, request(1))
         await asyncio.sleep(0)
         world.clock.advance(7.0)
         (last,) = await inbox.get()
@@ -283,7 +283,7 @@ def test_a_request_that_no_replica_takes_fails_when_the_patience_ends() -> None:
 def test_a_request_without_a_replica_ends_at_its_deadline(asked: Submit, reason: FinishReason | None) -> None:
     async def test() -> None:
         world = FleetWorld([])
-        inbox = world.client.submit([asked])
+        inbox = submit(world.client, asked)
         for _ in range(40):
             await asyncio.sleep(0)
         assert world.client.num_open == (reason is None)
@@ -299,7 +299,7 @@ def test_a_replica_that_has_a_request_may_take_its_time() -> None:
 
     async def test() -> None:
         world = FleetWorld(["a"], patience=0.0)
-        inbox = world.client.submit([request(1)])
+        inbox = submit(world.client, request(1))
         for _ in range(40):
             await asyncio.sleep(0)
         await world.settle()

@@ -11,7 +11,6 @@ from fleet_world import FleetWorld
 from serving import run
 from sluice.fleet.front import replica_metrics
 from sluice.http.observe.metrics_page import Page
-from sluice.process.client import UNNUMBERED
 from sluice.testing import resolved
 from sluice.types import Submit
 
@@ -22,7 +21,7 @@ def test_each_replica_has_its_own_numbers_and_the_board_shows_them() -> None:
     async def test() -> None:
         world = FleetWorld(["a", "b"], router="round-robin")
         for number in range(3):
-            world.client.submit([Submit(UNNUMBERED, (1, 2, number + 3), resolved(50))])
+            world.client.submit([Submit(world.client.next_id(), (1, 2, number + 3), resolved(50))])
         for _ in range(3):
             await world.turn()
         asking = asyncio.create_task(world.client.stats())

@@ -15,13 +15,13 @@ from sluice.fleet.choosing import Chooser, ReplicaCandidate
 from sluice.fleet.page_news import AT_ONCE, EVERYTHING, PageBook, PageNews
 from sluice.kv.digests import page_digests
 from sluice.kv.events import PageEvent, PagesCleared, PagesRemoved, PagesStored
-from sluice.process.client import UNNUMBERED
 from sluice.process.kv_events.wire import EventBatch, encode_batch
 from sluice.routing.dispatch import Dispatcher
 from sluice.routing.policies import TOLD, RouterOptions, make_policy
 from sluice.routing.prefixes import PrefixIndex
 from sluice.testing import resolved
 from sluice.types import Submit, Tier
+from submitting import submit
 
 
 def digest(number: int) -> bytes:
@@ -127,7 +127,7 @@ PROMPT = tuple(1 + place % (VOCAB - 1) for place in range(8 * PAGE_SIZE + 2))
 
 
 def ask(prompt: tuple[int, ...] = PROMPT, salt: str = "", tokens: int = 2) -> Submit:
-    return Submit(UNNUMBERED, prompt, replace(resolved(tokens), seed=1), extra_key=salt)
+    return Submit(0, prompt, replace(resolved(tokens), seed=1), extra_key=salt)
 
 
 async def look(world: FleetWorld) -> None:
@@ -140,7 +140,7 @@ async def look(world: FleetWorld) -> None:
 
 
 async def goes_to(world: FleetWorld, request: Submit) -> str:
-    world.client.submit([request])
+    submit(world.client, request)
     await world.settle()
     return world.sent_to[-1][1]
 
@@ -152,7 +152,7 @@ def test_a_prompt_goes_where_another_ingress_sent_it(router: str) -> None:
     async def test() -> None:
         for warm in "abc":
             world = FleetWorld(router=router)
-            world.replicas[warm].client.submit([ask()])
+            submit(world.replicas[warm].client, ask())
             for _ in range(9):
                 await world.turn()
             await look(world)
@@ -188,12 +188,12 @@ def test_pages_that_a_replica_evicted_are_not_believed(router: str) -> None:
         assert policy.uncached_tokens(_Asked(ask()), [warm])[warm] < PAGE_SIZE
         for number in range(2, 12):
             other = tuple(1 + (number * 31 + place) % (VOCAB - 1) for place in range(60))
-            world.replicas[warm].client.submit([ask(other)])
+            submit(world.replicas[warm].client, ask(other))
             for _ in range(12):
                 await world.turn()
         await look(world)
         assert policy.uncached_tokens(_Asked(ask()), [warm])[warm] == len(PROMPT)
-        world.replicas[warm].client.submit([ask()])
+        submit(world.replicas[warm].client, ask())
         for _ in range(9):
             await world.turn()
         asking = asyncio.create_task(world.client.flush_cache())
@@ -208,7 +208,7 @@ def test_pages_that_a_replica_evicted_are_not_believed(router: str) -> None:
 def test_the_pages_of_answers_are_known() -> None:
     async def test() -> None:
         world = FleetWorld(["a"])
-        inbox = world.client.submit([ask(tokens=3 * PAGE_SIZE)])
+        inbox = submit(world.client, ask(tokens=3 * PAGE_SIZE))
         await world.settle()
         answer = tuple(token for output in await inbox.get() for token in output.token_ids)
         await look(world)

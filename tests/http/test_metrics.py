@@ -20,7 +20,7 @@ from sluice.http.base.calls import CALL, Call
 from sluice.http.base.routes import Routes
 from sluice.http.observe.metrics import Metrics
 from sluice.http.observe.metrics_page import Page, add_metrics
-from sluice.process.client import UNNUMBERED, EngineClient
+from sluice.process.client import EngineClient
 from sluice.testing import Faults, resolved
 from sluice.types import FinishReason, Occupancy, Output, Submit, Tier, TierUse
 
@@ -133,7 +133,7 @@ def test_failures_have_their_reason() -> None:
     async def test() -> None:
         async with serving(faults=Faults(launch_raises=frozenset({0}))) as server:
             assert (await server.post("/v1/completions", prompt="a")).status_code == 500
-            inbox = server.client.submit([Submit(UNNUMBERED, tuple(b"abc"), resolved(150))])
+            inbox = server.client.submit([Submit(server.client.next_id(), tuple(b"abc"), resolved(150))])
             await inbox.get()
             inbox.close()
             samples = await scrape(server.http)
@@ -152,7 +152,7 @@ def test_requests_lost_with_their_engine_are_counted() -> None:
     async def test() -> None:
         async with serving() as server:
             client = EngineClient(lambda message: None, server.metrics)
-            client.submit([Submit(UNNUMBERED, (1,), resolved(1))])
+            client.submit([Submit(client.next_id(), (1,), resolved(1))])
             assert server.metrics.num_open == 1
             client.fail("killed")
             assert server.metrics.num_open == 0

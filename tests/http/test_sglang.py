@@ -12,6 +12,7 @@ from shadow_engine import MAX_MODEL_LEN, NUM_PAGES, PAGE_SIZE, VOCAB
 from sluice.engine.messages import Submit
 from sluice.http.apis.sglang import NativeAnswer, parse_generate
 from sluice.http.base.turns import Turns, fragments
+from sluice.http.call.generate_call import Settled
 from sluice.http.call.generation import Generation
 from sluice.testing import oracle_logprobs
 from sluice.text.text_stream import Piece
@@ -141,7 +142,7 @@ def test_the_bytes_of_a_stream_grow_with_its_length() -> None:
 
     async def bytes_of(server: Server, tokens: int) -> int:
         call = parse_generate(json.dumps(body).encode())
-        generation = Generation(server.backend.service(), call, Turns(), came_at=0.0, created=0)
+        generation = Generation(server.backend.service(), call, Settled(call.sampling), Turns(), came_at=0.0, created=0)
         await generation.prepare([[97]])
         answer, sent, events = NativeAnswer(call, generation), 0, []
         scored = TokenLogprobs(97, -0.123456789, ((97, -0.123456789),) * 20)

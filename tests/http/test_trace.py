@@ -10,7 +10,7 @@ import pytest
 
 from serving import run
 from sluice.config import EngineConfig
-from sluice.process.client import UNNUMBERED, EngineClient
+from sluice.process.client import EngineClient
 from sluice.process.launch import EngineProcess
 from sluice.process.wire import Start
 from sluice.testing import resolved
@@ -32,11 +32,11 @@ def test_the_engines_process_leaves_a_whole_trace(tmp_path: Path, monkeypatch: p
         await engine.ready()
         client = EngineClient(engine.send)
         running = asyncio.create_task(engine.run(client.deliver))
-        first = client.submit([Submit(UNNUMBERED, (1, 2, 3), resolved(3))])
+        first = client.submit([Submit(client.next_id(), (1, 2, 3), resolved(3))])
         while client.num_open:
             await first.get()
         assert len(path.read_text().splitlines()) == 5, "an engine at rest has written everything"
-        second = client.submit([Submit(UNNUMBERED, (1,) * 20, resolved(40))])
+        second = client.submit([Submit(client.next_id(), (1,) * 20, resolved(40))])
         await second.get()
         await engine.close()
         await running

@@ -11,14 +11,15 @@ from recovery_world import arrived, in_a_loop
 from serving import run
 from sluice.engine.clock import VirtualClock
 from sluice.engine.messages import Abort, Message, Submit
-from sluice.process.client import MAX_TOGETHER, UNNUMBERED, EngineClient, EngineGone
+from sluice.process.client import MAX_TOGETHER, EngineClient, EngineGone
 from sluice.process.delivery import OutputOrderError
 from sluice.process.wire import Outputs
 from sluice.testing import resolved
 from sluice.types import CachedTokens, FinishReason, Output, TokenLogprobs
+from submitting import submit
 
 REQUEST = Submit(
-    UNNUMBERED, (1, 2, 3), replace(resolved(8), prompt_logprobs=0), 2, "tenant", 3, start_deadline=4.0, deadline=5.0
+    0, (1, 2, 3), replace(resolved(8), prompt_logprobs=0), 2, "tenant", 3, start_deadline=4.0, deadline=5.0
 )
 LOGPROBS = TokenLogprobs(2, -1.0, ())
 
@@ -27,7 +28,7 @@ def test_a_request_is_sent_again_with_all_that_was_delivered() -> None:
     def test() -> None:
         sent: list[Message] = []
         client = EngineClient(sent.append)
-        client.submit([REQUEST])
+        submit(client, REQUEST)
         client.deliver(Outputs((Output(1, 0, (), 9, prompt_logprobs=(LOGPROBS, LOGPROBS)), Output(1, 0, (7, 8), 9))))
         client.detach("was killed", ())
         client.attach(sent.append, 1)
@@ -44,7 +45,7 @@ def test_a_request_that_another_replica_has_begun_goes_on() -> None:
         sent: list[Message] = []
         client = EngineClient(sent.append)
         begun = replace(REQUEST, output_ids=(7, 8), prompt_logprobs_sent=2, is_resumed=True)
-        inbox = client.submit([begun])
+        inbox = submit(client, begun)
         assert sent == [replace(begun, request_id=1)]
         client.dispatch([Output(1, 2, (9,), 0)])
         client.resend(1)
@@ -66,7 +67,7 @@ def test_cached_tokens_do_not_change() -> None:
 
     def test() -> None:
         client = EngineClient(lambda message: None)
-        inbox = client.submit([REQUEST])
+        inbox = submit(client, REQUEST)
         client.dispatch([Output(1, 0, (7,), 9, num_host_tokens=4, num_disk_tokens=3)])
         client.detach("was killed", ())
         client.attach(lambda message: None, 1)
@@ -82,7 +83,7 @@ def test_messages_of_a_dead_engine_are_dropped() -> None:
     def test() -> None:
         client = EngineClient()
         client.attach(lambda message: None, 1)
-        inbox = client.submit([REQUEST])
+        inbox = submit(client, REQUEST)
         client.deliver(Outputs((Output(1, 0, (7,), 0),)), 1)
         client.detach("hung", ())
         client.deliver(Outputs((Output(1, 1, (8,), 0),)), 1)
@@ -97,7 +98,7 @@ def test_messages_of_a_dead_engine_are_dropped() -> None:
 @pytest.mark.parametrize("start", [0, 2])
 def test_a_gap_and_a_repetition_are_noticed(start: int) -> None:
     client = EngineClient(lambda message: None)
-    client.submit([REQUEST])
+    submit(client, REQUEST)
     client.dispatch([Output(1, 0, (7,), 0)])
     with pytest.raises(OutputOrderError, match=f"starts at token {start}, but 1 tokens were delivered"):
         client.dispatch([Output(1, start, (8,), 0)])
@@ -107,9 +108,9 @@ def test_between_two_engines_requests_wait_and_may_be_closed() -> None:
     def test() -> None:
         sent: list[Message] = []
         client = EngineClient(sent.append)
-        first = client.submit([REQUEST])
+        first = submit(client, REQUEST)
         client.detach("was killed", ())
-        client.submit([REQUEST, REQUEST])
+        submit(client, REQUEST, REQUEST)
         first.close()
         client.attach(sent.append, 1)
         assert [message.request_id for message in sent if isinstance(message, Submit)] == [1, 2, 3]
@@ -135,7 +136,7 @@ def test_queries_do_not_wait_for_the_next_engine() -> None:
 def test_a_request_that_kills_engines_ends_with_the_cause() -> None:
     def test() -> None:
         client = EngineClient(lambda message: None)
-        inbox = client.submit([REQUEST])
+        inbox = submit(client, REQUEST)
         for epoch in (1, 2, 3):
             client.detach("was killed by signal 9", {1})
             client.attach(lambda message: None, epoch)
@@ -153,12 +154,12 @@ def test_a_request_that_kills_engines_no_longer_waits() -> None:
     def test() -> None:
         clock = VirtualClock()
         client = EngineClient(lambda message: None, clock=clock.now)
-        client.submit([REQUEST])
+        submit(client, REQUEST)
         clock.advance(10)
         for epoch in (1, 2, 3):
             client.detach("was killed", {1})
             client.attach(lambda message: None, epoch)
-        client.submit([REQUEST])
+        submit(client, REQUEST)
         clock.advance(3)
         assert client.retry_after() == 3, "one request waits, since 3 seconds"
 
@@ -171,11 +172,11 @@ def test_the_time_to_resume_is_that_of_the_first_stream_that_goes_on() -> None:
     def test() -> None:
         clock = VirtualClock()
         client = EngineClient(lambda message: None, clock=clock.now)
-        client.submit([REQUEST])
+        submit(client, REQUEST)
         client.dispatch([Output(1, 0, (7, 7), 0)])
         client.detach("was killed", ())
         clock.advance(3)
-        client.submit([REQUEST])
+        submit(client, REQUEST)
         client.attach(lambda message: None, 1)
         client.dispatch([Output(2, 0, (7,), 0)])
         clock.advance(1)
@@ -194,7 +195,7 @@ def test_a_client_that_was_slow_does_not_delay_the_others() -> None:
 
     async def test() -> None:
         client = EngineClient(lambda message: None)
-        inbox = client.submit([REQUEST])
+        inbox = submit(client, REQUEST)
         for number in range(3 * MAX_TOGETHER):
             client.dispatch([Output(inbox.request_ids[0], number, (1,), 0)])
         passes = 0

@@ -24,7 +24,7 @@ from sluice.config import ConfigError, EngineConfig, MemoryShortage
 from sluice.engine.heartbeat import Phase
 from sluice.engine.messages import Abort, Shutdown, Submit
 from sluice.process import launch
-from sluice.process.client import UNNUMBERED, EngineClient, EngineGone
+from sluice.process.client import EngineClient, EngineGone
 from sluice.process.engine_process import importing, is_shortage
 from sluice.process.heartbeat import SharedHeartbeat
 from sluice.process.launch import EngineProcess, EngineStartError, EngineTimeouts
@@ -51,7 +51,7 @@ def test_an_engine_works_and_ends() -> None:
         assert (ready.model, ready.tokenizer_folder) == ("shadow", "a folder")
         client = EngineClient(engine.send)
         running = asyncio.create_task(engine.run(client.deliver))
-        inbox = client.submit([Submit(UNNUMBERED, tuple(b"ab"), resolved(9))])
+        inbox = client.submit([Submit(client.next_id(), tuple(b"ab"), resolved(9))])
         tokens: list[int] = []
         while client.num_open:
             tokens += [token for output in await inbox.get() for token in output.token_ids]
@@ -131,7 +131,7 @@ def test_the_death_of_the_engine_ends_every_open_request() -> None:
         engine = await EngineProcess.spawn(Start(CONFIG, "shadow_engine:build"))
         await engine.ready()
         client = EngineClient(engine.send)
-        inbox = client.submit([Submit(UNNUMBERED, tuple(b"ab"), resolved(200))])
+        inbox = client.submit([Submit(client.next_id(), tuple(b"ab"), resolved(200))])
         os.kill(engine.pid, signal.SIGKILL)
         how = await engine.run(lambda frame, epoch: None)
         assert how == "was killed by signal 9"
@@ -139,7 +139,7 @@ def test_the_death_of_the_engine_ends_every_open_request() -> None:
         with pytest.raises(EngineGone, match="signal 9"):
             await inbox.get()
         with pytest.raises(EngineGone, match="signal 9"):
-            client.submit([Submit(UNNUMBERED, tuple(b"ab"), resolved(1))])
+            client.submit([Submit(client.next_id(), tuple(b"ab"), resolved(1))])
         await engine.close()
 
     run(test)
@@ -311,7 +311,7 @@ def test_the_log_level_reaches_the_engine(capfd: pytest.CaptureFixture[str]) -> 
         await engine.ready()
         client = EngineClient(engine.send)
         running = asyncio.create_task(engine.run(client.deliver))
-        inbox = client.submit([Submit(UNNUMBERED, tuple(range(70)), resolved(1))])
+        inbox = client.submit([Submit(client.next_id(), tuple(range(70)), resolved(1))])
         while client.num_open:
             await inbox.get()
         await engine.close()

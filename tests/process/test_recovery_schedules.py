@@ -11,7 +11,7 @@ import pytest
 from recovery_world import Server, arrived, in_a_loop
 from scenarios import random_scenario, random_submit
 from sluice.engine.messages import Submit
-from sluice.process.client import UNNUMBERED, Inbox
+from sluice.process.client import Inbox
 from sluice.testing import shadow_embedding
 from sluice.testing.laws import quiet_means_empty
 from sluice.types import FinishReason, Output, TokenLogprobs
@@ -104,9 +104,10 @@ class Schedule:
             submit = random_submit(self.draw, world, request_id=0, embeds=self._left_to_send % 5 == 2)
             self._left_to_send -= 1
             submits.append(poisoned(submit) if self._left_to_send == self._poison_at else submit)
-        inbox = client.submit([replace(submit, request_id=UNNUMBERED, lookahead=None) for submit in submits])
-        for request_id, submit in zip(inbox.request_ids, submits, strict=True):
-            self.streams[request_id] = Stream(replace(submit, request_id=request_id), inbox)
+        sent = [replace(submit, request_id=client.next_id(), lookahead=None) for submit in submits]
+        inbox = client.submit(sent)
+        for own, submit in zip(sent, submits, strict=True):
+            self.streams[own.request_id] = Stream(replace(submit, request_id=own.request_id), inbox)
 
     def _faults(self) -> list[Callable[[], None]]:
         process = self.server.process

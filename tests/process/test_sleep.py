@@ -9,7 +9,7 @@ import pytest
 
 import processes
 from serving import run
-from sluice.process.client import UNNUMBERED, EngineGone
+from sluice.process.client import EngineGone
 from sluice.process.sleep import PUT_TO_SLEEP
 from sluice.testing import resolved
 from sluice.types import Submit
@@ -31,7 +31,7 @@ def test_a_server_put_to_sleep_has_no_process_until_it_is_woken() -> None:
         async with supervised() as engine:
             pid = engine.state.pid
             assert pid is not None
-            inbox = engine.client.submit([Submit(UNNUMBERED, PROMPT, resolved(30))])
+            inbox = engine.client.submit([Submit(engine.client.next_id(), PROMPT, resolved(30))])
             outputs = await inbox.get()
             asking = asyncio.create_task(engine.sleep.until_asleep())
             engine.sleep.ask()
@@ -80,7 +80,7 @@ def test_no_engine_with_a_request_is_idle() -> None:
     async def test() -> None:
         async with supervised(idle_seconds=0.2, faults="slow@1=1") as engine:
             pid = engine.state.pid
-            inbox = engine.client.submit([Submit(UNNUMBERED, PROMPT, resolved(3))])
+            inbox = engine.client.submit([Submit(engine.client.next_id(), PROMPT, resolved(3))])
             outputs = await inbox.get()
             assert engine.state.pid == pid
             while outputs[-1].finish_reason is None:

@@ -18,7 +18,7 @@ from serving import run
 from sluice.assembly.resolve import resolve
 from sluice.config import ENGINE_GROUPS, GROUPS, ConfigError, EngineConfig
 from sluice.process import socket_folder
-from sluice.process.client import UNNUMBERED, EngineGone, Inbox
+from sluice.process.client import EngineGone, Inbox
 from sluice.process.launch import EngineStartError, EngineTimeouts
 from sluice.process.supervisor import config_of
 from sluice.testing import resolved
@@ -46,7 +46,7 @@ def test_clients_do_not_notice_kills() -> None:
             first = engine.state.pid
             assert first is not None
             calls = [asyncio.create_task(ask(engine.client, prompt, LENGTH)) for prompt in PROMPTS]
-            inbox = engine.client.submit([Submit(UNNUMBERED, reader, resolved(LENGTH))])
+            inbox = engine.client.submit([Submit(engine.client.next_id(), reader, resolved(LENGTH))])
             outputs = await inbox.get()
             os.kill(first, signal.SIGKILL)
             while engine.state.pid in (None, first):
@@ -148,7 +148,7 @@ def test_a_server_gives_up_after_too_many_restarts() -> None:
 
     async def test() -> None:
         async with supervised(factory="shadow_engine:once", faults="slow@3=60", max_restarts=2) as engine:
-            inbox = engine.client.submit([Submit(UNNUMBERED, (1, 2, 3), resolved(LENGTH))])
+            inbox = engine.client.submit([Submit(engine.client.next_id(), (1, 2, 3), resolved(LENGTH))])
             await inbox.get()
             assert engine.state.pid is not None
             os.kill(engine.state.pid, signal.SIGKILL)

@@ -14,12 +14,13 @@ import zmq
 from serving import run
 from sluice.config import EngineConfig
 from sluice.engine.messages import Copied
-from sluice.process.client import UNNUMBERED, EngineClient
+from sluice.process.client import EngineClient
 from sluice.process.socket_folder import SocketFolder
 from sluice.process.wire import Start
 from sluice.process.zmq_link import Mailbox, ZmqChannel, ZmqLink
 from sluice.testing import resolved
 from sluice.types import CopyDone, Submit
+from submitting import submit
 
 CONFIG = EngineConfig.from_options({"model": "a folder"})
 
@@ -88,7 +89,7 @@ def calls() -> list[Submit]:
     """Two calls of 100 choices each: those of a call share a prompt and 3,000 biases."""
     prompts = tuple(range(500)), tuple(range(400))
     samplings = [replace(resolved(5), logit_bias=dict.fromkeys(range(first, 3000 + first), 1.0)) for first in (0, 7)]
-    firsts = [Submit(UNNUMBERED, *shared) for shared in zip(prompts, samplings, strict=True)]
+    firsts = [Submit(0, *shared) for shared in zip(prompts, samplings, strict=True)]
     return [replace(first, sample_index=index) for first in firsts for index in range(100)]
 
 
@@ -99,7 +100,7 @@ def test_what_choices_share_travels_once(folder: SocketFolder) -> None:
         with zmq.Context() as context, context.socket(zmq.PULL) as receiver:
             receiver.bind(folder.requests)
             with closing(ZmqChannel(folder)) as channel:
-                EngineClient(channel.send).submit(calls())
+                submit(EngineClient(channel.send), *calls())
                 num_bytes = sum(len(receiver.recv()) for _ in calls())
         assert num_bytes < 200_000
 
@@ -111,7 +112,7 @@ def test_requests_arrive_whole_at_each_engine(folder: SocketFolder) -> None:
 
     async def test() -> None:
         client = EngineClient()
-        client.submit(calls())
+        submit(client, *calls())
         expected = [replace(call, request_id=number) for number, call in enumerate(calls(), 1)]
         for epoch in (0, 1):
             with closing(ZmqLink(folder)) as link, closing(ZmqChannel(folder)) as channel:

@@ -12,7 +12,7 @@ import torch
 from shadow_model import shadow_runner, shadow_shape
 from sluice.runner import device_state
 from sluice.runner.features import NewGrammars, make_features
-from sluice.runner.features.base import Feature, StagedFeature, StepLogits, StepReport
+from sluice.runner.features.base import Feature, Outcome, StagedFeature, StepLogits
 from sluice.runner.inputs import HostBatch, Ints
 from sluice.types import BatchPlan, Chunk, NewSlot, PlanError, SamplingParams, Submit
 
@@ -34,11 +34,11 @@ class StagedForbidden(StagedFeature):
     def sampled(self, logits: StepLogits) -> tuple[torch.Tensor, ...]:
         return (logits.tokens + 100,)
 
-    def report(self, tensors: Sequence[torch.Tensor], report: StepReport) -> None:
+    def report(self, tensors: Sequence[torch.Tensor], outcome: Outcome) -> None:
         (looked_at,) = tensors
-        assert looked_at.tolist() == [token + 100 for token in report.tokens]
-        assert report.tokens[0] in (0, 4), "the mask lets no other token through"
-        report.failed[0] = "a feature says so"
+        assert looked_at.tolist() == [token + 100 for token in outcome.tokens]
+        assert outcome.tokens[0] in (0, 4), "the mask lets no other token through"
+        outcome.failed[0] = "a feature says so"
 
 
 class Forbidden(Feature):

@@ -38,7 +38,7 @@ import torch
 
 from sluice import LLM
 from sluice.config import EngineConfig
-from sluice.process.client import UNNUMBERED, EngineClient
+from sluice.process.client import EngineClient
 from sluice.process.engine_state import EngineState
 from sluice.process.launch import EngineTimeouts
 from sluice.process.supervisor import Supervisor
@@ -117,7 +117,7 @@ def requests_of(count: int, tokens: int, vocab_size: int) -> list[Submit]:
     draw = random.Random(1)
     return [
         Submit(
-            UNNUMBERED,
+            0,
             tuple(draw.randrange(3, vocab_size) for _ in range(20 + 17 * number)),
             SamplingParams(
                 max_tokens=tokens,
@@ -140,7 +140,7 @@ async def play(
 
     async def read(index: int) -> None:
         stream = streams[index]
-        inbox = host.client.submit([stream.request])
+        inbox = host.client.submit([replace(stream.request, request_id=host.client.next_id())])
         while not stream.outputs or stream.outputs[-1].finish_reason is None:
             for output in await inbox.get():
                 stream.outputs.append(output)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sluice.assembly.ranks import layout_of, shown_sizes
-from sluice.assembly.resolve import MAX_PAGE_SIZE, UNCHUNKED_BATCH_TOKENS, page_limits
-from sluice.config import ConfigError, DiffusionConfig, EngineConfig, SchedulerConfig, flag, itl_micros
+from sluice.assembly.resolve import MAX_PAGE_SIZE, UNCHUNKED_BATCH_TOKENS, Resolution, page_limits
+from sluice.config import ConfigError, DiffusionConfig, EngineConfig, flag, itl_micros
 from sluice.models.llama_config import DIFFUSION_ARCHITECTURES
 from sluice.models.spec import BlockDiffusion, ModelSpec
 from sluice.runner.open_blocks import Denoising, Strategy, Unmasking
@@ -80,60 +80,59 @@ def check_architecture(config: EngineConfig, architecture: str) -> AlgorithmConf
     return AlgorithmConfig()
 
 
-def with_pages_of_blocks(config: EngineConfig, spec: ModelSpec, reasons: dict[str, str]) -> EngineConfig:
+def with_pages_of_blocks(resolved: Resolution, spec: ModelSpec) -> Resolution:
     """Return the options with a page size that was left open raised to the block of a model of block diffusion.
 
     They stay as they are if no page can hold it, or if a size that was set is below it: `with_diffusion` refuses them.
 
     Args:
-        config: resolved as far as the model's type is not needed.
-        reasons: of derived options, which may change.
+        resolved: as far as the model's type is not needed.
     """
+    config, reasons = resolved.config, resolved.reasons
     page_size, scheduler = config.cache.page_size, config.scheduler
     assert page_size is not None, f"not resolved: {config}"
     block = 1 if spec.diffusion is None else spec.diffusion.block_size
     if block <= page_size or block > MAX_PAGE_SIZE or block & (block - 1) or "page_size" not in reasons:
-        return config
+        return resolved
     sizes = ("chunked_prefill_size", "max_batch_tokens", "max_running_requests")
     derived: dict[str, Any] = {name: None for name in sizes if name in reasons}
     if any(limit < block for limit in page_limits(replace(scheduler, **derived), config.cache).values()):
-        return config
-    reasons["page_size"] = "the model's block_size"
+        return resolved
+    changed = {"page_size": "the model's block_size"}
     chunk = scheduler.chunked_prefill_size
     if chunk and chunk < block and "chunked_prefill_size" in reasons:
-        reasons["chunked_prefill_size"] = "one page"
+        changed["chunked_prefill_size"] = "one page"
         scheduler = replace(scheduler, chunked_prefill_size=block)
-    return replace(config, cache=replace(config.cache, page_size=block), scheduler=scheduler)
+    cache = replace(config.cache, page_size=block)
+    return resolved.because(replace(config, cache=cache, scheduler=scheduler), **changed)
 
 
-def with_diffusion(config: EngineConfig, spec: ModelSpec, reasons: dict[str, str]) -> EngineConfig:
+def with_diffusion(resolved: Resolution, spec: ModelSpec) -> Resolution:
     """Return the options of a model of block diffusion, all resolved; of another model as they are.
 
     Args:
-        config: resolved as far as the model's type is not needed.
-        reasons: of derived options, which may change.
+        resolved: as far as the model's type is not needed.
 
     Raises:
         ConfigError: an option that such a model cannot honour.
     """
     if spec.diffusion is None:
-        return config
-    _refuse(config, spec.architecture, spec.diffusion.block_size, reasons)
-    denoising = denoising_of(config.diffusion, spec.diffusion)
+        return resolved
+    config, given = resolved.config, resolved.config.diffusion
+    _refuse(config, spec.architecture, spec.diffusion.block_size, resolved.reasons)
+    denoising = denoising_of(given, spec.diffusion)
     rule, model = denoising.unmasking, denoising.model
-    given = config.diffusion
-    if given.dllm_algorithm is None:
-        reasons["dllm_algorithm"] = "default"
-    if given.dllm_prefill is None:
-        reasons["dllm_prefill"] = "default"
-    if given.dllm_algorithm_config is None:
-        reasons["dllm_algorithm_config"] = "the model's, and defaults"
+    why = {
+        "dllm_algorithm": "default",
+        "dllm_prefill": "default",
+        "dllm_algorithm_config": "the model's, and defaults",
+    }
+    why = {name: reason for name, reason in why.items() if getattr(given, name) is None}
     threshold = rule.threshold if rule.strategy is Strategy.DYNAMIC else None
     shown = AlgorithmConfig(threshold, rule.steps, model.block_size, model.mask_token_id)
     values = {item.name: value for item in fields(shown) if (value := getattr(shown, item.name)) is not None}
     diffusion = DiffusionConfig(str(rule.strategy), json.dumps(values), given.dllm_prefill or "chunks")
-    scheduler = _with_room_for_blocks(config.scheduler, model.block_size, config.cache.page_size, reasons)
-    return replace(config, diffusion=diffusion, scheduler=scheduler)
+    return _with_room_for_blocks(resolved.because(replace(config, diffusion=diffusion), **why), model.block_size)
 
 
 def denoising_of(config: DiffusionConfig, model: BlockDiffusion) -> Denoising:
@@ -209,31 +208,32 @@ def _refuse(config: EngineConfig, architecture: str, block_size: int, reasons: M
             )
 
 
-def _with_room_for_blocks(
-    config: SchedulerConfig, block_size: int, page_size: int | None, reasons: dict[str, str]
-) -> SchedulerConfig:
-    """Return the sizes with which running requests never fill a step: each computes the block that is whole, and the
-    open one."""
+def _with_room_for_blocks(resolved: Resolution, block_size: int) -> Resolution:
+    """Return the options with sizes with which running requests never fill a step: each computes the block that is
+    whole, and the open one."""
+    config, reasons, page_size = resolved.config.scheduler, resolved.reasons, resolved.config.cache.page_size
     running, batch = config.max_running_requests, config.max_batch_tokens
     assert running is not None and batch is not None and page_size is not None, f"not resolved: {config}"
     each = 2 * block_size
     if "max_batch_tokens" in reasons:
         chunk = config.chunked_prefill_size or UNCHUNKED_BATCH_TOKENS
-        reasons["max_batch_tokens"] = f"{chunk} of prompts + two blocks of each of --max-running-requests"
-        return replace(config, max_batch_tokens=chunk + each * running)
+        scheduler = replace(config, max_batch_tokens=chunk + each * running)
+        why = f"{chunk} of prompts + two blocks of each of --max-running-requests"
+        return resolved.because(replace(resolved.config, scheduler=scheduler), max_batch_tokens=why)
     if batch > each * running:
-        return config
+        return resolved
     if "max_running_requests" not in reasons or batch <= each:
         raise ConfigError(
             f"--max-batch-tokens must be larger than {each} times --max-running-requests, two blocks of the model each,"
             f" or running requests alone could fill every step: got {batch} with {running} running"
         )
     running = max(1, (batch - page_size) // each)
-    reasons["max_running_requests"] = f"two blocks of {block_size} each leave a page of --max-batch-tokens to prefill"
     partial = config.max_partial_prefills or 1
     if partial > running and "max_partial_prefills" not in reasons:
         raise ConfigError(f"--max-partial-prefills must be at most --max-running-requests {running}, got {partial}")
-    return replace(config, max_running_requests=running, max_partial_prefills=min(partial, running))
+    scheduler = replace(config, max_running_requests=running, max_partial_prefills=min(partial, running))
+    why = f"two blocks of {block_size} each leave a page of --max-batch-tokens to prefill"
+    return resolved.because(replace(resolved.config, scheduler=scheduler), max_running_requests=why)
 
 
 def _content(path: str) -> str:

@@ -30,8 +30,8 @@ NAMES: Mapping[str, str] = {
 """Fields of the file that are used -> our names of them. Others are for transformers alone."""
 
 
-def resolved_sampling(config: ModelConfig, folder: Path, spec: ModelSpec, reasons: dict[str, str]) -> SamplingDefaults:
-    """Return the model's own settings for what requests leave open, and say them in `reasons`.
+def resolved_sampling(config: ModelConfig, folder: Path, spec: ModelSpec) -> tuple[SamplingDefaults, dict[str, str]]:
+    """Return the model's own settings for what requests leave open, and the reason that tells them, if there are any.
 
     Args:
         folder: that of the model.
@@ -45,9 +45,7 @@ def resolved_sampling(config: ModelConfig, folder: Path, spec: ModelSpec, reason
     if defaults != found:
         told.append(f"without repetition_penalty {found.repetition_penalty}, which block diffusion does not support")
         LOGGER.warning("the model's sampling settings are used %s", told[-1])
-    if told:
-        reasons["generation_config"] = ", ".join(told)
-    return defaults
+    return defaults, {"generation_config": ", ".join(told)} if told else {}
 
 
 def sampling_defaults(config: ModelConfig, checkpoint: Path) -> SamplingDefaults:

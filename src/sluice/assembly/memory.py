@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -52,6 +52,8 @@ class Memory:
     kv_sizes: KVSizes
     graph_rows: tuple[int, ...]
     """Numbers of rows of steps that are replayed as CUDA graphs."""
+    reasons: Mapping[str, str]
+    """Why it is so, by option."""
 
 
 def plan_memory(
@@ -62,7 +64,6 @@ def plan_memory(
     logit_ops: LogitOps,
     device: torch.device,
     place: Place,
-    reasons: dict[str, str],
     draft: DraftSetup | None = None,
 ) -> Memory:
     """Decide on CUDA graphs and on the size of the KV pool.
@@ -75,7 +76,7 @@ def plan_memory(
     Raises:
         ConfigError: an option that cannot be honoured; a `MemoryShortage` if there is too little memory.
     """
-    rows, reasons["cuda_graph_max_bs"] = graph_rows(config, spec, device, backend)
+    rows, why_rows = graph_rows(config, spec, device, backend)
     kv_sizes = kv_sizes_of(config, spec, backend)
     page_dtype = kv_dtype(config.model.kv_cache_dtype, backend) or spec.dtype
     page_size, running = config.cache.page_size, config.scheduler.max_running_requests
@@ -100,8 +101,8 @@ def plan_memory(
         free = free_memory(device) // ranks_per_node(config.parallel)
         room = cpu_room(room_beside_ring(config.offload, kv_sizes, free))
     of_draft = 0 if draft is None else draft.sizes.token_bytes
-    shape = _with_pool(shape, config, spec, kv_sizes.token_bytes + of_draft, room, reasons)
-    return Memory(shape, kv_sizes, rows)
+    shape, why_pool = _with_pool(shape, config, spec, kv_sizes.token_bytes + of_draft, room)
+    return Memory(shape, kv_sizes, rows, {"cuda_graph_max_bs": why_rows, **why_pool})
 
 
 def kv_sizes_of(config: EngineConfig, spec: ModelSpec, backend: AttentionBackend) -> KVSizes:
@@ -121,9 +122,9 @@ def _most_samples(config: EngineConfig, spec: ModelSpec, running: int) -> int:
 
 
 def _with_pool(
-    shape: DeviceShape, config: EngineConfig, spec: ModelSpec, token_bytes: int, room: Room, reasons: dict[str, str]
-) -> DeviceShape:
-    """Return a shape with as many pages as were set, or fit.
+    shape: DeviceShape, config: EngineConfig, spec: ModelSpec, token_bytes: int, room: Room
+) -> tuple[DeviceShape, dict[str, str]]:
+    """Return a shape with as many pages as were set, or fit, and why there are so many.
 
     Args:
         token_bytes: of a position, with what a drafter keeps.
@@ -137,12 +138,13 @@ def _with_pool(
         max_total_tokens=asked,
     )
     pages = pool_pages(wanted, room)
+    why: dict[str, str] = {}
     if asked is None:
         is_enough = pages == wanted.useful_pages
-        reasons["max_total_tokens"] = "all that --max-running-requests can use" if is_enough else room.reason
+        why["max_total_tokens"] = "all that --max-running-requests can use" if is_enough else room.reason
     elif asked != pages * shape.page_size:
-        reasons["max_total_tokens"] = f"{asked} in whole pages"
-    return replace(shape, num_pages=pages, row_pages=min(pages, shape.row_pages))
+        why["max_total_tokens"] = f"{asked} in whole pages"
+    return replace(shape, num_pages=pages, row_pages=min(pages, shape.row_pages)), why
 
 
 def _cuda_room(

@@ -68,6 +68,12 @@ class Resolution:
 
     config: EngineConfig
     reasons: Mapping[str, str]
+
+    def because(self, config: EngineConfig | None = None, /, **reasons: str) -> Resolution:
+        """Return the same with more reasons, which replace those of the same options, and with another config, if one
+        is given."""
+        return Resolution(self.config if config is None else config, {**self.reasons, **reasons})
+
     """Option name -> why it has its value, for derived values."""
 
 

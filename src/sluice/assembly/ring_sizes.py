@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 from sluice.assembly.memory import kv_sizes_of
+from sluice.assembly.resolve import Resolution
 from sluice.attention.backend import AttentionBackend
-from sluice.config import EngineConfig, OffloadConfig
+from sluice.config import OffloadConfig
 from sluice.models.spec import ModelSpec
 from sluice.storage.blocks import FileBlocks
 from sluice.storage.checksums import PageRun, best_checksum, find_checksum
@@ -98,29 +99,26 @@ def block_tokens(rates: MeasuredRates, kv: KVSizes, page_size: int) -> int:
     return -(-rounded // page_size) * page_size
 
 
-def with_ring(
-    config: EngineConfig,
-    asked: OffloadConfig,
-    spec: ModelSpec,
-    backend: AttentionBackend,
-    device: torch.device,
-    reasons: dict[str, str],
-) -> EngineConfig:
-    """Return a resolved config with a ring for this machine and model, where it was not given.
+def resolve_ring(
+    resolved: Resolution, asked: OffloadConfig, spec: ModelSpec, backend: AttentionBackend, device: torch.device
+) -> Resolution:
+    """Return the options with a ring for this machine and model, where it was not given.
 
     Args:
         asked: the options as they were given.
     """
+    config = resolved.config
     threads, page_size = config.model.threads, config.cache.page_size
     is_open = asked.ring_block_tokens is None and config.offload.ring_block_tokens is not None
     if not is_open or device.type != "cpu":
-        return config
+        return resolved
     assert page_size is not None and threads is not None, f"not resolved: {config}"
     kv = kv_sizes_of(config, spec, backend)
     rates = measured_rates(threads)
     tokens = block_tokens(rates, kv, page_size)
-    reasons["ring_block_tokens"] = (
+    why = (
         f"blocks load in {1e3 * tokens * kv.layer_token_bytes / rates.loading:.2g} ms, measured at the start:"
         f" {rates.loading / 1e9:.2g} GB/s read and checked beside {rates.flops / 1e9:.3g} GFLOP/s"
     )
-    return replace(config, offload=replace(config.offload, ring_block_tokens=tokens))
+    offload = replace(config.offload, ring_block_tokens=tokens)
+    return resolved.because(replace(config, offload=offload), ring_block_tokens=why)

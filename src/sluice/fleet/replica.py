@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import msgspec
 
@@ -56,7 +57,8 @@ class ReplicaServer:
                 return
             request = sent.request(self._client.now())  # before the pages are taken: its deadlines count that time
             await self._take(sent.offer)
-            inbox = self._client.submit([prompt_alone(request) if sent.hands_over else request])
+            own = replace(request, request_id=self._client.next_id())
+            inbox = self._client.submit([prompt_alone(own) if sent.hands_over else own])
         except (EngineGone, msgspec.DecodeError, WireError) as error:
             yield encode(Failed(str(error)))
             return

@@ -51,7 +51,7 @@ from sluice.http.call.answers import (
     CompletionAnswer,
 )
 from sluice.http.call.embeddings import EMBEDDING_BODY, EmbeddingAnswer, parse_embedding
-from sluice.http.call.generating import Embed, make_embed, make_generate, while_client_is_there
+from sluice.http.call.generating import CallHandler, while_client_is_there
 from sluice.http.call.openai import CHAT_BODY, COMPLETION_BODY, parse_chat, parse_completion
 from sluice.http.call.tokenize import (
     DETOKENIZE_BODY,
@@ -179,14 +179,11 @@ def _add_generation(
     responses: ResponseStore,
     heartbeats: Heartbeats,
 ) -> None:
-    turns, checker = Turns(), ConstraintChecker()
-
-    generate = make_generate(backend, bodies, threads, isolation, turns, checker, clock, heartbeats)
-    embed = make_embed(backend, bodies, threads, isolation, turns, clock)
-    add_responses(routes, generate, responses)
-    add_anthropic(routes, backend, bodies, generate, threads)
-    add_ollama(routes, backend, bodies, generate, embed, int(clock()))
-    _add_embeddings(routes, embed)
+    calls = CallHandler(backend, bodies, threads, isolation, Turns(), ConstraintChecker(), clock, heartbeats)
+    add_responses(routes, calls, responses)
+    add_anthropic(routes, backend, bodies, calls, threads)
+    add_ollama(routes, backend, bodies, calls, int(clock()))
+    _add_embeddings(routes, calls)
 
     @routes.add(
         "POST",
@@ -197,7 +194,7 @@ def _add_generation(
         events=CompletionChunk,
     )
     async def completions(request: Request) -> Response:
-        return await generate(request, parse_completion, CompletionAnswer)
+        return await calls.generate(request, parse_completion, CompletionAnswer)
 
     @routes.add(
         "POST",
@@ -208,7 +205,7 @@ def _add_generation(
         events=ChatCompletionChunk,
     )
     async def chat_completions(request: Request) -> Response:
-        return await generate(request, parse_chat, ChatAnswer)
+        return await calls.generate(request, parse_chat, ChatAnswer)
 
     @routes.add(
         "POST",
@@ -219,7 +216,7 @@ def _add_generation(
         events=Generated,
     )
     async def native_generate(request: Request) -> Response:
-        return await generate(request, parse_generate, NativeAnswer)
+        return await calls.generate(request, parse_generate, NativeAnswer)
 
 
 def _add_tokenizing(routes: Routes, backend: Backend, bodies: BodyReader, threads: TokenizerThreads) -> None:
@@ -234,18 +231,18 @@ def _add_tokenizing(routes: Routes, backend: Backend, bodies: BodyReader, thread
         return await while_client_is_there(request, in_json(detokenize(backend.service(), threads, fields)))
 
 
-def _add_embeddings(routes: Routes, embed: Embed) -> None:
+def _add_embeddings(routes: Routes, calls: CallHandler) -> None:
     @routes.add("POST", "/v1/embeddings", summary="Embed texts (OpenAI)", body=EMBEDDING_BODY, answer=Embeddings)
     async def embeddings(request: Request) -> Response:
-        return await embed(request, parse_embedding, EmbeddingAnswer)
+        return await calls.embed(request, parse_embedding, EmbeddingAnswer)
 
     @routes.add("POST", *RERANK_PATHS, summary="Documents by likeness to a query", body=RERANK_BODY, answer=Reranked)
     async def rerank(request: Request) -> Response:
-        return await embed(request, parse_rerank, RerankAnswer)
+        return await calls.embed(request, parse_rerank, RerankAnswer)
 
     @routes.add("POST", "/score", "/v1/score", summary="How alike texts are (vLLM)", body=SCORE_BODY, answer=Scored)
     async def score(request: Request) -> Response:
-        return await embed(request, parse_score, ScoreAnswer)
+        return await calls.embed(request, parse_score, ScoreAnswer)
 
 
 async def in_json(content: Awaitable[bytes]) -> Response:

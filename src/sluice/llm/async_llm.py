@@ -80,6 +80,7 @@ class AsyncLLM:
                 ready.eos_token_ids,
                 ready.sampling_defaults,
                 ready.config.model.seed,
+                self._client.next_id,
             )
         except BaseException:
             await self._supervisor.close(at_once=True)
@@ -187,9 +188,10 @@ class AsyncLLM:
                 found |= {output.request_id: output for output in await _received(inbox)}
         finally:
             inbox.close()
+        outputs = [found[submit.request_id] for submit in submits]
         return [
-            Embedding(submit.prompt, unit_vector(found[number].embedding, dimensions), found[number].num_cached_tokens)
-            for submit, number in zip(submits, inbox.request_ids, strict=True)
+            Embedding(submit.prompt, unit_vector(output.embedding, dimensions), output.num_cached_tokens)
+            for submit, output in zip(submits, outputs, strict=True)
         ]
 
     def abort(self, request_id: str) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from os import PathLike
 from typing import Any, Self
@@ -65,11 +66,11 @@ class LLM:
                 self.info.eos_token_ids,
                 self.info.sampling_defaults,
                 config.model.seed,
+                partial(next, count()),
             )
         except BaseException:
             self._close()
             raise
-        self._ids = count()
 
     @property
     def default_sampling(self) -> SamplingParams:
@@ -290,7 +291,7 @@ class LLM:
         return [self._run(submit, sampling) for submit in submits]
 
     def _run(self, submit: Submit, sampling: SamplingParams) -> OpenRequest:
-        return OpenRequest(replace(submit, request_id=next(self._ids)), self._requests.text(submit, sampling))
+        return OpenRequest(submit, self._requests.text(submit, sampling))
 
     def _open_engine(self) -> Engine:
         if self._engine is None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,8 +25,6 @@ Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 PRIORITIES: tuple[type[Priority], ...] = (int, str)
 T = TypeVar("T")
-UNNUMBERED = 0
-"""`request_id` of a request that is not numbered yet."""
 NO_TEXT = Vocabulary(spelling_of(None), lambda token_id: None, frozenset())
 """The vocabulary of a checkpoint without a tokenizer: no token has text."""
 
@@ -57,13 +54,20 @@ class Requests:
         eos_token_ids: of the model, beside those of the tokenizer.
         defaults: what is used for parameters that are left open altogether.
         seed: of the seeds of requests without one.
+        next_id: returns the id of a new request.
 
     Raises:
         TokenizerError: the tokenizer cannot be used.
     """
 
     def __init__(
-        self, limits: Limits, folder: Path, eos_token_ids: Collection[int], defaults: SamplingDefaults, seed: int | None
+        self,
+        limits: Limits,
+        folder: Path,
+        eos_token_ids: Collection[int],
+        defaults: SamplingDefaults,
+        seed: int | None,
+        next_id: Callable[[], int],
     ) -> None:
         self.limits = limits
         self.default_sampling = defaults.fill(SamplingParams(), ())
@@ -74,6 +78,7 @@ class Requests:
         """With the chat template, whose process the first conversation starts."""
         self._eos_ids = {*eos_token_ids, *(self._tokenizer.eos_token_ids if self._tokenizer else ())}
         self._new_seed = seed_source(seed)
+        self._next_id = next_id
         self._grammars = GrammarMemo()
         self._clock = WallClock()
 
@@ -113,9 +118,19 @@ class Requests:
             raise ValueError(f"stop strings: {self._folder} has no tokenizer; use stop_token_ids")
         grammar = self._grammars.of(sampling)
         resolved = sampling.resolved(eos_ids=self._eos_ids, room=room, seed=self._new_seed())
-        asked = self._asked(cache_salt, priority)
+        arrived, (number, name) = micros_at(self._clock.now()), split_priority(priority)
         return [
-            replace(asked, prompt=tokens, sampling=resolved.of_sample(sample), sample_index=sample, grammar=grammar)
+            Submit(
+                self._next_id(),
+                tokens,
+                resolved.of_sample(sample),
+                sample,
+                extra_key=cache_salt,
+                priority=number,
+                priority_class=self.limits.class_of(name),
+                arrived=arrived,
+                grammar=grammar,
+            )
             for sample in range(sampling.n)
         ]
 
@@ -129,7 +144,17 @@ class Requests:
         with _of_prompt(index):
             self._check(cache_salt, priority)
             self.limits.check_embedded(tokens)
-        return replace(self._asked(cache_salt, priority), prompt=tokens, embeds=True)
+        number, name = split_priority(priority)
+        return Submit(
+            self._next_id(),
+            tokens,
+            NO_SAMPLING,
+            extra_key=cache_salt,
+            priority=number,
+            priority_class=self.limits.class_of(name),
+            arrived=micros_at(self._clock.now()),
+            embeds=True,
+        )
 
     def text(self, submit: Submit, sampling: SamplingParams) -> TextStream:
         """Return what makes text of the outputs of a request.
@@ -163,19 +188,6 @@ class Requests:
         if cache_salt != "":
             check_cache_salt(cache_salt)
         self.limits.check_priority(*split_priority(priority))
-
-    def _asked(self, cache_salt: str, priority: Priority) -> Submit:
-        """Return a request that arrives now, without a prompt."""
-        number, name = split_priority(priority)
-        return Submit(
-            UNNUMBERED,
-            (),
-            NO_SAMPLING,
-            extra_key=cache_salt,
-            priority=number,
-            priority_class=self.limits.class_of(name),
-            arrived=micros_at(self._clock.now()),
-        )
 
     def _token_ids(self, prompt: Any, index: int) -> tuple[int, ...]:
         """Return the token ids of a prompt: of a text, or given ids of any integer type."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from sluice.engine.clock import WallClock
@@ -29,8 +28,6 @@ from sluice.process.wire import Delivered, KvEvents, Outputs
 from sluice.types import FinishReason, Output, Submit
 
 Send = Callable[[Message], None]
-UNNUMBERED = 0
-"""`request_id` of a request that the client is to number."""
 NO_ENGINE = "the engine died; another one is started"
 MAX_TOGETHER = 64
 """Outputs of a call that are handled without a pause for the rest of the event loop."""
@@ -48,7 +45,7 @@ class _OpenRequest(NamedTuple):
 
 
 class EngineClient:
-    """Gives requests their ids, sends them to the engine and puts each output into the inbox of its request.
+    """Gives out ids of requests, sends these to the engine and puts each output into the inbox of its request.
 
     Args:
         send: sends to an engine that is there already, the first; None until `attach`.
@@ -177,12 +174,17 @@ class EngineClient:
         """Send a request on, with what was delivered of it, if it is open: it has left what had worked on it."""
         entry = self._open.get(request_id)
         if entry is not None and self._send is not None:
-            self._send(entry.delivery.submit())
+            self._send(entry.delivery.message())
+
+    def next_id(self) -> int:
+        """Return the id of a new request."""
+        return next(self._ids)
 
     def submit(self, requests: Sequence[Submit], inbox: Inbox | None = None) -> Inbox:
-        """Number and send requests, and return the inbox for their outputs. The caller must `close` it.
+        """Send requests, and return the inbox for their outputs. The caller must `close` it.
 
         Args:
+            requests: with ids of `next_id`.
             inbox: of requests of the same call that were submitted before; None is a new one.
 
         Raises:
@@ -193,14 +195,14 @@ class EngineClient:
             raise EngineGone(refusal)
         inbox = Inbox(self) if inbox is None else inbox
         for request in requests:
-            request_id = next(self._ids)
+            request_id = request.request_id
+            assert request_id not in self._open, f"request {request_id} is open already"
             inbox.request_ids.append(request_id)
-            numbered = replace(request, request_id=request_id)
-            self._open[request_id] = _OpenRequest(inbox, Delivery.of(numbered))
+            self._open[request_id] = _OpenRequest(inbox, Delivery.of(request))
             self._set_idle()
             self._quarantine.add(request_id)
             self._start_rate.arrived()
-            self._observer.submitted(numbered)
+            self._observer.submitted(request)
         self._send_admitted()
         return inbox
 
@@ -240,7 +242,7 @@ class EngineClient:
         """
         if self._send is None:
             raise EngineGone(self._closed_reason or NO_ENGINE)
-        query_id = next(self._ids)
+        query_id = self.next_id()
         return await self._queries.ask(self._send, query_id, query(query_id))
 
     def deliver(self, frame: Delivered, epoch: int = 0) -> None:
@@ -321,7 +323,7 @@ class EngineClient:
         if delivery.times_sent:
             self.recovery.replayed_requests += 1
             self.recovery.replayed_tokens += len(delivery.output_ids)
-        message = delivery.submit()
+        message = delivery.message()
         delivery.times_sent += 1
         send(message)
 

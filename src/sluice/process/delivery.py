@@ -31,13 +31,15 @@ class Delivery:
         """Begin with what a request says was delivered of it."""
         return cls(request, array("i", request.output_ids), request.prompt_logprobs_sent)
 
-    def submit(self) -> Submit:
-        """Return the message with which an engine starts the request, or continues it."""
+    def message(self) -> Submit:
+        """Return the message with which an engine starts the request: the request itself; or continues it."""
+        if not self.times_sent:
+            return self.request
         return replace(
             self.request,
             output_ids=tuple(self.output_ids),
             prompt_logprobs_sent=self.prompt_logprobs_sent,
-            is_resumed=self.request.is_resumed or self.times_sent > 0,
+            is_resumed=True,
         )
 
     def add(self, output: Output) -> Output:

@@ -253,15 +253,16 @@ class SharedFields:
     def omit(self, submit: Submit) -> Submit | SubmitDelta:
         """Return the message to send. A field is omitted if it is the same object as in the request before."""
         last, self._last = self._last, submit
-        if last is None:
-            return packed(submit)
-        bias = submit.sampling.logit_bias
-        shares_prompt, shares_bias = submit.prompt is last.prompt, bool(bias) and bias is last.sampling.logit_bias
+        sampling, bias = submit.sampling, submit.sampling.logit_bias
+        shares_prompt = last is not None and bool(submit.prompt) and submit.prompt is last.prompt
+        shares_bias = last is not None and bool(bias) and bias is last.sampling.logit_bias
         if not (shares_prompt or shares_bias):
             return packed(submit)
-        submit = replace(submit, prompt=()) if shares_prompt else packed(submit)
-        sampling = replace(submit.sampling, logit_bias=()) if shares_bias else submit.sampling
-        return SubmitDelta(replace(submit, sampling=sampling), shares_prompt, shares_bias)
+        if shares_bias:
+            sampling = replace(sampling, logit_bias=())
+        prompt, as_bytes = ((), b"") if shares_prompt else packed_prompt(submit)
+        omitted = replace(submit, prompt=prompt, packed=as_bytes, sampling=sampling)
+        return SubmitDelta(omitted, shares_prompt, shares_bias)
 
     def restore(self, frame: Submit | SubmitDelta) -> Submit:
         """Return the request of a message.
@@ -280,13 +281,18 @@ class SharedFields:
         sampling = submit.sampling
         if delta.shares_bias:
             sampling = replace(sampling, logit_bias=last.sampling.logit_bias)
-        if delta.shares_prompt:
-            submit = replace(submit, prompt=last.prompt, packed=last.packed)
-        return replace(submit, sampling=sampling)
+        source = last if delta.shares_prompt else submit
+        return replace(submit, prompt=source.prompt, packed=source.packed, sampling=sampling)
 
 
 def packed(submit: Submit) -> Submit:
     """Return the request with its prompt as bytes, if it is long."""
+    prompt, as_bytes = packed_prompt(submit)
+    return submit if prompt is submit.prompt else replace(submit, prompt=prompt, packed=as_bytes)
+
+
+def packed_prompt(submit: Submit) -> tuple[tuple[int, ...], bytes]:
+    """Return the fields `prompt` and `packed` of a request, the second one in the place of a long prompt."""
     if len(submit.prompt) < PACKED:
-        return submit
-    return replace(submit, prompt=(), packed=submit.tokens().tobytes())
+        return submit.prompt, submit.packed
+    return (), submit.tokens().tobytes()

@@ -36,10 +36,10 @@ from sluice.device.transport import Arrived, Transport, transport_for
 from sluice.runner.device_state import DeviceState
 from sluice.runner.drafting.drafter import RunnerDrafter
 from sluice.runner.drafting.step import DraftStep
-from sluice.runner.features.base import SLICE_BYTES, StagedFeatures, StepLogits
+from sluice.runner.features.base import SLICE_BYTES, Outcome, StagedFeatures, StepLogits
 from sluice.runner.forwards import EagerForwards, Forwards, Model
 from sluice.runner.inputs import KV_SLOTS, LOGIT_ROWS, NUM_ARRAYS, HostBatch
-from sluice.runner.launched import Elsewhere, LaunchedStep, Outcome, PassedStep
+from sluice.runner.launched import Elsewhere, LaunchedStep, PassedStep
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.offload.rows import (
@@ -204,7 +204,7 @@ class TorchRunner:
         laid = self._forwards.padded(resident) if rest.chunks else resident
         drafting = None if self._drafter is None else self._drafter.stage(rest)
         step = _Step(host, resident, laid, work, StagedFeatures(state.features, host), drafting)
-        outcome = Outcome(step.features)
+        outcome = Outcome(host, step.features)
         of_drafter = () if drafting is None else drafting.arrays
         arrays = (*laid.arrays, *changes, host.slots_of_rows, *of_drafter, *step.features.arrays)
         arrived = self._transport.staging.stage(arrays)
@@ -216,8 +216,8 @@ class TorchRunner:
         results.run(lambda: outcome.to_host(self._transport.to_host))
         arrived_back = results.record()
         if self._elsewhere is not None:
-            return PassedStep(plan.step, host, outcome, arrived_back, self._elsewhere, self._tick)
-        return LaunchedStep(plan.step, host, outcome, arrived_back, self._tick)
+            return PassedStep(plan.step, outcome, arrived_back, self._elsewhere, self._tick)
+        return LaunchedStep(plan.step, outcome, arrived_back, self._tick)
 
     @torch.inference_mode()
     def _compute(self, step: _Step, arrived: Arrived, outcome: Outcome) -> None:
@@ -232,7 +232,7 @@ class TorchRunner:
             step.features.hand_on()
             state.last_tokens.await_tokens(slots)
         if hidden is None or self._elsewhere is not None:
-            outcome.tokens = torch.empty(0, dtype=torch.int64, device=state.shape.device)
+            outcome.sampled = torch.empty(0, dtype=torch.int64, device=state.shape.device)
             return
         counts = len(host.sample_rows), len(host.embed_rows), len(host.target_ids)
         to_sample, embedded, before_target = hidden[: sum(counts)].split(counts)
@@ -246,9 +246,9 @@ class TorchRunner:
         )
         tokens, drafts = step.features.sample(logits), step.features.drafts
         if drafts is None:
-            outcome.tokens = state.last_tokens.write(slots, tokens)
+            outcome.sampled = state.last_tokens.write(slots, tokens)
         else:
-            outcome.tokens = drafts.write(state.last_tokens, slots, tokens)
+            outcome.sampled = drafts.write(state.last_tokens, slots, tokens)
 
     def _hidden(
         self, step: _Step, arrived: Arrived, outcome: Outcome, of_drafter: Sequence[torch.Tensor]

@@ -1,47 +1,35 @@
-"""What a row brought, folded into its request: tokens, log-probabilities, an embedding, or an end."""
+"""The row of a chunk, folded into its request: tokens, log-probabilities, an embedding, or an end."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import NamedTuple
 
 from sluice.scheduler.drafting.drafter import Drafter
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
-from sluice.types import Chunk, FinishReason, Output, TokenLogprobs
+from sluice.types import Chunk, FinishReason, Output
 
 
-class Brought(NamedTuple):
-    """What the row of one chunk brought."""
+def advance(state: SchedulerState, request: Request, chunk: Chunk, row: Output, *, is_complete: bool) -> list[Output]:
+    """Fold a row that came back well into its request: count it, append its tokens, publish full pages, and end the
+    request if it ends.
 
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of the tokens, if the request asks for them."""
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of the chunk's targets."""
-    embedding: bytes = b""
-    is_complete: bool = False
-    """The request's grammar allows nothing after the tokens."""
-    accepted: int = 0
-    """Drafts of the chunk that are the first of the tokens."""
-
-
-def advance(state: SchedulerState, request: Request, chunk: Chunk, brought: Brought) -> list[Output]:
-    """Fold a row that came back well into its request: count it, append what it brought, publish full pages, and end
-    the request if it ends."""
-    start = request.num_outputs
-    tokens, reason = append(request, brought)
-    if brought.accepted > len(tokens):  # of drafts behind a stop token none counts
-        brought = brought._replace(accepted=len(tokens))
-    end = computed_by(state, request, chunk, brought)
+    Args:
+        row: all that the row of the chunk gave.
+        is_complete: the request's grammar allows nothing after the tokens.
+    """
+    tokens, reason = append(request, row.token_ids, is_complete=is_complete)
+    if len(tokens) < len(row.token_ids):  # of drafts behind a stop token none counts
+        accepted = min(row.num_accepted, len(tokens))
+        row = row._replace(token_ids=tokens, logprobs=row.logprobs[: len(tokens)], num_accepted=accepted)
+    end = computed_by(state, request, chunk, row)
     request.computed = end
     if end == request.prefill_end:
         state.computing.pop(request.id, None)  # a request that was preempted in flight has left it
-    of_targets = brought.prompt_logprobs
+    of_targets = row.prompt_logprobs
     if of_targets:
         # The first ones were sent before a preemption.
         of_targets = of_targets[request.prompt_logprobs_sent - chunk.start :]
         request.prompt_logprobs_sent += len(of_targets)
+        row = row._replace(prompt_logprobs=of_targets)
     page_size = state.kv.page_size
     if end // page_size > chunk.start // page_size:
         assert request.lease is not None, f"request {request.id} was computed without pages"
@@ -49,49 +37,30 @@ def advance(state: SchedulerState, request: Request, chunk: Chunk, brought: Brou
     reason = FinishReason.STOP if chunk.embeds else reason
     outputs: list[Output] = []
     if tokens or of_targets or chunk.embeds:
-        output = Output(
-            request.id,
-            start,
-            tokens,
-            request.num_cached_tokens,
-            reason,
-            None,
-            brought.logprobs[: len(tokens)],
-            of_targets,
-            request.num_host_tokens,
-            request.num_disk_tokens,
-            brought.embedding,
-        )
-        outputs.append(with_drafts(output, request, chunk, brought) if chunk.num_drafts else output)
+        if chunk.num_drafts and request.block_size:
+            row, request.num_passes = row._replace(num_passes=request.num_passes), 0
+        outputs.append(row if reason is None else row._replace(finish_reason=reason))
     if reason is not None:
         state.end(request, reason)
-    elif brought.is_complete:
+    elif is_complete:
         outputs.append(end_request(state, request, FinishReason.STOP))
-    elif len(tokens) > 1 and is_forced(request, tokens, brought):
+    elif len(tokens) > 1 and is_forced(request, row):
         state.force(request)
     return outputs
 
 
-def with_drafts(output: Output, request: Request, chunk: Chunk, brought: Brought) -> Output:
-    """Return the output of a row with drafts, or with masked positions, with what it says of them."""
-    if request.block_size:
-        passes, request.num_passes = request.num_passes, 0
-        return output._replace(num_passes=passes)
-    return output._replace(num_drafted=chunk.num_drafts, num_accepted=brought.accepted)
-
-
-def computed_by(state: SchedulerState, request: Request, chunk: Chunk, brought: Brought) -> int:
+def computed_by(state: SchedulerState, request: Request, chunk: Chunk, row: Output) -> int:
     """Return how many tokens are computed after a chunk: all of its own but for drafts that were not accepted.
 
-    If it was to sample and brought no token, its last one is to be computed once more, as a decode, since only what
+    If it was to sample and gave no token, its last one is to be computed once more, as a decode, since only what
     computes a token has its logits.
     """
     if chunk.num_drafts and request.block_size:
         return denoised(request, chunk)
     if chunk.num_drafts:
         assert state.drafter is not None, f"{chunk} has drafts that were not guessed"
-        return verified(state.drafter, request, chunk, brought)
-    if brought.tokens or not chunk.samples:
+        return verified(state.drafter, request, chunk, row)
+    if row.token_ids or not chunk.samples:
         return chunk.end
     again = chunk.end - 1
     request.prefill_end = min(request.prefill_end, again)
@@ -100,12 +69,12 @@ def computed_by(state: SchedulerState, request: Request, chunk: Chunk, brought: 
     return again
 
 
-def is_forced(request: Request, tokens: Sequence[int], brought: Brought) -> bool:
-    """Return whether a grammar forced some of the tokens that a row brought, which are prefill then."""
+def is_forced(request: Request, row: Output) -> bool:
+    """Return whether a grammar forced some of the tokens of a row, which are prefill then."""
     if request.block_size:
         return False
     is_streaming = request.status in (Status.DECODING, Status.OFFLOADED)
-    return is_streaming and len(tokens) > 1 + brought.accepted
+    return is_streaming and len(row.token_ids) > 1 + row.num_accepted
 
 
 def denoised(request: Request, chunk: Chunk) -> int:
@@ -120,14 +89,14 @@ def denoised(request: Request, chunk: Chunk) -> int:
     return end
 
 
-def verified(drafter: Drafter, request: Request, chunk: Chunk, brought: Brought) -> int:
+def verified(drafter: Drafter, request: Request, chunk: Chunk, row: Output) -> int:
     """Return how many tokens are computed after a chunk with drafts, and give the pages back that only drafts needed
     which were not accepted. Its request, of which nothing else is planned, goes on from there."""
     assert request.lease is not None, f"request {request.id} was computed without pages"
-    end = min(chunk.known_end + brought.accepted, len(request.tokens) - 1)  # a stop token may be among the drafts
-    if brought.tokens:
+    end = min(chunk.known_end + row.num_accepted, len(request.tokens) - 1)  # a stop token may be among the drafts
+    if row.token_ids:
         request.num_drafted += chunk.num_drafts
-        drafter.verified(request, chunk.num_drafts, brought.accepted)
+        drafter.verified(request, chunk.num_drafts, row.num_accepted)
     else:
         end = chunk.known_end - 1
     request.drafts = 0
@@ -136,18 +105,20 @@ def verified(drafter: Drafter, request: Request, chunk: Chunk, brought: Brought)
     return end
 
 
-def append(request: Request, brought: Brought) -> tuple[tuple[int, ...], FinishReason | None]:
+def append(
+    request: Request, tokens: tuple[int, ...], *, is_complete: bool
+) -> tuple[tuple[int, ...], FinishReason | None]:
     """Append the tokens of a row to its request, up to one that ends it. Return them, and why it ends."""
     start = request.num_outputs
-    for count, token in enumerate(brought.tokens, start=1):
+    for count, token in enumerate(tokens, start=1):
         request.tokens.append(token)
         if token in request.stop_ids:
-            return brought.tokens[:count], FinishReason.STOP
+            return tokens[:count], FinishReason.STOP
         if start + count >= request.max_tokens:
             # The answer may have become complete with its last token.
-            is_whole = brought.is_complete and count == len(brought.tokens)
-            return brought.tokens[:count], None if is_whole else FinishReason.LENGTH
-    return brought.tokens, None
+            is_whole = is_complete and count == len(tokens)
+            return tokens[:count], None if is_whole else FinishReason.LENGTH
+    return tokens, None
 
 
 def end_request(state: SchedulerState, request: Request, reason: FinishReason, error: str | None = None) -> Output:

@@ -27,7 +27,7 @@ from sluice.scheduler.passes import Pass, groups_of
 from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.queue_limits import QueueLimits
 from sluice.scheduler.request import Request
-from sluice.scheduler.rows import Brought, advance, end_request
+from sluice.scheduler.rows import advance, end_request
 from sluice.scheduler.state import SchedulerState
 from sluice.types import (
     CHUNKS_BY_TIME,
@@ -216,23 +216,29 @@ class Scheduler:
         samples = iter(result.token_ids)
         logprobs, prompt_logprobs = iter(result.logprobs), iter(result.prompt_logprobs)
         embeddings, accepted = iter(result.embeddings), iter(result.accepted)
-        for row, chunk in enumerate(plan.chunks):
+        for index, chunk in enumerate(plan.chunks):
             request = self.state.requests[chunk.request_id]
             request.pending -= chunk.samples
-            brought = Brought(
+            row = Output(
+                request.id,
+                request.num_outputs,
                 next(samples) if chunk.samples else (),
+                request.num_cached_tokens,
+                None,
+                None,
                 next(logprobs, ()) if chunk.samples else (),
                 next(prompt_logprobs) if chunk.targets else (),
+                request.num_host_tokens,
+                request.num_disk_tokens,
                 next(embeddings) if chunk.embeds else b"",
-                row in result.complete,
+                0 if request.block_size else chunk.num_drafts,
+                next(accepted, 0) if chunk.samples else 0,
             )
-            if result.accepted and chunk.samples:
-                brought = brought._replace(accepted=next(accepted))
             if request.finish_reason is None:
-                if row in errors:
-                    outputs.append(end_request(self.state, request, FinishReason.ERROR, errors[row]))
+                if index in errors:
+                    outputs.append(end_request(self.state, request, FinishReason.ERROR, errors[index]))
                 else:
-                    outputs += advance(self.state, request, chunk, brought)
+                    outputs += advance(self.state, request, chunk, row, is_complete=index in result.complete)
             self.state.row_done(request)
         self._slices_done(plan)
         assert next(samples, None) is None, f"step {plan.step} gave more samples than rows that sample"

@@ -28,9 +28,9 @@ from sluice.http.call.generate_call import (
     TopK,
     checked_prompts,
     documented,
-    new_request,
     sampling_params,
     some,
+    terms_of,
 )
 from sluice.http.call.generation import Generation, Usage, by_tier
 from sluice.http.call.logprobs import finite
@@ -117,7 +117,8 @@ def parse_generate(body: bytes) -> GenerateCall[NativeFields]:
     return GenerateCall(
         fields=fields,
         prompts=_prompts(fields, sampling.n),
-        request=new_request(fields, sampling, itl_target=fields.itl_target, salt_name=NAMES["cache_salt"]),
+        sampling=sampling,
+        terms=terms_of(fields, itl_target=fields.itl_target, salt_name=NAMES["cache_salt"]),
         given=frozenset(name for name, theirs in SAMPLING_NAMES.items() if theirs in given),
         names=NAMES,
         shape=native_shape(constraints, PLACE),

@@ -11,7 +11,7 @@ import msgspec
 from sluice.http.base.body import convert, fields_of, kind_of, known_fields
 from sluice.http.base.errors import RETRY_SECONDS, ApiError, bad_request, require, unavailable
 from sluice.http.base.unknown_fields import ignore
-from sluice.http.call.generate_call import F, GenerateCall, documented
+from sluice.http.call.generate_call import documented
 from sluice.http.call.structural_tags import structural_tag
 from sluice.text.constraints.checker import CheckerBusy, CheckerUnavailable, ConstraintChecker, encoded
 from sluice.text.constraints.errors import ConstraintError
@@ -251,18 +251,16 @@ def refusal(error: ConstraintError) -> ApiError:
     return bad_request(str(error), param=error.place or None)
 
 
-async def constrained(checker: ConstraintChecker, call: GenerateCall[F], client: str) -> GenerateCall[F]:
-    """Return a call with the grammar of its constraint, if it has one.
+async def grammar_of(checker: ConstraintChecker, shape: Shape, client: str) -> str:
+    """Return the grammar of a shape of answers.
 
     What a schema that is not strict asks for in vain is noted as ignored fields are.
 
     Raises:
         ApiError: 400, the constraint cannot be used; 503, too many wait to be checked, or no process can check it.
     """
-    if call.shape is None or call.is_empty:
-        return call
     try:
-        checked = await checker.check(call.shape, client)
+        checked = await checker.check(shape, client)
     except ConstraintError as error:
         raise refusal(error) from error
     except CheckerBusy as error:
@@ -272,4 +270,4 @@ async def constrained(checker: ConstraintChecker, call: GenerateCall[F], client:
     except CheckerUnavailable as error:
         raise unavailable(str(error)) from error
     ignore(checked.dropped)
-    return call.with_grammar(checked.text)
+    return checked.text

@@ -11,7 +11,7 @@ from sluice.http.base.body import read_fields
 from sluice.http.base.errors import bad_request
 from sluice.http.base.routes import Body
 from sluice.http.base.turns import json_list
-from sluice.http.call.generate_call import GenerateCall, Prompt, RequestFields, checked_prompts, documented, new_request
+from sluice.http.call.generate_call import GenerateCall, Prompt, RequestFields, checked_prompts, documented, terms_of
 from sluice.http.call.generation import Generation, Usage
 from sluice.http.call.openai import PROMPT_SCHEMA
 from sluice.text.vectors import unit_vector
@@ -72,7 +72,9 @@ def embed_call(
     return GenerateCall(
         fields=fields,
         prompts=tuple(prompts),
-        request=new_request(fields, NO_SAMPLING, embeds=True),
+        sampling=NO_SAMPLING,
+        terms=terms_of(fields),
+        embeds=True,
         model=fields.model if model is None else model,
         names=names,
         add_special_tokens=fields.add_special_tokens,

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Generic, NamedTuple, Self, TypeVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -17,13 +17,11 @@ from msgspec import Meta
 from sluice import types
 from sluice.http.base.body import are_ids, kind_of
 from sluice.http.base.errors import ApiError, bad_request, require
-from sluice.http.base.isolation import CacheIsolation
-from sluice.process.client import UNNUMBERED
 from sluice.text.chat_template import RenderOptions
 from sluice.text.constraints.shapes import Shape
 from sluice.text.parsers.tools import ToolUse
 from sluice.text.text_stream import DEFAULT_TEXT, TextOptions
-from sluice.types import SamplingDefaults, SamplingParams, Submit
+from sluice.types import SamplingParams
 from sluice.types.request_limits import LimitError, check_cache_salt, split_priority
 
 MAX_CHOICES = 4096
@@ -107,21 +105,35 @@ class Conversation(NamedTuple):
     """Of all texts of messages and variables, but for reasoning, which templates leave out of earlier turns."""
 
 
+class Terms(NamedTuple):
+    """What a body says of how its requests are served, as in `Submit`."""
+
+    cache_salt: str
+    """As the client sends it: `CacheIsolation` makes the namespace of it."""
+    priority: int
+    priority_class: str
+    itl_target: int
+
+
 F = TypeVar("F", bound=RequestFields)
-G = TypeVar("G", bound=GenerateFields)
 Prompt = str | list[int] | Conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateCall(Generic[F]):
-    """A checked call. Each prompt becomes `sampling.n` choices; of a call that embeds, one."""
+    """A checked body: what it asks for. Each prompt becomes `sampling.n` choices; of a call that embeds, one.
+
+    The parser of its API makes it, and it is never changed: what the server adds is in `Settled`.
+    """
 
     fields: F
     """The body."""
     prompts: tuple[Prompt, ...]
-    request: Submit
-    """What every choice's request has in common: all but its prompt and deadlines, with the sampling unresolved.
-    It says whether the call embeds."""
+    sampling: SamplingParams
+    """What the body asks for. The model's settings for what it leaves open are not in it."""
+    terms: Terms
+    embeds: bool = False
+    """The prompts are embedded, and nothing is generated."""
     model: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     """The names that fields have in this API where `Limits` and `SamplingParams` have others."""
@@ -140,7 +152,7 @@ class GenerateCall(Generic[F]):
     num_ctx: int | None = None
     """Tokens of context that the client relies on; None: as many as there are."""
     shape: Shape | None = None
-    """What the answers must look like. `constraint_fields.constrained` makes the request's grammar of it."""
+    """What the answers must look like, but for their tools (`generation.shape_of_answer`)."""
     fills_context: bool = False
     """`max_tokens` above what fits into the context ends the answer there, and is no error."""
     is_empty: bool = False
@@ -160,27 +172,18 @@ class GenerateCall(Generic[F]):
         )
         require(choices * biases <= MAX_BIASES, message, param=param)
 
-    @property
-    def sampling(self) -> SamplingParams:
-        return self.request.sampling
 
-    def with_defaults(self, defaults: SamplingDefaults) -> Self:
-        """Return the call with the model's settings for what the body leaves open."""
-        sampling = defaults.fill(self.sampling, self.given)
-        return replace(self, request=replace(self.request, sampling=sampling))
+class Settled(NamedTuple):
+    """What the server adds to a call, before its requests are made."""
 
-    def with_grammar(self, grammar: str) -> Self:
-        """Return the call with the grammar of its answers."""
-        return replace(self, request=replace(self.request, grammar=grammar))
-
-    def isolated(self, isolation: CacheIsolation, api_key: bytes) -> Self:
-        """Return the call with the salt that keeps its cached prefixes apart from those of others.
-
-        Raises:
-            ApiError: 400, a salt is required and the body has none.
-        """
-        salt = isolation.salt(self.request.extra_key, api_key, param=self.names.get("cache_salt", "cache_salt"))
-        return replace(self, request=replace(self.request, extra_key=salt))
+    sampling: SamplingParams
+    """With the model's settings for what the body leaves open."""
+    extra_key: str = ""
+    """As in `Submit`."""
+    shape: Shape | None = None
+    """What the answers must look like, with their tools."""
+    grammar: str = ""
+    """Of that shape."""
 
 
 def names_of(kind: type[SamplingFields], place: str = "") -> dict[str, str]:
@@ -221,20 +224,12 @@ def sampling_params(fields: SamplingFields, names: Mapping[str, str], **others: 
         raise bad_request(f"{param} {rest}", param=param) from error
 
 
-def new_request(
-    fields: RequestFields,
-    sampling: SamplingParams,
-    *,
-    itl_target: float | None = None,
-    salt_name: str = "cache_salt",
-    embeds: bool = False,
-) -> Submit:
-    """Return the request of a call, still without a prompt.
+def terms_of(fields: RequestFields, *, itl_target: float | None = None, salt_name: str = "cache_salt") -> Terms:
+    """Return what a body says of how its requests are served.
 
     Args:
         itl_target: seconds that its stream may stand still in a step.
         salt_name: the name of `cache_salt` in this API.
-        embeds: the prompts are embedded, and nothing is generated.
 
     Raises:
         ApiError: 400, a salt or a time that cannot be honoured, or an unknown class of priority.
@@ -252,16 +247,21 @@ def new_request(
     salt = _checked_salt(salt_name, fields.cache_salt)
     # Above 0, a target rounds to no less than a microsecond: 0 would mean that there is none.
     micros = 0 if itl_target is None else max(1, round(itl_target * 1e6))
-    return Submit(
-        UNNUMBERED,
-        (),
-        sampling,
-        extra_key=salt,
-        priority=priority,
-        priority_class=priority_class,
-        itl_target=micros,
-        embeds=embeds,
-    )
+    return Terms(salt, priority, priority_class, micros)
+
+
+def check_top_logprobs(top: int, *, are_asked: bool = True) -> None:
+    """Check the field `top_logprobs` of a chat.
+
+    Args:
+        are_asked: the body asks for log-probabilities.
+
+    Raises:
+        ApiError: 400.
+    """
+    name, most = "top_logprobs", types.MAX_LOGPROBS
+    require(0 <= top <= most, f"{name} must be an integer from 0 to {most}, got {top}", param=name)
+    require(not top or are_asked, f"{name} is only allowed with logprobs: true", param=name)
 
 
 def checked_prompts(name: str, value: Any, samples: int) -> tuple[str | list[int], ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from sluice.http.base.auth import SENT_KEY, client_of
-from sluice.http.base.backend import Backend
+from sluice.http.base.backend import Backend, Service
 from sluice.http.base.body import BodyReader
 from sluice.http.base.errors import CLIENT_LEFT
 from sluice.http.base.heartbeats import Heartbeats
@@ -17,117 +18,102 @@ from sluice.http.base.isolation import CacheIsolation
 from sluice.http.base.tokenizer_threads import TokenizerThreads
 from sluice.http.base.turns import Turns
 from sluice.http.call.answers import Answer, event_stream, json_response, unless_disconnected, whole
-from sluice.http.call.constraint_fields import constrained
-from sluice.http.call.embeddings import E, EmbedAnswer, embedded
-from sluice.http.call.generate_call import G, GenerateCall
-from sluice.http.call.generation import Generation, shaped
+from sluice.http.call.constraint_fields import grammar_of
+from sluice.http.call.embeddings import EmbedAnswer, embedded
+from sluice.http.call.generate_call import GenerateCall, Settled
+from sluice.http.call.generation import Generation, shape_of_answer
 from sluice.http.call.tokenize import prompt_ids
 from sluice.http.call.tools import check_readable
 from sluice.text.constraints.checker import ConstraintChecker
 
-
-class Generate(Protocol):
-    """Checks a call, runs it for as long as its client is there, and answers it."""
-
-    async def __call__(
-        self,
-        request: Request,
-        parse: Callable[[bytes], GenerateCall[G]],
-        make_answer: Callable[[GenerateCall[G], Generation], Answer],
-        *,
-        marker: bytes | None = None,
-    ) -> Response:
-        """Answer a request.
-
-        Args:
-            marker: as in `BodyReader.read`.
-        """
-        ...
+C = TypeVar("C", bound=GenerateCall[Any])
 
 
-class Embed(Protocol):
-    """Checks a call, embeds its prompts for as long as its client is there, and answers it."""
+@dataclass(frozen=True, slots=True)
+class CallHandler:
+    """Answers the calls of all routes that generate or embed. The fields are those of `create_app`.
 
-    async def __call__(
-        self,
-        request: Request,
-        parse: Callable[[bytes], GenerateCall[E]],
-        make_answer: Callable[[GenerateCall[E], Generation], EmbedAnswer],
-    ) -> Response: ...
+    `generate` and `embed` make the checks of a request in the order in which they stand there; the first one that
+    refuses it is its answer.
+    """
 
-
-def make_generate(
-    backend: Backend,
-    bodies: BodyReader,
-    threads: TokenizerThreads,
-    isolation: CacheIsolation,
-    turns: Turns,
-    checker: ConstraintChecker,
-    clock: Callable[[], float],
-    heartbeats: Heartbeats,
-) -> Generate:
-    """Return what all routes generate with. The arguments are those of `create_app`."""
+    backend: Backend
+    bodies: BodyReader
+    threads: TokenizerThreads
+    isolation: CacheIsolation
+    turns: Turns
+    checker: ConstraintChecker
+    clock: Callable[[], float]
+    heartbeats: Heartbeats
 
     async def generate(
+        self,
         request: Request,
-        parse: Callable[[bytes], GenerateCall[G]],
-        make_answer: Callable[[GenerateCall[G], Generation], Answer],
+        parse: Callable[[bytes], C],
+        make_answer: Callable[[C, Generation], Answer],
         *,
         marker: bytes | None = None,
     ) -> Response:
-        call = (await bodies.read(request, parse, marker=marker)).isolated(isolation, request.scope.get(SENT_KEY, b""))
-        service = backend.service(for_new=True)
+        """Check a call, run it for as long as its client is there, and answer it.
+
+        Args:
+            parse: checks the fields of the body, in the order of its API.
+            marker: as in `BodyReader.read`.
+        """
+        call = await self.bodies.read(request, parse, marker=marker)
+        extra_key = self._extra_key(request, call)
+        service = self.backend.service(for_new=True)
         service.check_model(call.model)
-        call = call.with_defaults(service.sampling_defaults)
+        sampling = service.sampling_defaults.fill(call.sampling, call.given)
         check_readable(call.tools, service.replies)
         came_at = service.client.now()
 
-        async def begun() -> Response:
-            prompts = await prompt_ids(service, threads, call)
-            made = await constrained(checker, shaped(service, call, prompts), client_of(request.scope))
-            bodies.check_ignored()
-            generation = Generation(service, made, turns, came_at=came_at, created=int(clock()))
+        async def answered() -> Response:
+            prompts = await prompt_ids(service, self.threads, call)
+            shape, grammar = shape_of_answer(service, call, prompts), ""
+            if shape is not None and not call.is_empty:
+                grammar = await grammar_of(self.checker, shape, client_of(request.scope))
+            self.bodies.check_ignored()
+            settled = Settled(sampling, extra_key, shape, grammar)
+            generation = self._generation(service, call, settled, came_at)
             await generation.prepare(prompts)
-            answer = make_answer(made, generation)
+            answer = make_answer(call, generation)
             if call.fields.stream:
-                return await event_stream(generation, answer, turns, heartbeats)
-            return await json_response(await whole(generation, answer), turns)
+                return await event_stream(generation, answer, self.turns, self.heartbeats)
+            return await json_response(await whole(generation, answer), self.turns)
 
-        return await while_client_is_there(request, begun())
-
-    return generate
-
-
-def make_embed(
-    backend: Backend,
-    bodies: BodyReader,
-    threads: TokenizerThreads,
-    isolation: CacheIsolation,
-    turns: Turns,
-    clock: Callable[[], float],
-) -> Embed:
-    """Return what all routes embed with. The arguments are those of `create_app`."""
+        return await while_client_is_there(request, answered())
 
     async def embed(
-        request: Request,
-        parse: Callable[[bytes], GenerateCall[E]],
-        make_answer: Callable[[GenerateCall[E], Generation], EmbedAnswer],
+        self, request: Request, parse: Callable[[bytes], C], make_answer: Callable[[C, Generation], EmbedAnswer]
     ) -> Response:
-        call = (await bodies.read(request, parse)).isolated(isolation, request.scope.get(SENT_KEY, b""))
-        service = backend.service(for_new=True)
+        """Check a call, embed its prompts for as long as its client is there, and answer it."""
+        call = await self.bodies.read(request, parse)
+        extra_key = self._extra_key(request, call)
+        service = self.backend.service(for_new=True)
         service.check_model(call.model)
         came_at = service.client.now()
 
-        async def begun() -> Response:
-            prompts = await prompt_ids(service, threads, call)
-            generation = Generation(service, call, turns, came_at=came_at, created=int(clock()))
+        async def answered() -> Response:
+            prompts = await prompt_ids(service, self.threads, call)
+            generation = self._generation(service, call, Settled(call.sampling, extra_key), came_at)
             await generation.prepare(prompts)
             answer = make_answer(call, generation)
-            return await json_response(await embedded(generation, answer), turns)
+            return await json_response(await embedded(generation, answer), self.turns)
 
-        return await while_client_is_there(request, begun())
+        return await while_client_is_there(request, answered())
 
-    return embed
+    def _extra_key(self, request: Request, call: GenerateCall[Any]) -> str:
+        """Return the namespace that keeps the cached prefixes of a call apart from those of others.
+
+        Raises:
+            ApiError: 400, a salt is required and the body has none.
+        """
+        api_key, param = request.scope.get(SENT_KEY, b""), call.names.get("cache_salt", "cache_salt")
+        return self.isolation.salt(call.terms.cache_salt, api_key, param=param)
+
+    def _generation(self, service: Service, call: GenerateCall[Any], settled: Settled, came_at: float) -> Generation:
+        return Generation(service, call, settled, self.turns, came_at=came_at, created=int(self.clock()))
 
 
 async def while_client_is_there(request: Request, work: Awaitable[Response]) -> Response:

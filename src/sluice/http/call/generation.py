@@ -6,22 +6,23 @@ A call is a request for each sample of each prompt. They share an inbox, and eac
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self, TypeVar
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Self
 
 from sluice.http.base.backend import Service
 from sluice.http.base.errors import ApiError, bad_request, no_tier, unavailable
 from sluice.http.base.progress import Progress, together
 from sluice.http.base.turns import Turns
-from sluice.http.call.generate_call import Conversation, F, GenerateCall
+from sluice.http.call.generate_call import Conversation, GenerateCall, Settled
 from sluice.http.call.samples import samples
 from sluice.process.client import EngineGone, Inbox
+from sluice.text.constraints.shapes import Shape
 from sluice.text.parsers.parsing import AnswerParser, TextOnly
 from sluice.text.text_stream import Piece, TextStream
 from sluice.types import CachedTokens, Drafted, FinishReason, Output, Submit, TokenLogprobs
 
-T = TypeVar("T")
 MAX_OPEN = 1 << 16
 """Requests of all calls together, running and waiting; each takes a few kB here and at the engine."""
 PROMPT_END = 16
@@ -99,16 +100,18 @@ class Generation:
     submitted in parts, each in a turn of its own.
 
     Args:
+        settled: what the server adds to the call.
         turns: of the event loop.
         came_at: when the call came, in the client's seconds.
         created: when it came, in Unix seconds.
     """
 
     def __init__(
-        self, service: Service, call: GenerateCall[Any], turns: Turns, *, came_at: float, created: int
+        self, service: Service, call: GenerateCall[Any], settled: Settled, turns: Turns, *, came_at: float, created: int
     ) -> None:
         self.id = secrets.token_hex(12)
         self.service = service
+        self.settled = settled
         self.came_at, self.created = came_at, created
         self.choices: list[Choice] = []
         self._client = service.client
@@ -144,20 +147,27 @@ class Generation:
                 " are with one prompt; leave it out",
                 param="stream_options",
             )
-        self._check_room(len(prompts) * self._call.sampling.n)
-        await self._in_parts(self._prepare, prompts, max(1, AT_ONCE // self._call.sampling.n))
+        num_samples = self._call.sampling.n
+        self._check_room(len(prompts) * num_samples)
+        size = max(1, AT_ONCE // num_samples)
+        for start in range(0, len(prompts), size):
+            async with self._turn(start):
+                for prompt in prompts[start : start + size]:
+                    self._add_choices(tuple(prompt))
 
-    def _prepare(self, prompts: Sequence[Sequence[int]]) -> None:
+    def _turn(self, start: int) -> AbstractAsyncContextManager[None]:
+        """Return the turn for a part of a call's work. The first part needs none."""
+        return self._turns if start else nullcontext()
+
+    def _add_choices(self, prompt: tuple[int, ...]) -> None:
+        """Check a prompt, and make its choices."""
         call, tokenizer = self._call, self.service.tokenizer
         shown = frozenset[str]() if call.tools is None else self.service.replies.markers(call.tools)
-        for prompt in prompts:
-            for request in samples(self.service, tuple(prompt), call, self.came_at):
-                detokenizer = tokenizer.detokenizer(
-                    request.prompt, skip_special_tokens=call.text.skip_special_tokens, shown=shown
-                )
-                sampling, include_stop = call.sampling, call.text.include_stop
-                text = TextStream(detokenizer, sampling.stop, sampling.min_tokens, include_stop=include_stop)
-                self.choices.append(Choice(request, text, self._new_parser(request.prompt)))
+        skips_special, include_stop = call.text.skip_special_tokens, call.text.include_stop
+        for request in samples(self.service, prompt, call, self.settled, self.came_at):
+            detokenizer = tokenizer.detokenizer(prompt, skip_special_tokens=skips_special, shown=shown)
+            text = TextStream(detokenizer, call.sampling.stop, call.sampling.min_tokens, include_stop=include_stop)
+            self.choices.append(Choice(request, text, self._new_parser(prompt)))
 
     def _new_parser(self, prompt: Sequence[int]) -> AnswerParser:
         tools = self._call.tools
@@ -175,11 +185,13 @@ class Generation:
         """
         self._check_room(len(self.choices))
         self.submitted_at = self._client.now()
-        await self._in_parts(self._submit, self.choices, AT_ONCE)
+        for start in range(0, max(1, len(self.choices)), AT_ONCE):  # a call without choices has an inbox, too
+            async with self._turn(start):
+                self._submit([choice.request for choice in self.choices[start : start + AT_ONCE]])
 
-    def _submit(self, choices: Sequence[Choice]) -> None:
+    def _submit(self, requests: Sequence[Submit]) -> None:
         try:
-            self._inbox = self._client.submit([choice.request for choice in choices], self._inbox)
+            self._inbox = self._client.submit(requests, self._inbox)
         except EngineGone as error:
             raise unavailable(str(error)) from error
         for index in range(len(self._index), len(self._inbox.request_ids)):
@@ -194,13 +206,6 @@ class Generation:
                 code="overloaded",
                 retry_after=self._client.retry_after(),
             )
-
-    async def _in_parts(self, work: Callable[[Sequence[T]], None], items: Sequence[T], size: int) -> None:
-        """Call `work` with parts of a list, each after the first in a turn of its own."""
-        work(items[:size])
-        for start in range(size, len(items), size):
-            async with self._turns:
-                work(items[start : start + size])
 
     def parser(self) -> AnswerParser:
         """Return what tells text, reasoning and calls of the first choice apart."""
@@ -305,14 +310,14 @@ class Generation:
         )
 
 
-def shaped(service: Service, call: GenerateCall[F], prompts: Sequence[Sequence[int]]) -> GenerateCall[F]:
-    """Return a call with the shape of its answers, which its tools decide, too. The reasoning may come before it."""
+def shape_of_answer(service: Service, call: GenerateCall[Any], prompts: Sequence[Sequence[int]]) -> Shape | None:
+    """Return the shape of a call's answers, which its tools decide, too. The reasoning may come before it."""
     if call.tools is None:
-        return call
+        return call.shape
     continued = _continued(call)
     end = _end_of(service, prompts[0], continued) if prompts else ""
     token_id, continues = service.tokenizer.token_id, continued is not None
-    return replace(call, shape=service.replies.shape(call.tools, end, call.shape, token_id, continues=continues))
+    return service.replies.shape(call.tools, end, call.shape, token_id, continues=continues)
 
 
 def _continued(call: GenerateCall[Any]) -> str | None:

@@ -22,18 +22,19 @@ from sluice.http.call.generate_call import (
     GenerateFields,
     Logprobs,
     SamplingFields,
+    check_top_logprobs,
     checked_prompts,
     documented,
-    new_request,
     sampling_params,
     some,
+    terms_of,
 )
 from sluice.http.call.messages import AnyMessage
 from sluice.http.call.template_fields import TemplateFields, conversation_of
 from sluice.http.call.tools import ToolFields, tools_of
 from sluice.text.constraints.shapes import Shape
 from sluice.text.text_stream import TextOptions
-from sluice.types import MAX_LOGPROBS, SamplingParams
+from sluice.types import SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for completions; a chat may fill the context."""
@@ -131,9 +132,7 @@ def parse_chat(body: bytes) -> GenerateCall[ChatFields]:
     content = json_object(body)
     tools = tools_of(convert(given_fields(content, ToolFields), ToolFields))
     fields, sampling, template, shape, given = _read(content, ChatFields, unsupported_fields.CHAT)
-    top, name = fields.top_logprobs, "top_logprobs"
-    require(0 <= top <= MAX_LOGPROBS, f"{name} must be an integer from 0 to {MAX_LOGPROBS}, got {top}", param=name)
-    require(not top or fields.logprobs, f"{name} is only allowed with logprobs: true", param=name)
+    check_top_logprobs(fields.top_logprobs, are_asked=fields.logprobs)
     max_tokens, name = _max_tokens(fields, sampling)
     params = sampling_params(
         sampling,
@@ -208,7 +207,8 @@ def _call(fields: B, params: SamplingParams, **others: Any) -> GenerateCall[B]:
     require(bool(options.include_usage) or not options.continuous_usage_stats, message, param="stream_options")
     return GenerateCall(
         fields=fields,
-        request=new_request(fields, params, itl_target=fields.itl_target),
+        sampling=params,
+        terms=terms_of(fields, itl_target=fields.itl_target),
         model=fields.model,
         num_ctx=fields.num_ctx,
         text=TextOptions(fields.skip_special_tokens, fields.include_stop_str_in_output),

@@ -23,13 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import torch
 
 from sluice.device.transport import Array, ToHost
 from sluice.runner.drafts import RowsBrought, StagedDrafts, rows_brought, samples_of
 from sluice.runner.inputs import HostBatch
+from sluice.runner.last_tokens import STALE
 from sluice.runner.logit_ops import LogitOps
 from sluice.types import BatchResult, NewSlot, RowError, TokenLogprobs
 
@@ -38,6 +39,10 @@ SLICE_BYTES = 64 << 20
 """Size of a slice of logits in the type they are computed with, float32 or wider."""
 
 BAD_LOGITS = "the model gave logits that are NaN, infinite or all -inf; the request cannot go on"
+STALE_TOKEN = (
+    "the step read a token of this request that was not sampled yet, or a block that was not open: a bug of the runner,"
+    " found by --debug-uninitialized-reads"
+)
 
 
 @dataclass(slots=True)
@@ -81,44 +86,67 @@ class StepLogits:
         return self.to_sample
 
 
-@dataclass(slots=True)
-class StepReport:
-    """The result of a step on the host, while features complete it."""
+class Outcome:
+    """The outcome of a step. Its work on the device fills in tensors, copies to the host replace them, and there they
+    are read and completed by features, until they are the step's result.
 
-    host: HostBatch
-    tokens: list[int]
-    """[S]"""
-    failed: dict[int, str]
-    """Why the request of a row cannot go on, by row."""
-    brought: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Tokens of sampling rows that bring others than those in `tokens`, by index into `tokens` of the first."""
-    complete: list[int] = field(default_factory=list)
-    """Rows whose requests end with what they bring."""
-    logprobs: Sequence[tuple[TokenLogprobs, ...]] = ()
-    """[S] of each sample; empty if no row asked."""
-    prompt_logprobs: Sequence[tuple[TokenLogprobs, ...]] = ()
-    """Of each row with targets; empty if there is none."""
-    embeddings: Sequence[bytes] = ()
-    """Of each row that embeds; empty if there is none."""
+    Args:
+        host: the rows of the step.
+        features: that the step uses; they keep their part of the outcome.
+    """
 
-    @classmethod
-    def of(cls, host: HostBatch, result: BatchResult) -> Self:
-        """Return the report of a step whose result another rank has made."""
-        tokens = [row[0] if row else -1 for row in result.token_ids]
-        logprobs: Sequence[tuple[TokenLogprobs, ...]] = result.logprobs
-        if host.drafts is not None:
-            tokens, logprobs = samples_of(host.drafts, result.token_ids, logprobs)
-        return cls(
-            host,
-            tokens,
-            {error.row: error.message for error in result.errors},
-            logprobs=logprobs,
-            prompt_logprobs=result.prompt_logprobs,
-            embeddings=result.embeddings,
-        )
+    def __init__(self, host: HostBatch, features: StagedFeatures) -> None:
+        self.host = host
+        self.features = features
+        self.sampled: torch.Tensor | None = None
+        """[S] int64"""
+        self._on_device: torch.Tensor | None = None
+        """Kept until the copy to the host is done."""
+        self.slice_errors: tuple[RowError, ...] = ()
+        """Offloaded work that failed."""
+        self.tokens: list[int] = []
+        """[S], on the host."""
+        self.failed: dict[int, str] = {}
+        """Why the request of a row cannot go on, by row."""
+        self.others: dict[int, tuple[int, ...]] = {}
+        """Tokens of sampling rows that give others than those in `tokens`, by index into `tokens` of the first."""
+        self.complete: list[int] = []
+        """Rows whose requests end with what they give."""
+        self.logprobs: Sequence[tuple[TokenLogprobs, ...]] = ()
+        """[S] of each sample; empty if no row asked."""
+        self.prompt_logprobs: Sequence[tuple[TokenLogprobs, ...]] = ()
+        """Of each row with targets; empty if there is none."""
+        self.embeddings: Sequence[bytes] = ()
+        """Of each row that embeds; empty if there is none."""
 
-    def result(self, step: int, slice_errors: tuple[RowError, ...] = ()) -> BatchResult:
-        """Return the result of a step, when it is complete."""
+    def to_host(self, to_host: ToHost) -> None:
+        """Begin to copy it to the host."""
+        assert self.sampled is not None
+        self._on_device = self.sampled
+        self.sampled = to_host(self.sampled)
+        self.features.to_host(to_host)
+
+    def read(self) -> None:
+        """Read what was copied to the host, and let the features complete it."""
+        assert self.sampled is not None
+        self.tokens = tokens = self.sampled.tolist()
+        rows, drafts = self.host.sample_rows.tolist(), self.host.drafts
+        firsts = range(len(tokens)) if drafts is None else drafts.firsts.tolist()
+        self.failed = {rows[at]: STALE_TOKEN if tokens[at] == STALE else BAD_LOGITS for at in firsts if tokens[at] < 0}
+        self.features.report(self)
+
+    def read_from(self, result: BatchResult) -> None:
+        """Take over the result that another rank has made, and let the features complete it."""
+        self.tokens, self.logprobs = [row[0] if row else -1 for row in result.token_ids], result.logprobs
+        if self.host.drafts is not None:
+            self.tokens, self.logprobs = samples_of(self.host.drafts, result.token_ids, result.logprobs)
+        self.failed = {error.row: error.message for error in result.errors}
+        self.slice_errors = result.slice_errors
+        self.prompt_logprobs, self.embeddings = result.prompt_logprobs, result.embeddings
+        self.features.complete(self)
+
+    def result(self, step: int) -> BatchResult:
+        """Return the result of the step, when it is complete."""
         rows, failed = self.host.sample_rows.tolist(), self.failed
         sampled = self._of_rows(rows)
         return BatchResult(
@@ -131,13 +159,13 @@ class StepReport:
                 b"" if row in failed else embedding
                 for row, embedding in zip(self.host.embed_rows.tolist(), self.embeddings, strict=True)
             ),
-            slice_errors=slice_errors,
+            slice_errors=self.slice_errors,
             complete=tuple(self.complete),
             accepted=sampled.accepted,
         )
 
     def _of_rows(self, rows: Sequence[int]) -> RowsBrought:
-        """Return what the rows bring that sample.
+        """Return what the rows give that sample.
 
         Args:
             rows: [S] of the plan.
@@ -145,13 +173,13 @@ class StepReport:
         failed, blocks = self.failed, self.host.blocks
         if blocks is not None:
             places = zip(blocks.plan_rows.tolist(), blocks.firsts.tolist(), strict=True)
-            of_blocks = tuple(() if row in failed else self.brought[first] for row, first in places)
+            of_blocks = tuple(() if row in failed else self.others[first] for row, first in places)
             return RowsBrought(of_blocks, (), (0,) * len(of_blocks))
         if self.host.drafts is not None:
-            others = self.brought | {index: () for index, row in enumerate(rows) if row in failed}
+            others = self.others | {index: () for index, row in enumerate(rows) if row in failed}
             return rows_brought(self.host.drafts, self.tokens, self.logprobs, others)
         token_ids = tuple(
-            () if row in failed else self.brought.get(index, (token,))
+            () if row in failed else self.others.get(index, (token,))
             for index, (row, token) in enumerate(zip(rows, self.tokens, strict=True))
         )
         return RowsBrought(token_ids, _without_failed(self.logprobs, rows, failed), ())
@@ -187,13 +215,13 @@ class StagedFeature:
         """Look at what was sampled. Return the tensors that `report` needs on the host."""
         return ()
 
-    def report(self, tensors: Sequence[torch.Tensor], report: StepReport) -> None:
+    def report(self, tensors: Sequence[torch.Tensor], outcome: Outcome) -> None:
         """Add to the result. Called on the host, with what `sampled` returned."""
 
     def hand_on(self) -> None:
         """In the place of `apply` and `sampled`, on a rank that does not sample: give those that do what they lack."""
 
-    def complete(self, report: StepReport) -> None:
+    def complete(self, outcome: Outcome) -> None:
         """In the place of `report`, there: add what only this rank knows to the result of those that sample."""
 
 
@@ -265,17 +293,17 @@ class StagedFeatures:
         """Begin to copy what they have for the result to the host."""
         self._on_host = [tuple(map(to_host, tensors)) for tensors in self._on_device]
 
-    def report(self, report: StepReport) -> None:
+    def report(self, outcome: Outcome) -> None:
         """Complete a result. There is nothing to add if no row sampled or has targets."""
         for staged, tensors in zip(self._staged, self._on_host, strict=False):
-            staged.report(tensors, report)
+            staged.report(tensors, outcome)
 
     def hand_on(self) -> None:
         """Do this rank's part of a step that others sample."""
         for staged in self._staged:
             staged.hand_on()
 
-    def complete(self, report: StepReport) -> None:
+    def complete(self, outcome: Outcome) -> None:
         """Complete a result of others."""
         for staged in self._staged:
-            staged.complete(report)
+            staged.complete(outcome)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from sluice.runner.features.base import Feature, StagedFeature, StepLogits, StepReport
+from sluice.runner.features.base import Feature, Outcome, StagedFeature, StepLogits
 from sluice.runner.features.logprobs import score_rows
 from sluice.runner.host_blocks import HostBlocks
 from sluice.runner.inputs import HostBatch
@@ -73,10 +73,10 @@ class StagedDenoise(StagedFeature):
         drawn = logits.tokens.new_zeros(shape).index_put_(at, logits.tokens.clamp(min=0))
         return (self._blocks.unmask(self._slots, drawn, confidence),)
 
-    def report(self, tensors: Sequence[torch.Tensor], report: StepReport) -> None:
+    def report(self, tensors: Sequence[torch.Tensor], outcome: Outcome) -> None:
         firsts, known = self._host.firsts.tolist(), self._host.known.tolist()
         for first, count, tokens in zip(firsts, known, tensors[0].tolist(), strict=True):
-            report.brought[first] = () if OPEN in tokens else tuple(tokens[count:])
+            outcome.others[first] = () if OPEN in tokens else tuple(tokens[count:])
 
 
 class Denoise(Feature):

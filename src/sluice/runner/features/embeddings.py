@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from sluice.runner.features.base import Feature, StagedFeature, StepLogits, StepReport
+from sluice.runner.features.base import Feature, Outcome, StagedFeature, StepLogits
 from sluice.runner.inputs import HostBatch
 from sluice.types import NewSlot
 
@@ -20,11 +20,11 @@ class StagedEmbeddings(StagedFeature):
     def sampled(self, logits: StepLogits) -> tuple[torch.Tensor, ...]:
         return (logits.embedded.float(),)
 
-    def report(self, tensors: Sequence[torch.Tensor], report: StepReport) -> None:
+    def report(self, tensors: Sequence[torch.Tensor], outcome: Outcome) -> None:
         vectors = tensors[0].numpy().astype("<f4", copy=False)
-        report.embeddings = [vector.tobytes() for vector in vectors]
-        for row in report.host.embed_rows[~np.isfinite(vectors).all(axis=1)].tolist():
-            report.failed.setdefault(row, BAD_EMBEDDING)
+        outcome.embeddings = [vector.tobytes() for vector in vectors]
+        for row in outcome.host.embed_rows[~np.isfinite(vectors).all(axis=1)].tolist():
+            outcome.failed.setdefault(row, BAD_EMBEDDING)
 
 
 class Embeddings(Feature):

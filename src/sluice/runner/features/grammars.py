@@ -26,7 +26,7 @@ from sluice.device.queues import HostBuffers, pinned_host_buffer, plain_host_buf
 from sluice.runner.constrained_row import ConstrainedRow
 from sluice.runner.draft_masks import DraftMasks
 from sluice.runner.drafts import StagedDrafts, reached
-from sluice.runner.features.base import Feature, StagedFeature, StepLogits, StepReport
+from sluice.runner.features.base import Feature, Outcome, StagedFeature, StepLogits
 from sluice.runner.grammar.base import CompiledGrammar, CompiledGrammars
 from sluice.runner.grammar.guidance import Bits, GrammarError, GuidanceMatcher
 from sluice.runner.inputs import HostBatch
@@ -139,10 +139,10 @@ class StagedGrammars(StagedFeature):
     def hand_on(self) -> None:
         self._masks()
 
-    def complete(self, report: StepReport) -> None:
-        failed = dict(report.failed)
-        self.report((), report)
-        report.failed.update(failed)
+    def complete(self, outcome: Outcome) -> None:
+        failed = dict(outcome.failed)
+        self.report((), outcome)
+        outcome.failed.update(failed)
 
     def _masks(self) -> torch.Tensor:
         """Wait for the masks, publish and return them, [C, words] int32. A sample without one can be no token."""
@@ -163,33 +163,33 @@ class StagedGrammars(StagedFeature):
         self._publish(bits)
         return bits
 
-    def report(self, tensors: Sequence[torch.Tensor], report: StepReport) -> None:
+    def report(self, tensors: Sequence[torch.Tensor], outcome: Outcome) -> None:
         for each in self._masked:
-            self._report_row(each, report)
+            self._report_row(each, outcome)
         if not all(each.is_ready for each in self._masked):
             self._workers.relieve(PATIENCE)
 
-    def _report_row(self, masked: MaskedRow, report: StepReport) -> None:
+    def _report_row(self, masked: MaskedRow, outcome: Outcome) -> None:
         row, first = masked.row, masked.first
-        in_plan = int(report.host.sample_rows[first])
+        in_plan = int(outcome.host.sample_rows[first])
         if not masked.is_ready:
             row.is_late = True
-            report.failed.pop(in_plan, None)
-            report.brought[first] = ()
+            outcome.failed.pop(in_plan, None)
+            outcome.others[first] = ()
         elif row.problem is not None:
-            report.failed[in_plan] = row.problem
+            outcome.failed[in_plan] = row.problem
         elif row.is_complete:
-            report.failed.pop(in_plan, None)
-            report.brought[first] = ()
-            report.complete.append(in_plan)
-        elif in_plan not in report.failed:
-            sampled = reached(report.tokens[first : masked.end])
-            report.brought[first] = row.advance(sampled)
+            outcome.failed.pop(in_plan, None)
+            outcome.others[first] = ()
+            outcome.complete.append(in_plan)
+        elif in_plan not in outcome.failed:
+            sampled = reached(outcome.tokens[first : masked.end])
+            outcome.others[first] = row.advance(sampled)
             if row.problem is not None:
-                if not report.brought[first]:
-                    report.failed[in_plan] = row.problem
+                if not outcome.others[first]:
+                    outcome.failed[in_plan] = row.problem
             elif row.is_complete:
-                report.complete.append(in_plan)
+                outcome.complete.append(in_plan)
             elif sampled[-1] not in row.stop_ids:
                 self._workers.run(row.compute, is_slow=row.is_slow)
 

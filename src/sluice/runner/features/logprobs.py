@@ -14,7 +14,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from sluice.runner.features.base import BAD_LOGITS, SLICE_BYTES, Feature, StagedFeature, StepLogits, StepReport
+from sluice.runner.features.base import BAD_LOGITS, SLICE_BYTES, Feature, Outcome, StagedFeature, StepLogits
 from sluice.runner.inputs import HostBatch, Ints
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps, Scores
 from sluice.types import NewSlot, TokenLogprobs
@@ -60,15 +60,15 @@ class StagedLogprobs(StagedFeature):
             )
         return tuple(scores)
 
-    def report(self, tensors: Sequence[torch.Tensor], report: StepReport) -> None:
+    def report(self, tensors: Sequence[torch.Tensor], outcome: Outcome) -> None:
         scores = iter([_rows(Scores(*tensors[at : at + 3])) for at in range(0, len(tensors), 3)])
         if len(self._host_rows):
-            report.logprobs = self._of_samples(next(scores), report.tokens)
-        if len(report.host.target_ids):
-            report.prompt_logprobs = self._of_targets(next(scores), report.host)
-            for (row, _), found in zip(report.host.target_rows, report.prompt_logprobs, strict=True):
+            outcome.logprobs = self._of_samples(next(scores), outcome.tokens)
+        if len(outcome.host.target_ids):
+            outcome.prompt_logprobs = self._of_targets(next(scores), outcome.host)
+            for (row, _), found in zip(outcome.host.target_rows, outcome.prompt_logprobs, strict=True):
                 if any(math.isnan(item.logprob) for item in found):
-                    report.failed.setdefault(row, BAD_LOGITS)
+                    outcome.failed.setdefault(row, BAD_LOGITS)
 
     def _of_samples(self, scores: Iterator[_Score], tokens: Sequence[int]) -> list[tuple[TokenLogprobs, ...]]:
         found: list[tuple[TokenLogprobs, ...]] = [()] * len(tokens)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sluice.parallel.layout import WORD
-from sluice.runner.features.base import Feature, StagedFeature, StepLogits, StepReport
+from sluice.runner.features.base import Feature, Outcome, StagedFeature, StepLogits
 from sluice.runner.inputs import HostBatch, Ints
 from sluice.types import NewSlot
 
@@ -41,13 +41,13 @@ class ReceivedMasks(StagedFeature):
         masked = logits.maskable()
         logits.ops.mask(masked, self._rows, torch.from_numpy(bits).to(masked.device))
 
-    def report(self, tensors: Sequence[torch.Tensor], report: StepReport) -> None:
+    def report(self, tensors: Sequence[torch.Tensor], outcome: Outcome) -> None:
         """Let no row fail that may sample nothing: only the leader knows why it may not, and what the row brings."""
-        none, drafts = self._allows_none, report.host.drafts
+        none, drafts = self._allows_none, outcome.host.drafts
         if drafts is not None:
             none = np.intersect1d(none, drafts.firsts)  # no other sample fails a row
         for index in none.tolist():
-            report.failed.pop(int(report.host.sample_rows[index]), None)
+            outcome.failed.pop(int(outcome.host.sample_rows[index]), None)
 
     def hand_on(self) -> None:
         """Drop the masks: this rank samples nothing."""

@@ -24,9 +24,9 @@ from sluice.http.call.generate_call import (
     documented,
     given_of,
     names_of,
-    new_request,
     sampling_params,
     some,
+    terms_of,
 )
 from sluice.http.call.tagged import tagged
 from sluice.http.call.template_fields import TemplateFields, conversation_of, thinking_switches
@@ -120,7 +120,8 @@ def _read(body: bytes, kind: type[P]) -> GenerateCall[P]:
     return GenerateCall(
         fields=fields,
         prompts=(_conversation(fields, output, tools),),
-        request=new_request(fields, sampling_params(sampling, NAMES), itl_target=fields.itl_target),
+        sampling=sampling_params(sampling, NAMES),
+        terms=terms_of(fields, itl_target=fields.itl_target),
         model=fields.model,
         names=NAMES,
         given=given_of(MessagesSampling, given),

@@ -15,12 +15,12 @@ from sluice.http.base.body import BodyReader
 from sluice.http.base.errors import OVERLOADED, AnthropicError
 from sluice.http.base.routes import Routes, json_answer
 from sluice.http.base.tokenizer_threads import TokenizerThreads
-from sluice.http.call.generating import Generate, while_client_is_there
+from sluice.http.call.generating import CallHandler, while_client_is_there
 from sluice.http.call.tokenize import count_tokens
 
 
 def add_anthropic(
-    routes: Routes, backend: Backend, bodies: BodyReader, generate: Generate, threads: TokenizerThreads
+    routes: Routes, backend: Backend, bodies: BodyReader, calls: CallHandler, threads: TokenizerThreads
 ) -> None:
     """Add the routes of Anthropic's API."""
     add = partial(routes.add, error=AnthropicError, unavailable=AnthropicError, overload_status=OVERLOADED)
@@ -35,7 +35,7 @@ def add_anthropic(
         events_end=None,
     )
     async def messages(request: Request) -> Response:
-        return await generate(request, parse_messages, AnthropicAnswer)
+        return await calls.generate(request, parse_messages, AnthropicAnswer)
 
     @add(
         "POST",

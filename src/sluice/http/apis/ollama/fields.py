@@ -25,17 +25,18 @@ from sluice.http.call.generate_call import (
     Logprobs,
     SamplingFields,
     Text,
+    check_top_logprobs,
     documented,
     given_of,
     names_of,
-    new_request,
     sampling_params,
+    terms_of,
 )
 from sluice.http.call.messages import AnyMessage
 from sluice.http.call.template_fields import TemplateFields, conversation_of, thinking_switches
 from sluice.http.call.tools import MAX_TOOLS, TOOL_SCHEMA, ToolFields, tools_of
 from sluice.text.parsers.tools import NO_TOOLS, ToolUse
-from sluice.types import MAX_LOGPROBS, SamplingParams
+from sluice.types import SamplingParams
 
 PLACE = "options"
 LEVELS = ("low", "medium", "high")
@@ -178,7 +179,8 @@ def _call(
     return GenerateCall(
         fields=fields,
         prompts=prompts,
-        request=new_request(fields, sampling, itl_target=fields.itl_target),
+        sampling=sampling,
+        terms=terms_of(fields, itl_target=fields.itl_target),
         model=served_name(service, fields.model),
         names={**NAMES, "prompt": prompt_name},
         tools=tools,
@@ -206,9 +208,7 @@ def read_options(content: dict[str, Any]) -> tuple[OllamaSampling, OllamaOptions
 
 
 def _sampling(options: OllamaSampling, fields: OllamaFields) -> SamplingParams:
-    top, name = fields.top_logprobs, "top_logprobs"
-    require(0 <= top <= MAX_LOGPROBS, f"{name} must be an integer from 0 to {MAX_LOGPROBS}, got {top}", param=name)
-    require(not top or fields.logprobs, f"{name} is only allowed with logprobs: true", param=name)
+    check_top_logprobs(fields.top_logprobs, are_asked=fields.logprobs)
     most, name = options.max_tokens, NAMES["max_tokens"]
     is_fine = most is None or most > 0 or most in UNLIMITED
     message = f"{name} must be at least 1, or -1 for as many tokens as the context holds, got {most}"
@@ -218,7 +218,7 @@ def _sampling(options: OllamaSampling, fields: OllamaFields) -> SamplingParams:
         NAMES,
         max_tokens=None if most in UNLIMITED else most,
         seed=None if options.seed == RANDOM_SEED else options.seed,
-        logprobs=top if fields.logprobs else None,
+        logprobs=fields.top_logprobs if fields.logprobs else None,
     )
 
 

@@ -38,7 +38,7 @@ from sluice.http.base.backend import Backend
 from sluice.http.base.body import BodyReader
 from sluice.http.base.errors import ApiError, OllamaError
 from sluice.http.base.routes import NDJSON, Handler, Routes
-from sluice.http.call.generating import Embed, Generate
+from sluice.http.call.generating import CallHandler
 
 Add = partial[Callable[[Handler], Handler]]
 """`Routes.add`, with the form of Ollama's errors."""
@@ -54,17 +54,15 @@ REFUSED = {
 """What to do instead of a POST that is not supported."""
 
 
-def add_ollama(
-    routes: Routes, backend: Backend, bodies: BodyReader, generate: Generate, embed: Embed, started: int
-) -> None:
+def add_ollama(routes: Routes, backend: Backend, bodies: BodyReader, calls: CallHandler, started: int) -> None:
     """Add the routes of Ollama's API.
 
     Args:
         started: when the server was, in Unix seconds.
     """
     add = partial(routes.add, error=OllamaError, unavailable=OllamaError)
-    _add_generation(add, backend, generate)
-    _add_embeddings(add, backend, embed)
+    _add_generation(add, backend, calls)
+    _add_embeddings(add, backend, calls)
     _add_models(add, backend, bodies, started)
 
     @add("GET", "/api/version", summary="The version of Ollama whose API this is", answer=OllamaVersion)
@@ -76,7 +74,7 @@ def add_ollama(
     add("DELETE", "/api/delete", summary=f"Refused: {RESTART} (Ollama)")(_refusal("/api/delete", RESTART))
 
 
-def _add_generation(add: Add, backend: Backend, generate: Generate) -> None:
+def _add_generation(add: Add, backend: Backend, calls: CallHandler) -> None:
     @add(
         "POST",
         "/api/chat",
@@ -87,7 +85,9 @@ def _add_generation(add: Add, backend: Backend, generate: Generate) -> None:
         events_type=NDJSON,
     )
     async def chat(request: Request) -> Response:
-        return await generate(request, partial(parse_ollama_chat, backend.service(for_new=True)), OllamaChatAnswer)
+        return await calls.generate(
+            request, partial(parse_ollama_chat, backend.service(for_new=True)), OllamaChatAnswer
+        )
 
     @add(
         "POST",
@@ -100,14 +100,14 @@ def _add_generation(add: Add, backend: Backend, generate: Generate) -> None:
     )
     async def ollama_generate(request: Request) -> Response:
         parse = partial(parse_ollama_generate, backend.service(for_new=True))
-        return await generate(request, parse, OllamaGenerateAnswer)
+        return await calls.generate(request, parse, OllamaGenerateAnswer)
 
 
-def _add_embeddings(add: Add, backend: Backend, embed: Embed) -> None:
+def _add_embeddings(add: Add, backend: Backend, calls: CallHandler) -> None:
     @add("POST", "/api/embed", summary="Embed texts (Ollama)", body=OLLAMA_EMBED_BODY, answer=OllamaEmbed)
     async def ollama_embed(request: Request) -> Response:
         parse = partial(parse_ollama_embed, backend.service(for_new=True))
-        return await embed(request, parse, OllamaEmbedAnswer)
+        return await calls.embed(request, parse, OllamaEmbedAnswer)
 
     @add(
         "POST",
@@ -118,7 +118,7 @@ def _add_embeddings(add: Add, backend: Backend, embed: Embed) -> None:
     )
     async def ollama_embedding(request: Request) -> Response:
         parse = partial(parse_ollama_embedding, backend.service(for_new=True))
-        return await embed(request, parse, OllamaEmbeddingAnswer)
+        return await calls.embed(request, parse, OllamaEmbeddingAnswer)
 
 
 def _add_models(add: Add, backend: Backend, bodies: BodyReader, started: int) -> None:

@@ -38,14 +38,14 @@ Event = dict[str, Any]
 class ResponseAnswer:
     """The answer to `POST /v1/responses`. Each block of it is an item of its output."""
 
-    def __init__(self, given: ResponseCall, generation: Generation, store: ResponseStore) -> None:
+    def __init__(self, store: ResponseStore, call: ResponseCall, generation: Generation) -> None:
         self.framing = replace(FRAMING, failure=self._failure)
-        self._given, self._generation, self._store = given, generation, store
-        self._head = response_head(given, generation)
+        self._call, self._generation, self._store = call, generation, store
+        self._head = response_head(call, generation)
         self._parsed = ParsedAnswer(generation.parser())
         self._items: list[dict[str, Any]] = []
         """Those that are over."""
-        self._has_logprobs = given.call.sampling.logprobs is not None
+        self._has_logprobs = call.sampling.logprobs is not None
         self._tokens = TextTokens()
         self._logprobs: list[Any] | JsonList = []
         """Of the tokens of the present text."""
@@ -66,7 +66,7 @@ class ResponseAnswer:
     def closing(self, usage: Usage) -> Iterator[Event]:
         yield from self._ending()
         response = self._ended(usage)
-        if self._given.input is not None:
+        if self._call.input is not None:
             self._stored(msgspec.json.encode(response))
         yield self._event(f"response.{response['status']}", response=response)
 
@@ -80,7 +80,7 @@ class ResponseAnswer:
             for change in self._parsed.blocks.add_empty_text():
                 self._add_item(change, [])
         response = self._ended(usage)
-        return response if self._given.input is None else Recorded(response, self._stored)
+        return response if self._call.input is None else Recorded(response, self._stored)
 
     def _matched(self, piece: Piece) -> Iterator[tuple[Change, list[Piece]]]:
         """Yield what a piece changes, each change with the scored tokens that a text grew by."""
@@ -128,8 +128,8 @@ class ResponseAnswer:
 
     def _stored(self, content: bytes) -> None:
         """Store the response, of which `content` is the JSON."""
-        assert self._given.input is not None, "only a response that is to be stored is"
-        self._store.put(self._head["id"], StoredResponse(self._given.owner, content, self._given.input))
+        assert self._call.input is not None, "only a response that is to be stored is"
+        self._store.put(self._head["id"], StoredResponse(self._call.owner, content, self._call.input))
 
     def _now(self) -> int:
         generation = self._generation

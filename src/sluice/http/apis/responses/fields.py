@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -23,16 +23,16 @@ from sluice.http.call.generate_call import (
     GenerateFields,
     Logprobs,
     SamplingFields,
+    check_top_logprobs,
     documented,
     given_of,
     names_of,
-    new_request,
     sampling_params,
+    terms_of,
 )
 from sluice.http.call.generation import Generation
 from sluice.http.call.template_fields import TemplateFields, conversation_of
 from sluice.text.parsers.tools import ToolUse
-from sluice.types import MAX_LOGPROBS
 
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 """Pairs of `metadata`, and characters of their keys and values."""
@@ -101,19 +101,14 @@ RESPONSE_BODY = Body((ResponseFields, ResponseSampling))
 NAMES: Mapping[str, str] = {**names_of(ResponseSampling), "prompt": "input"}
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseCall:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseCall(GenerateCall[ResponseFields]):
     """A checked body, and the conversation that it stands for."""
 
-    call: GenerateCall[ResponseFields]
     owner: bytes
     """Who may see the response."""
     input: bytes | None
     """The items of the conversation, as JSON. None: the response is not to be stored."""
-
-    def of(self, call: GenerateCall[ResponseFields]) -> ResponseCall:
-        """Return the same with the call as it is run."""
-        return replace(self, call=call)
 
 
 def parse_response(store: ResponseStore, api_key: bytes, body: bytes) -> ResponseCall:
@@ -135,18 +130,20 @@ def parse_response(store: ResponseStore, api_key: bytes, body: bytes) -> Respons
     params = sampling_params(sampling, names, logprobs=logprobs)
     tools = tools_of(fields.tools, fields.tool_choice, is_parallel=fields.parallel_tool_calls)
     form = fields.text.format
-    call = GenerateCall(
+    return ResponseCall(
         fields=fields,
         prompts=(_conversation(fields, tools, items, len(earlier)),),
-        request=new_request(fields, params, itl_target=fields.itl_target),
+        sampling=params,
+        terms=terms_of(fields, itl_target=fields.itl_target),
         model=fields.model,
         names=names,
         given=given_of(ResponseSampling, given),
         add_special_tokens=False,
         tools=tools,
         shape=None if form is None else flat_shape(form, "text.format"),
+        owner=owner,
+        input=_kept(items, store) if fields.store else None,
     )
-    return ResponseCall(call, owner, _kept(items, store) if fields.store else None)
 
 
 def _fields(content: dict[str, Any]) -> ResponseFields:
@@ -158,8 +155,7 @@ def _fields(content: dict[str, Any]) -> ResponseFields:
     unknown = next((each for each in fields.include if each not in INCLUDED), None)
     message = f"include holds {unknown!r}; accepted: {', '.join(INCLUDED)}"
     require(unknown is None, message, param="include")
-    top, name = fields.top_logprobs, "top_logprobs"
-    require(0 <= top <= MAX_LOGPROBS, f"{name} must be an integer from 0 to {MAX_LOGPROBS}, got {top}", param=name)
+    check_top_logprobs(fields.top_logprobs)
     require(fields.stream or fields.stream_options is None, "stream_options needs stream: true", param="stream_options")
     _check_metadata(fields.metadata)
     given, has_earlier = fields.input, fields.previous_response_id is not None
@@ -204,10 +200,9 @@ def _conversation(fields: ResponseFields, tools: ToolUse, items: list[Item], num
     return conversation_of(messages, template, tools)
 
 
-def response_head(given: ResponseCall, generation: Generation) -> dict[str, Any]:
+def response_head(call: ResponseCall, generation: Generation) -> dict[str, Any]:
     """Return a response that has just begun: what it repeats of the call, and nothing generated."""
-    call = given.call
-    fields, sampling = call.fields, call.sampling
+    fields, sampling = call.fields, generation.settled.sampling
     return {
         "id": f"resp_{generation.id}",
         "object": "response",
@@ -225,7 +220,7 @@ def response_head(given: ResponseCall, generation: Generation) -> dict[str, Any]
         "parallel_tool_calls": fields.parallel_tool_calls,
         "previous_response_id": fields.previous_response_id,
         "reasoning": {"effort": fields.reasoning.effort, "summary": fields.reasoning.summary},
-        "store": given.input is not None,
+        "store": call.input is not None,
         "temperature": sampling.temperature,
         "text": {"format": fields.text.format or {"type": "text"}, "verbosity": fields.text.verbosity},
         "tool_choice": fields.tool_choice,

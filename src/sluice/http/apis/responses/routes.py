@@ -8,16 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sluice.http.apis.responses.answers import ResponseAnswer
-from sluice.http.apis.responses.fields import RESPONSE_BODY, ResponseCall, ResponseFields, parse_response
+from sluice.http.apis.responses.fields import RESPONSE_BODY, parse_response
 from sluice.http.apis.responses.items import Item, listed
 from sluice.http.apis.responses.store import ResponseStore, StoredResponse, owner_of
 from sluice.http.apis.responses.types import DeletedResponse, InputItems, ResponseEvent, ResponseObject
 from sluice.http.base.auth import SENT_KEY
 from sluice.http.base.errors import bad_request, require
 from sluice.http.base.routes import JSON, Routes, json_answer
-from sluice.http.call.generate_call import GenerateCall
-from sluice.http.call.generating import Generate
-from sluice.http.call.generation import Generation
+from sluice.http.call.generating import CallHandler
 
 CONTINUES = b'"previous_response_id"'
 """In bodies that may continue a long conversation."""
@@ -25,23 +23,7 @@ MOST_LISTED, LISTED = 100, 20
 """Most items of an answer that lists some, and those of one that is not asked for a number."""
 
 
-class _Creation:
-    """One call of `POST /v1/responses`: keeps what belongs to its response and not to its call."""
-
-    def __init__(self, store: ResponseStore, api_key: bytes) -> None:
-        self._store, self._api_key = store, api_key
-        self._given: ResponseCall | None = None
-
-    def parse(self, body: bytes) -> GenerateCall[ResponseFields]:
-        self._given = parse_response(self._store, self._api_key, body)
-        return self._given.call
-
-    def answer(self, call: GenerateCall[ResponseFields], generation: Generation) -> ResponseAnswer:
-        assert self._given is not None, "a call is parsed before it is answered"
-        return ResponseAnswer(self._given.of(call), generation, self._store)
-
-
-def add_responses(routes: Routes, generate: Generate, store: ResponseStore) -> None:
+def add_responses(routes: Routes, calls: CallHandler, store: ResponseStore) -> None:
     """Add the routes of the Responses API."""
 
     @routes.add(
@@ -54,8 +36,8 @@ def add_responses(routes: Routes, generate: Generate, store: ResponseStore) -> N
         events_end=None,
     )
     async def create(request: Request) -> Response:
-        creation = _Creation(store, _key_of(request))
-        return await generate(request, creation.parse, creation.answer, marker=CONTINUES)
+        parse = partial(parse_response, store, _key_of(request))
+        return await calls.generate(request, parse, partial(ResponseAnswer, store), marker=CONTINUES)
 
     named = partial(routes.add, answer=ResponseObject)
 
