@@ -88,6 +88,7 @@ def test_streams_go_on_when_a_later_stage_hangs(expected: list[str]) -> None:
     run(test)
 
 
+@pytest.mark.slow
 def test_streams_go_on_when_a_rank_of_another_machine_is_killed(tmp_path: Path, expected: list[str]) -> None:
     """Both machines are this one. Its engine ends with the rank, and the next one finds the rank that follows."""
     options = {**EXACT, "tp_size": 2, "nnodes": 2, "dist_init_addr": f"127.0.0.1:{processes.free_port()}"}
