@@ -282,6 +282,14 @@ def test_what_choices_share_is_sent_once_and_kept_once() -> None:
     assert len({id(submit.sampling.logit_bias) for submit in received}) == 1
 
 
+def test_long_prompts_that_came_as_bytes_are_not_taken_for_one() -> None:
+    """Their tuples are both empty, and so one object: the second request would get the prompt of the first."""
+    call = [Submit(number, (), SamplingParams(), packed=bytes([number] * 8)) for number in (1, 2)]
+    here, there = SharedFields(), SharedFields()
+    received = [decode(encode(here.omit(submit))) for submit in call]
+    assert [there.restore(frame) for frame in received if isinstance(frame, Submit | SubmitDelta)] == call
+
+
 def test_a_reference_to_nothing_is_refused() -> None:
     delta = SubmitDelta(Submit(7, (), SamplingParams()), shares_prompt=True, shares_bias=False)
     with pytest.raises(WireError, match="request 7 refers to a request before it"):

@@ -90,6 +90,9 @@ def load(
     """Load a model, or a rank's part of it, and resolve all options. This is the slow part of `build_engine`; engines
     may share the result.
 
+    There are four stages: the options are resolved for this machine, the weights are loaded, the other options are
+    resolved for the model, and sizes are decided on. None changes what the one before it returned.
+
     Args:
         progress: show a progress bar on stderr while weights load.
         disabled: tiers that the config lacks because they could not be opened -> why.
