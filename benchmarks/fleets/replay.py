@@ -24,7 +24,7 @@ from sluice.bench.metrics import percentile
 from sluice.bench.options import resolve_workload
 from sluice.bench.workload import build_workload
 from sluice.config import EngineConfig
-from sluice.fleet.front import LOOK_SECONDS
+from sluice.fleet.ingress import LOOK_SECONDS
 from sluice.routing.policies import POLICIES, TOLD
 from sluice.sim.fleet import ReplicaSpec
 from sluice.sim.routers import sim_router

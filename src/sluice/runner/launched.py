@@ -18,7 +18,7 @@ STALE_TOKEN = (
     "the step read a token of this request that was not sampled yet, or a block that was not open: a bug of the runner,"
     " found by --debug-uninitialized-reads"
 )
-Elsewhere = Callable[[int], BatchResult | None]
+OtherRanksResult = Callable[[int], BatchResult | None]
 """Waits for the result of a step that other ranks sample. None: this rank is not to know it."""
 
 
@@ -86,7 +86,7 @@ class PassedStep:
     outcome: Outcome
     arrived: Event
     """This rank's part is done."""
-    elsewhere: Elsewhere
+    elsewhere: OtherRanksResult
     tick: Callable[[], None] = noop
 
     def wait(self) -> BatchResult:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sluice.tracing.classes import ClassSummary, report_classes, summarize_classes
 from sluice.tracing.format import Header
 from sluice.tracing.gaps import Cause, Gap, find_gaps
-from sluice.tracing.pace import PaceSummary, report_pace, summarize_pace
+from sluice.tracing.pacing import PacingSummary, report_pace, summarize_pace
 from sluice.tracing.request_table import RequestRow, acceptance_length, row_of, table_of
 from sluice.tracing.run import Refusal, RowFailure, StepRun, TracedRun
 from sluice.tracing.spread import Spread, spread
@@ -80,7 +80,7 @@ class TraceSummary:
     """Time of a step in the scheduler."""
     stages_idle: tuple[float, ...]
     """Share of the time with steps in flight in which each stage of a pipeline computed nothing; () without one."""
-    pace: PaceSummary | None
+    pace: PacingSummary | None
     """How steps kept an ITL target, if they had one."""
     blocks: BlockSummary | None
     """How blocks were filled in, by a model that does."""

@@ -133,7 +133,7 @@ class Regime(StrEnum):
     PREFILL = "prefill"
 
 
-class Pace(NamedTuple):
+class PredictedStep(NamedTuple):
     """What a step is expected to take, in microseconds."""
 
     regime: Regime
@@ -162,7 +162,7 @@ class BatchPlan:
     """Pages of the disk tier to forget, before the copies: no restart may restore them."""
     slices: tuple[ChunkSlice, ...] = ()
     """Work on offloaded chunks. Those that it completes are the last of `chunks`, in the same order."""
-    pace: Pace | None = None
+    pace: PredictedStep | None = None
     """None without an ITL target, and for copies alone."""
 
     @property

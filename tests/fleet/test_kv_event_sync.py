@@ -11,8 +11,8 @@ import pytest
 from fleet_world import OURS, FleetWorld
 from serving import run
 from shadow_engine import PAGE_SIZE, VOCAB
-from sluice.fleet.choosing import Chooser, ReplicaCandidate
-from sluice.fleet.page_news import AT_ONCE, EVERYTHING, PageBook, PageNews
+from sluice.fleet.kv_event_sync import AT_ONCE, EVERYTHING, KvChanges, KvEventLog
+from sluice.fleet.replica_router import ReplicaCandidate, ReplicaRouter
 from sluice.kv.digests import page_digests
 from sluice.kv.events import PageEvent, PagesCleared, PagesRemoved, PagesStored
 from sluice.process.client import UNNUMBERED
@@ -36,13 +36,13 @@ def removed(*numbers: int, tier: Tier = Tier.DEVICE) -> PagesRemoved:
     return PagesRemoved(tuple(map(digest, numbers)), tier)
 
 
-def tell(book: PageBook, *events: PageEvent) -> None:
+def tell(book: KvEventLog, *events: PageEvent) -> None:
     book.publish(encode_batch(EventBatch(1.0, events)))
 
 
-def followed(index: PrefixIndex, news: PageNews) -> int:
+def followed(index: PrefixIndex, news: KvChanges) -> int:
     """Bring an index up to date, and return the number of the change after it."""
-    for event in PageNews.decoded(*news.encoded()).events:
+    for event in KvChanges.decoded(*news.encoded()).events:
         index.follow(event)
     return news.following
 
@@ -55,7 +55,7 @@ def known(index: PrefixIndex, most: int = 100) -> set[int]:
 def test_those_who_ask_now_and_then_know_what_is_held(seed: int) -> None:
     """Whether they ask often, seldom, or began anew in between, and whatever is kept of the changes."""
     draw = random.Random(seed)
-    book = PageBook(most_kept=draw.choice([0, 5, 40]))
+    book = KvEventLog(most_kept=draw.choice([0, 5, 40]))
     held: dict[Tier, set[int]] = {Tier.DEVICE: set(), Tier.HOST: set()}
     asking = [(PrefixIndex(1000), draw.random()) for _ in range(3)]
     firsts = [EVERYTHING] * 3
@@ -81,7 +81,7 @@ def test_those_who_ask_now_and_then_know_what_is_held(seed: int) -> None:
 
 def test_what_is_told_holds_no_token_and_comes_in_pieces() -> None:
     """Tokens would be most of it; and all pages of a large cache at once would keep a request waiting."""
-    book = PageBook()
+    book = KvEventLog()
     tell(book, stored(*range(3 * AT_ONCE)))
     news = book.news(EVERYTHING)
     assert [len(event.digests) for event in news.events[1:] if isinstance(event, PagesStored)] == [AT_ONCE] * 3
@@ -91,10 +91,10 @@ def test_what_is_told_holds_no_token_and_comes_in_pieces() -> None:
 def test_changes_that_do_not_follow_on_what_is_known_are_left_out() -> None:
     """Two questions may be open at once, and a replica's cache is forgotten when it loses a request."""
     policy = make_policy("prefix-aware", RouterOptions(400, 4))
-    own, book = Chooser(Dispatcher(policy), OURS, 4), PageBook()
+    own, book = ReplicaRouter(Dispatcher(policy), OURS, 4), KvEventLog()
     own.admit([ReplicaCandidate("a", OURS, "1")])
 
-    def told(news: PageNews) -> None:
+    def told(news: KvChanges) -> None:
         own._follow("a", news)
 
     def known_of_a() -> set[int]:
@@ -221,7 +221,7 @@ def test_the_pages_of_answers_are_known() -> None:
 
 def test_a_router_that_is_told_nothing_goes_by_what_it_has_sent() -> None:
     """The feed of a replica may be late or lost: requests go on."""
-    own = Chooser(Dispatcher(make_policy("prefix-aware", RouterOptions(400, 4))), OURS, 4)
+    own = ReplicaRouter(Dispatcher(make_policy("prefix-aware", RouterOptions(400, 4))), OURS, 4)
     own.admit([ReplicaCandidate("a", OURS, "1")])
     own.told({}, 0.0)
     assert own.first_wanted("a") == EVERYTHING
