@@ -109,7 +109,7 @@ class DraftTotals(NamedTuple):
     drafted: int = 0
     """Drafts of these rows."""
     accepted: int = 0
-    """Those that were accepted."""
+    """Drafts that were accepted."""
     accepted_at: tuple[int, ...] = ()
     """Accepted ones by their position in the row, the first one first, as far as there were any drafts."""
 
@@ -142,7 +142,7 @@ class Totals(NamedTuple):
     bound_by: tuple[int, ...] = ()
     """Steps by the limit that bound them, in the order of `Bound`."""
     itl: ItlTotals | None = None
-    """None without an ITL target, and before the first step."""
+    """Totals of the ITL target; None if there is none, and before the first step."""
     tokens: Tally | None = None
     """Tokens of a step, decodes, drafts and prefill."""
     step_seconds: Tally | None = None

@@ -56,7 +56,7 @@ class StepRecord(NamedTuple):
     drafted: int = 0
     """Drafts of its rows."""
     accepted: int = 0
-    """Those that were accepted."""
+    """Drafts that were accepted."""
 
 
 def record_of(plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> StepRecord:

@@ -28,7 +28,7 @@ class BatchBuilder:
         self._context = 0
         """Keys that decodes read."""
         self._pairs = 0
-        """Of a query and a key, of prompts."""
+        """Pairs of a query and a key that prompts compute."""
         self._offloaded = StepLoad()
 
     def __len__(self) -> int:

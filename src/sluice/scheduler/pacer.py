@@ -66,7 +66,7 @@ class LearntPacing(NamedTuple):
     largest_mixed: int
     """Most prefill tokens of a step beside streams."""
     largest: int
-    """Of any step."""
+    """Most prefill tokens of any step."""
 
 
 class PacedStep(NamedTuple):
@@ -251,7 +251,7 @@ class TargetBudget:
         self._target = target
         self._has_streams = has_streams
         self._limits: tuple[StepLimit, tuple[float, ...]] | None = None
-        """With the costs of its parts; None before all decodes are in the batch."""
+        """The limit and the costs of its parts; None before all decodes are in the batch."""
         self._taken = self._taken_by_streams = 0
         self._spent: float | None = None
         """Time of what the batch holds; None: it holds more since it was asked for."""

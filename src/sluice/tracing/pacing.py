@@ -37,7 +37,7 @@ class PacingSummary:
     streaming: int
     """Steps with streams and a feasible target."""
     late: dict[str, int]
-    """Those that took longer than the target by more than a share of it."""
+    """Steps that took longer than the target by more than a share of it."""
     infeasible: int
     """Steps whose decodes, with the smallest chunk if they hold prefill, were predicted to exceed the target."""
     regimes: dict[str, RegimeSummary]

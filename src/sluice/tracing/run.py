@@ -63,7 +63,7 @@ class StepRun(NamedTuple):
     with_drafts: int = 0
     """Rows with drafts, or with an open block."""
     brought: int = 0
-    """Those of them that brought tokens."""
+    """Rows that brought tokens."""
     drafted: int = 0
     """Drafts of these rows."""
     accepted: int = 0

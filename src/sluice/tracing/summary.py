@@ -69,7 +69,7 @@ class TraceSummary:
     drafted: int
     """Tokens that were guessed."""
     accepted: int
-    """Those of them that were right."""
+    """Drafts that were right."""
     acceptance_length: float | None
     """Tokens that a row with drafts brought, on average; None if there were none."""
     bound_by: dict[str, int]
@@ -89,9 +89,9 @@ class TraceSummary:
     requests: int
     outcomes: dict[str, int]
     prompt_tokens: int
-    """Of requests that were admitted."""
+    """Prompt tokens of requests that were admitted."""
     cached_tokens: int
-    """Those of them that were found in the cache at the first admission."""
+    """Prompt tokens that were found in the cache at the first admission."""
     preempted: tuple[Preempted, ...]
     """Requests that were preempted and came back."""
     refused: tuple[Refusal, ...]
@@ -319,7 +319,7 @@ class BlockSummary(NamedTuple):
     blocks: int
     """Blocks that became whole."""
     passes: int
-    """Of all blocks, with those that never became whole."""
+    """Passes of all blocks, with those that never became whole."""
 
 
 def summarize_blocks(steps: Sequence[StepRun], block_size: int) -> BlockSummary | None:

@@ -163,7 +163,7 @@ class BatchPlan:
     slices: tuple[ChunkSlice, ...] = ()
     """Work on offloaded chunks. Those that it completes are the last of `chunks`, in the same order."""
     pace: PredictedStep | None = None
-    """None without an ITL target, and for copies alone."""
+    """The time that the step is expected to take; None without an ITL target, and for copies alone."""
 
     @property
     def num_decoded(self) -> int:

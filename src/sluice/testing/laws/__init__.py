@@ -1,6 +1,6 @@
 """Laws of the scheduler: what must hold at every moment, one function a law.
 
-The numbers are those of the design. Laws 1-6 are about the state, 7-9 and 17-19 about a plan, 10-12 about a whole run,
+Laws are numbered. Laws 1-6 are about the state, 7-9 and 17-19 about a plan, 10-12 about a whole run,
 15 about the end of one, 16 about reports of what was read. (13, all modes agree, and 14, plans are a function of the
 calls, need several runs; they live in the tests.) `Lawful` wraps a scheduler and checks them after every call.
 """
