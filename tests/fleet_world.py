@@ -133,8 +133,8 @@ class Side:
             first = chooser.first_wanted(key)
             data = await replica.server.stats(flush=flush)
             stats = None if data is None else decode(data)
-            if isinstance(stats, Stats) and (news := replica.server.news(first)) is not None:
-                answers[key] = ReplicaReport(stats, KvChanges.decoded(*news.encoded()))
+            if isinstance(stats, Stats) and (changes := replica.server.changes(first)) is not None:
+                answers[key] = ReplicaReport(stats, KvChanges.decoded(*changes.encoded()))
         return answers
 
 

@@ -40,11 +40,11 @@ def tell(book: KvEventLog, *events: PageEvent) -> None:
     book.publish(encode_batch(EventBatch(1.0, events)))
 
 
-def followed(index: PrefixIndex, news: KvChanges) -> int:
+def followed(index: PrefixIndex, changes: KvChanges) -> int:
     """Bring an index up to date, and return the number of the change after it."""
-    for event in KvChanges.decoded(*news.encoded()).events:
+    for event in KvChanges.decoded(*changes.encoded()).events:
         index.follow(event)
-    return news.following
+    return changes.following
 
 
 def known(index: PrefixIndex, most: int = 100) -> set[int]:
@@ -73,7 +73,7 @@ def test_those_who_ask_now_and_then_know_what_is_held(seed: int) -> None:
                 tell(book, PagesCleared())
         for place, (index, often) in enumerate(asking):
             if draw.random() < often:
-                firsts[place] = followed(index, book.news(firsts[place]))
+                firsts[place] = followed(index, book.changes(firsts[place]))
                 assert known(index) == held[Tier.DEVICE] | held[Tier.HOST]
             elif draw.random() < 0.01:
                 asking[place], firsts[place] = (PrefixIndex(1000), often), EVERYTHING
@@ -83,9 +83,9 @@ def test_what_is_told_holds_no_token_and_comes_in_pieces() -> None:
     """Tokens would be most of it; and all pages of a large cache at once would keep a request waiting."""
     book = KvEventLog()
     tell(book, stored(*range(3 * AT_ONCE)))
-    news = book.news(EVERYTHING)
-    assert [len(event.digests) for event in news.events[1:] if isinstance(event, PagesStored)] == [AT_ONCE] * 3
-    assert len(news.encoded()[2]) < 3 * AT_ONCE * 20
+    changes = book.changes(EVERYTHING)
+    assert [len(event.digests) for event in changes.events[1:] if isinstance(event, PagesStored)] == [AT_ONCE] * 3
+    assert len(changes.encoded()[2]) < 3 * AT_ONCE * 20
 
 
 def test_changes_that_do_not_follow_on_what_is_known_are_left_out() -> None:
@@ -94,8 +94,8 @@ def test_changes_that_do_not_follow_on_what_is_known_are_left_out() -> None:
     own, book = ReplicaRouter(Dispatcher(policy), OURS, 4), KvEventLog()
     own.admit([ReplicaCandidate("a", OURS, "1")])
 
-    def told(news: KvChanges) -> None:
-        own._follow("a", news)
+    def told(changes: KvChanges) -> None:
+        own._follow("a", changes)
 
     def known_of_a() -> set[int]:
         index = policy.prefixes("a")
@@ -103,24 +103,24 @@ def test_changes_that_do_not_follow_on_what_is_known_are_left_out() -> None:
         return known(index)
 
     tell(book, stored(1))
-    told(book.news(own.first_wanted("a")))
+    told(book.changes(own.first_wanted("a")))
     tell(book, removed(1))
-    before = book.news(own.first_wanted("a"))
+    before = book.changes(own.first_wanted("a"))
     tell(book, stored(1))
-    told(book.news(own.first_wanted("a")))
+    told(book.changes(own.first_wanted("a")))
     told(before)
     assert known_of_a() == {1}
     policy.remove_replica("a")
     policy.add_replica("a")
     own._following.clear()
-    told(book.news(2))
+    told(book.changes(2))
     assert known_of_a() == set()
-    told(book.news(own.first_wanted("a")))
+    told(book.changes(own.first_wanted("a")))
     assert known_of_a() == {1}
     own.admit([])
     own.admit([ReplicaCandidate("a", OURS, "1")])
     assert own.first_wanted("a") == EVERYTHING
-    own._follow("gone", book.news(EVERYTHING))
+    own._follow("gone", book.changes(EVERYTHING))
 
 
 PROMPT = tuple(1 + place % (VOCAB - 1) for place in range(8 * PAGE_SIZE + 2))

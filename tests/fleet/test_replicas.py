@@ -51,9 +51,9 @@ def test_an_answer_that_cannot_be_read_is_none(answer: object, monkeypatch: pyte
         asking = asyncio.create_task(world.replicas["a"].client.stats())
         for _ in range(2):
             await world.turn()
-        news = KvChanges(3, 5, (PagesCleared(),))
-        handle.answer = ("a", encode(asking.result()), news.encoded())
-        assert await replicas.ask(world.chooser, flush=False) == {"a": ReplicaReport(asking.result(), news)}
+        changes = KvChanges(3, 5, (PagesCleared(),))
+        handle.answer = ("a", encode(asking.result()), changes.encoded())
+        assert await replicas.ask(world.chooser, flush=False) == {"a": ReplicaReport(asking.result(), changes)}
 
     run(test)
 

@@ -87,10 +87,10 @@ class Replica:
 
     async def tell(self, target: bytes, flush: bool, first: int) -> tuple[str, bytes | None, Any]:
         """Return the key of this replica, its `Stats` in the form of `wire`, if there is an engine, and the changes of
-        its prefix cache from number `first` on (`PageNews.encoded`), if they are followed."""
+        its prefix cache from number `first` on (`KvChanges.encoded`), if they are followed."""
         stats = await self._server.stats(flush=flush)
-        news = self._server.news(first)
-        return self._key, stats, None if news is None else news.encoded()
+        changes = self._server.changes(first)
+        return self._key, stats, None if changes is None else changes.encoded()
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """Tell the routers what this replica is. Ray asks once, when it is ready."""

@@ -74,7 +74,7 @@ class KvEventLog:
                     self._held.clear()
             self._keep(event)
 
-    def news(self, first: int) -> KvChanges:
+    def changes(self, first: int) -> KvChanges:
         """Return the changes from a number on, or, if some of them are not kept, all that the cache holds."""
         skipped = first - (self._following - len(self._changes))
         if first > self._following or skipped < 0:

@@ -100,9 +100,9 @@ class ReplicaServer:
         except (HandoverError, EngineGone, WireError) as error:
             LOGGER.warning("the pages of a prompt are computed again: %s", error)
 
-    def news(self, first: int) -> KvChanges | None:
+    def changes(self, first: int) -> KvChanges | None:
         """Return what has changed in the prefix cache, from a change of this number on; None: that is not followed."""
-        return None if self._pages is None else self._pages.news(first)
+        return None if self._pages is None else self._pages.changes(first)
 
     async def stats(self, *, flush: bool) -> bytes | None:
         """Return the state of the engine, in the form of `wire`; None while there is none."""

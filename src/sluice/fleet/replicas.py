@@ -96,14 +96,14 @@ class Replicas:
             async with asyncio.timeout(ASK_SECONDS):
                 key, data, pages = await self._handle.tell.remote(target, flush, first)
             stats = None if data is None else decode(data)
-            news = None if pages is None else KvChanges.decoded(*pages)
+            changes = None if pages is None else KvChanges.decoded(*pages)
         except self._errors as error:
             LOGGER.info("a replica does not tell its state: %s", one_line_of(error))
             return {}
         except (WireError, TypeError, ValueError) as error:  # the answer of another version
             LOGGER.warning("a replica's answer cannot be read: %s", one_line_of(error))
             return {}
-        return {key: ReplicaReport(stats, news)} if isinstance(stats, Stats) else {}
+        return {key: ReplicaReport(stats, changes)} if isinstance(stats, Stats) else {}
 
 
 def streaming(handle: Any) -> Any:
