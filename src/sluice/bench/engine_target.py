@@ -11,15 +11,25 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from sluice.bench.driver import Earlier, Exchange, MeasuredAnswer, Timer
 from sluice.bench.records import CountedBy, Failure, TokenArrival
 from sluice.bench.workload import Turn
 from sluice.engine.clock import micros_at
-from sluice.engine.engine import Engine
 from sluice.engine.messages import Message, Shutdown, Stats
 from sluice.types import Output, SamplingParams, Submit
 from sluice.types.request_limits import LimitError, Limits
+
+
+class Loop(Protocol):
+    """An engine: Sluice's, or another one behind the same link (`benchmarks/peers`)."""
+
+    def run(self) -> None:
+        """Serve what the link brings until it brings `Shutdown`."""
+
+    def close(self) -> None:
+        """Run no more steps. A second call does nothing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -163,7 +173,7 @@ class EngineTarget:
 
 
 @contextmanager
-def running(engine: Engine, link: ThreadLink) -> Iterator[None]:
+def running(engine: Loop, link: ThreadLink) -> Iterator[None]:
     """Run an engine's loop on a thread, and stop it at the end. If it fails, all requests fail, later ones too."""
 
     def loop() -> None:
