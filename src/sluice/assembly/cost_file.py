@@ -28,7 +28,7 @@ FORMAT = 1
 RETRY_SECONDS = 0.02
 
 LARGEST = 1e50
-"""Of any number. Products of a few are finite, and what divides by them is not 0."""
+"""Largest number that is accepted. Products of a few are finite, and their reciprocals are not 0."""
 
 
 class Key(NamedTuple):

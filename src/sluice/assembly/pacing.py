@@ -88,7 +88,7 @@ class KeptCosts(NamedTuple):
 
     path: Path
     key: Key
-    """Of this engine."""
+    """Key of this engine."""
     learnt: LearntPacing | None
     """For this key."""
 

@@ -24,7 +24,7 @@ class Sent:
     """What a replica receives of a call."""
 
     identity: Identity
-    """That of the replicas which may serve it."""
+    """Identity of the replicas that may serve it."""
     sent_at: float
     """When it was sent, by the clock of the ingress."""
     submit: bytes

@@ -45,7 +45,7 @@ class Replica:
         self._version = version
         self._key: str = importlib.import_module("ray.serve").get_replica_context().replica_id.unique_id
         self._running: asyncio.Task[None] | None = None
-        """None until the engine is loaded: Ray may end a replica before."""
+        """The task that runs the engine; None until it is loaded, since Ray may end a replica before."""
         self._state = EngineState()
         self._client = EngineClient(recovery=self._state.stats)
         folder = plan.fleet.transfer_folder

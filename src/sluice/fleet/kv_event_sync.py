@@ -31,7 +31,7 @@ class KvChanges(NamedTuple):
     following: int
     """Number of the change after them."""
     events: tuple[PageEvent, ...]
-    """Without the tokens of pages."""
+    """The changes, without the tokens of pages."""
 
     def encoded(self) -> tuple[int, int, bytes]:
         """Return the changes as plain data, with the events in the form of `kv_event_wire`."""

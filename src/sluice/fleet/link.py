@@ -63,7 +63,7 @@ class _Losses:
     since: float
     count: int = 0
     keys: set[str] = field(default_factory=set)
-    """Of these replicas, as far as they are known."""
+    """Keys of these replicas, as far as they are known."""
     pauses: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE))
 
 

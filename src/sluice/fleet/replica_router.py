@@ -32,7 +32,7 @@ class ReplicaCandidate:
     key: str
     identity: Identity
     version: str
-    """Of the application that started it: it is another one after each update."""
+    """Version of the application that started the replica; each update has another one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,11 +43,11 @@ class ReplicaAttempt:
     avoid: frozenset[str] = frozenset()
     """Keys of the replicas that have lost the request."""
     key: str | None = None
-    """Of the replica that was chosen."""
+    """Key of the replica that was chosen."""
     is_sent: bool = False
     """A replica has taken it."""
     is_computed: bool = False
-    """Its prompt was computed elsewhere: it keeps no other prompt waiting."""
+    """Whether its prompt was computed by a prefill replica, so that it keeps no other prompt waiting."""
     is_closed: bool = False
     """It is over, although the router's thread may not know that yet."""
 
@@ -57,7 +57,7 @@ class ReplicaReport(NamedTuple):
 
     stats: Stats
     pages: KvChanges | None = None
-    """Of its prefix cache; None: nothing."""
+    """Changes of the replica's prefix cache; None if there are none."""
 
 
 class RouterCounts(NamedTuple):
