@@ -17,13 +17,13 @@ from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import PagesOffered, PagesTaken, Stats
 from sluice.engine.transfer import Handover
-from sluice.fleet.apart import Apart
 from sluice.fleet.calls import ReplicaCall
-from sluice.fleet.choosing import Chooser, ReplicaCandidate, Told
+from sluice.fleet.disaggregated import DisaggregatedPrefill
 from sluice.fleet.identity import Identity
+from sluice.fleet.kv_event_sync import KvChanges, KvEventLog
 from sluice.fleet.link import EPOCH, FleetLink
-from sluice.fleet.page_news import PageBook, PageNews
 from sluice.fleet.replica import ReplicaServer
+from sluice.fleet.replica_router import ReplicaCandidate, ReplicaReport, ReplicaRouter
 from sluice.fleet.replicas import ReplicaLost
 from sluice.process.client import EngineClient, Inbox
 from sluice.process.engine_state import EngineState
@@ -61,7 +61,7 @@ class Replica:
         self.candidate = ReplicaCandidate(key, identity, version)
         clock = VirtualClock(clock_offset)
         self._link = ManualLink()
-        self.pages = PageBook()
+        self.pages = KvEventLog()
         sender = KvEventSender(lambda events: self.pages.publish(events.batch))
         self.engine = shadow_engine(self._link, listener=sender) if build is None else build(self._link, self._answer)
         if build is None:
@@ -126,15 +126,15 @@ class Side:
             async for frame in frames:
                 yield frame
 
-    async def ask(self, chooser: Chooser, *, flush: bool) -> Mapping[str, Told]:
+    async def ask(self, chooser: ReplicaRouter, *, flush: bool) -> Mapping[str, ReplicaReport]:
         chooser.admit([each.candidate for each in self.replicas.values()])
         answers = {}
         for key, replica in self.replicas.items():
             first = chooser.first_wanted(key)
             data = await replica.server.stats(flush=flush)
             stats = None if data is None else decode(data)
-            if isinstance(stats, Stats) and (news := replica.server.news(first)) is not None:
-                answers[key] = Told(stats, PageNews.decoded(*news.encoded()))
+            if isinstance(stats, Stats) and (changes := replica.server.changes(first)) is not None:
+                answers[key] = ReplicaReport(stats, KvChanges.decoded(*changes.encoded()))
         return answers
 
 
@@ -165,7 +165,7 @@ class FleetWorld:
             self.add(Replica(key))
         self.chooser = self._new_chooser(router)
         self.prefill = None if prefill is None else Side({key: Replica(key) for key in prefill}, self)
-        apart = None if self.prefill is None else Apart(self.prefill, self._new_chooser(router), limits)
+        apart = None if self.prefill is None else DisaggregatedPrefill(self.prefill, self._new_chooser(router), limits)
         self.client = EngineClient(clock=self.clock.now)
         self.state = EngineState()
         self.link = FleetLink(self.client, self, self.chooser, self.state, patience, self._sleep, apart)
@@ -182,9 +182,9 @@ class FleetWorld:
         """End a replica in the middle of whatever it does."""
         self.replicas.pop(key).died.set()
 
-    def _new_chooser(self, router: str) -> Chooser:
+    def _new_chooser(self, router: str) -> ReplicaRouter:
         policy = make_policy(router, RouterOptions(256, PAGE_SIZE))
-        return Chooser(Dispatcher(policy), OURS, PAGE_SIZE, self.clock.now)
+        return ReplicaRouter(Dispatcher(policy), OURS, PAGE_SIZE, self.clock.now)
 
     async def stream(self, call: ReplicaCall) -> AsyncGenerator[bytes, None]:
         if self.failures:
@@ -193,7 +193,7 @@ class FleetWorld:
             async for frame in frames:
                 yield frame
 
-    async def ask(self, chooser: Chooser, *, flush: bool) -> Mapping[str, Told]:
+    async def ask(self, chooser: ReplicaRouter, *, flush: bool) -> Mapping[str, ReplicaReport]:
         if self.failures:
             raise self.failures.pop()
         return await Side(self.replicas, self).ask(chooser, flush=flush)

@@ -29,7 +29,7 @@ def _opened() -> threading.Event:
 
 @dataclass
 class DictPages:
-    """`StoredPages` in a dictionary."""
+    """Pages of a `PageFile`, in a dictionary."""
 
     parts: dict[tuple[int, int], Parts] = field(default_factory=dict)
     """(page, layer) -> keys and values."""

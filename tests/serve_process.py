@@ -16,8 +16,8 @@ from tokenizer_makers import byte_tokenizer
 
 TESTS = Path(__file__).parent
 PATIENCE = 40.0
-PAUSES = ("the event loop was blocked", "the event loop stood still")
 """Seconds after which something hangs, on a machine however busy. Every time that a test forbids is longer."""
+PAUSES = ("the event loop was blocked", "the event loop stood still")
 SHADOW = """
 import gc
 import json

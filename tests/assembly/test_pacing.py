@@ -20,7 +20,7 @@ from sluice.assembly.resolve import resolve
 from sluice.config import ConfigError, EngineConfig
 from sluice.engine.clock import VirtualClock
 from sluice.scheduler.cost import CostPrior, LearntCosts, LearntRegime, StepCost, StepLoad
-from sluice.scheduler.pacer import LearntPace, Pacing
+from sluice.scheduler.pacer import LearntPacing, Pacing
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import ShadowRunner
 from sluice.types import CHUNKS_BY_TIME, Regime
@@ -104,7 +104,7 @@ def learnt() -> dict[str, Any]:
 def write(path: Path, **changed: Any) -> None:
     """Write such a file, with other values of some fields."""
     regime = LearntRegime(**learnt() | changed)
-    pace = LearntPace(LearntCosts(CostPrior(), {Regime.MIXED: regime}), 16, 16)
+    pace = LearntPacing(LearntCosts(CostPrior(), {Regime.MIXED: regime}), 16, 16)
     path.write_bytes(msgspec.json.encode(CostFile(1, (LearntEntry(Key("a", "b", "c", 1, "d"), pace),))))
 
 
@@ -150,7 +150,7 @@ def entry_of(model: str, regime: Regime = Regime.MIXED, micros: float = 1000.0) 
     cost = StepCost()
     for _ in range(20):
         cost.observe(regime, StepLoad(1, 1, 1), micros)
-    return LearntEntry(Key("machine", model, "float32", 1, "native"), LearntPace(cost.learnt(), 8, 8))
+    return LearntEntry(Key("machine", model, "float32", 1, "native"), LearntPacing(cost.learnt(), 8, 8))
 
 
 def test_a_link_to_a_file_stays_a_link(tmp_path: Path) -> None:

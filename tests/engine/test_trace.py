@@ -10,9 +10,9 @@ import pytest
 from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, QueryStats, Submit
-from sluice.engine.trace import WARN_AFTER, ChunkLog, NullTrace, PaceLog, RecentSteps, StepTimes
+from sluice.engine.trace import WARN_AFTER, ChunkLog, NullTrace, PacingLog, RecentSteps, StepTimes
 from sluice.testing import Faults, FaultyRunner, ManualLink, resolved
-from sluice.types import BatchPlan, BatchResult, Bound, Occupancy, Pace, Regime
+from sluice.types import BatchPlan, BatchResult, Bound, Occupancy, PredictedStep, Regime
 from worlds import World, limits_of
 
 WORLD = World(limits_of(chunk=8), num_pages=32, page_size=2)
@@ -233,11 +233,13 @@ def test_an_engine_closes_its_trace_through_the_log() -> None:
 
 def test_an_infeasible_target_is_logged_once_and_not_for_a_pause(caplog: pytest.LogCaptureFixture) -> None:
     """One slow step used the only warning up, and a server that could never keep its target then said nothing."""
-    log, times = PaceLog(NullTrace()), StepTimes(0.0, 0.0, 0.0, 0.0)
+    log, times = PacingLog(NullTrace()), StepTimes(0.0, 0.0, 0.0, 0.0)
 
     def end(*, infeasible: bool, steps: int = 1) -> None:
         for _ in range(steps):
-            log.ended(BatchPlan(0, (), (), pace=Pace(Regime.MIXED, 20_000, 25_000, 30_000, infeasible)), None, times)
+            log.ended(
+                BatchPlan(0, (), (), pace=PredictedStep(Regime.MIXED, 20_000, 25_000, 30_000, infeasible)), None, times
+            )
 
     end(infeasible=True, steps=WARN_AFTER - 1)
     end(infeasible=False)

@@ -12,8 +12,8 @@ import pytest
 from fleet_world import THEIRS, FleetWorld, Replica, outputs_of
 from serving import run
 from shadow_engine import NUM_PAGES, VOCAB
-from sluice.fleet.choosing import AVOID_SECONDS
 from sluice.fleet.link import MAX_LOSSES
+from sluice.fleet.replica_router import AVOID_SECONDS
 from sluice.process.wire import WireError
 from sluice.testing import oracle, resolved
 from sluice.types import FinishReason, Output, Submit

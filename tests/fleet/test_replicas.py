@@ -10,8 +10,8 @@ import pytest
 
 from fleet_world import FleetWorld
 from serving import run
-from sluice.fleet.choosing import Told
-from sluice.fleet.page_news import PageNews
+from sluice.fleet.kv_event_sync import KvChanges
+from sluice.fleet.replica_router import ReplicaReport
 from sluice.fleet.replicas import Replicas, streaming
 from sluice.kv.events import PagesCleared
 from sluice.process.wire import encode
@@ -51,9 +51,9 @@ def test_an_answer_that_cannot_be_read_is_none(answer: object, monkeypatch: pyte
         asking = asyncio.create_task(world.replicas["a"].client.stats())
         for _ in range(2):
             await world.turn()
-        news = PageNews(3, 5, (PagesCleared(),))
-        handle.answer = ("a", encode(asking.result()), news.encoded())
-        assert await replicas.ask(world.chooser, flush=False) == {"a": Told(asking.result(), news)}
+        changes = KvChanges(3, 5, (PagesCleared(),))
+        handle.answer = ("a", encode(asking.result()), changes.encoded())
+        assert await replicas.ask(world.chooser, flush=False) == {"a": ReplicaReport(asking.result(), changes)}
 
     run(test)
 

@@ -51,9 +51,9 @@ from sluice.types import (
     FinishReason,
     Occupancy,
     Output,
-    Pace,
     PageKey,
     PageOffer,
+    PredictedStep,
     Regime,
     SamplingParams,
     StoredPage,
@@ -106,7 +106,7 @@ TIER = st.builds(TierUse, st.sampled_from(Tier), *[IDS] * 8)
 OCCUPANCY = st.builds(Occupancy, *[IDS] * 8, st.lists(TIER, max_size=2).map(tuple), compiling=IDS)
 LIMITS = st.builds(Limits, vocab_size=IDS, max_model_len=IDS, max_total_tokens=IDS, knows_priority=st.booleans())
 SECONDS = st.floats(0, 1e9)
-PACE = st.builds(Pace, st.sampled_from(Regime), IDS, IDS, IDS, st.booleans())
+PACE = st.builds(PredictedStep, st.sampled_from(Regime), IDS, IDS, IDS, st.booleans())
 RECORD = st.builds(
     StepRecord,
     *[IDS] * 6,

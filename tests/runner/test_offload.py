@@ -460,7 +460,7 @@ def test_a_call_that_hangs_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Memory:
-    """`HostPages`: page p of layer l is full of 10 p + l."""
+    """A `HostTier`: page p of layer l is full of 10 p + l."""
 
     def layer(self, host_page: int, layer: int) -> torch.Tensor:
         return torch.full((2, 4), 10 * host_page + layer, dtype=torch.uint8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice.scheduler.cost import CostPrior
-from sluice.scheduler.pacer import LearntPace, Pacing
+from sluice.scheduler.pacer import LearntPacing, Pacing
 from sluice.types import CHUNKS_BY_TIME
 from timed import MACHINE, PAGE, Taken, Timed, time_of
 from worlds import limits_of
@@ -48,7 +48,7 @@ def test_a_profile_is_known_from_the_first_step() -> None:
     before.ask(5000, 1)
     before.run()
     assert before.scheduler.state.sizer is not None
-    learnt = LearntPace(before.scheduler.state.sizer.learnt(), 0, 0)
+    learnt = LearntPacing(before.scheduler.state.sizer.learnt(), 0, 0)
     after = Timed(before.limits, pacing=Pacing(CostPrior(), learnt=learnt))
     assert after.scheduler.state.sizer is not None
     assert after.scheduler.state.sizer.doubles_at == pytest.approx(DOUBLES_AT, rel=0.15)

@@ -22,13 +22,13 @@ from sluice.assembly.ranks import layout_of, shown_sizes
 from sluice.config import ConfigError, EngineConfig
 from sluice.device.machine import processor_name, usable_cores
 from sluice.scheduler.cost import KEPT_RATIOS, NUM, LearntRegime
-from sluice.scheduler.pacer import LearntPace
+from sluice.scheduler.pacer import LearntPacing
 
 FORMAT = 1
 RETRY_SECONDS = 0.02
 
 LARGEST = 1e50
-"""Of any number. Products of a few are finite, and what divides by them is not 0."""
+"""Largest number that is accepted. Products of a few are finite, and their reciprocals are not 0."""
 
 
 class Key(NamedTuple):
@@ -60,7 +60,7 @@ class LearntEntry(NamedTuple):
     """What was learnt for one key."""
 
     key: Key
-    learnt: LearntPace
+    learnt: LearntPacing
 
 
 class CostFile(msgspec.Struct, frozen=True):
@@ -148,7 +148,7 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-def check_learnt(learnt: LearntPace) -> None:
+def check_learnt(learnt: LearntPacing) -> None:
     """
     Raises:
         ValueError: a number is missing, out of range or one too many; the message names it.

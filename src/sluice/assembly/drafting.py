@@ -44,7 +44,7 @@ class DraftSetup:
 
     net: DraftNet
     module: nn.Module
-    """Its weights."""
+    """The drafter's weights."""
     sizes: DraftSizes
     backend: AttentionBackend
 

@@ -19,7 +19,7 @@ class Setting:
     group: str
     name: str
     value: Value
-    """None: no limit, or unknown before the model is loaded, as the reason says."""
+    """The value; None means no limit, or unknown before the model is loaded, as the reason says."""
     reason: str
 
     def as_json(self) -> dict[str, Value]:

@@ -27,7 +27,7 @@ from sluice.engine.heartbeat import Heartbeat, LoadingPart, Phase
 from sluice.engine.messages import Compiled, PagesOffered, PagesTaken
 from sluice.engine.page_feed import PageFeed, PageListener
 from sluice.engine.protocols import Grammars, Link, Runner
-from sluice.engine.trace import ChunkLog, PaceLog, RecentSteps, TraceSink
+from sluice.engine.trace import ChunkLog, PacingLog, RecentSteps, TraceSink
 from sluice.engine.transfer import Handover
 from sluice.kernels.cpu.library import Kernels
 from sluice.kv.events import NO_EVENTS, EventLog, NoEvents
@@ -42,7 +42,7 @@ from sluice.runner.grammar.base import CompiledGrammars
 from sluice.runner.grammar.compiler import GrammarCompiler
 from sluice.runner.grammar.guidance import END, Guidance
 from sluice.runner.kernel_capture import cpu_graphs
-from sluice.runner.launched import Elsewhere
+from sluice.runner.launched import OtherRanksResult
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.nan_fault import NanFaultModel
 from sluice.runner.offload.loaders import Report
@@ -156,7 +156,7 @@ class LoadedModel:
         state: DeviceState | None = None,
         tiers: OpenTiers = NO_TIERS,
         report: Report | None = None,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: OtherRanksResult | None = None,
     ) -> TorchRunner:
         """Return a runner.
 
@@ -279,7 +279,7 @@ class LoadedModel:
         scheduler, recorder = self.scheduler(NO_EVENTS if peers.events is None else page_log), None
         log: TraceSink = ChunkLog(RecentSteps())
         if scheduler.state.pacer is not None:
-            log = PaceLog(log)
+            log = PacingLog(log)
             if costs is not None:
                 log = CostKeeper(log, scheduler.state.pacer, costs, clock)
         if trace is not None:

@@ -27,7 +27,7 @@ from sluice.models.spec import ModelSpec
 from sluice.parallel.layout import Place
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.forwards import EagerForwards, Model
-from sluice.runner.launched import Elsewhere
+from sluice.runner.launched import OtherRanksResult
 from sluice.runner.logit_ops import LogitOps
 from sluice.runner.parallel.follower import elsewhere
 from sluice.runner.runner import TorchRunner
@@ -189,7 +189,7 @@ class StepTrial:
         shape: DeviceShape,
         backend: AttentionBackend,
         logit_ops: LogitOps,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: OtherRanksResult | None = None,
         draft: DraftSetup | None = None,
     ) -> None:
         self._model = model

@@ -18,7 +18,7 @@ from sluice.engine.protocols import Runner
 from sluice.engine.trace import StepRecord, StepTimes, TraceSink
 from sluice.models.spec import ModelSpec
 from sluice.scheduler.cost import CostPrior, StepCost, StepLoad
-from sluice.scheduler.pacer import LearntPace, Pacer, Pacing
+from sluice.scheduler.pacer import LearntPacing, Pacer, Pacing
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.types import CHUNKS_BY_TIME, BatchPlan, BatchResult, Regime, SamplingParams, Submit
 from sluice.types.footprint import KVSizes
@@ -88,8 +88,8 @@ class KeptCosts(NamedTuple):
 
     path: Path
     key: Key
-    """Of this engine."""
-    learnt: LearntPace | None
+    """Key of this engine."""
+    learnt: LearntPacing | None
     """For this key."""
 
 
@@ -166,7 +166,7 @@ def kept_costs(
     return KeptCosts(path, key, learnt)
 
 
-def _check_target(config: EngineConfig, learnt: LearntPace, regime: Regime) -> None:
+def _check_target(config: EngineConfig, learnt: LearntPacing, regime: Regime) -> None:
     """
     Args:
         regime: of a step that decodes one request.
@@ -211,4 +211,4 @@ def profiled(setup: SchedulerSetup, runner: Runner, clock: Clock, longest: int) 
             micros = round((clock.now() - began) * 1e6)
             scheduler.commit(plan, result, micros if number else 0)  # the first one warms up
     assert scheduler.state.sizer is not None, f"chunks are not by time: {limits}"
-    return replace(setup.pacing or Pacing(), learnt=LearntPace(scheduler.state.sizer.learnt(), 0, 0))
+    return replace(setup.pacing or Pacing(), learnt=LearntPacing(scheduler.state.sizer.learnt(), 0, 0))

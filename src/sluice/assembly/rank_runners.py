@@ -13,7 +13,7 @@ from sluice.device.queues import noop
 from sluice.engine.protocols import Runner
 from sluice.parallel.member import ALONE, Member
 from sluice.runner.features.grammars import Publish, keep
-from sluice.runner.launched import Elsewhere
+from sluice.runner.launched import OtherRanksResult
 from sluice.runner.parallel.control import FollowerLink, LeaderLink
 from sluice.runner.parallel.follower import Commands, Follower, elsewhere
 from sluice.runner.parallel.leader import Leader, Replies, publisher
@@ -66,7 +66,7 @@ class Led(Protocol):
     member: Member
     agree: Agree | None
     publish: Publish
-    elsewhere: Elsewhere | None
+    elsewhere: OtherRanksResult | None
 
     def over(self, runner: TorchRunner) -> Runner:
         """Return the runner of all ranks, once they await steps."""
@@ -79,7 +79,7 @@ class NoOthers:
     member = ALONE
     agree: Agree | None = None
     publish: Publish = staticmethod(keep)
-    elsewhere: Elsewhere | None = None
+    elsewhere: OtherRanksResult | None = None
 
     def over(self, runner: TorchRunner) -> Runner:
         return runner
@@ -98,7 +98,7 @@ class LedRanks:
         self.publish: Publish = publisher(ranks.links)
         self._ranks = ranks
         self._replies = Replies(ranks.links, self.member.place.layout, ranks.wait_tick or noop)
-        self.elsewhere: Elsewhere | None = None if self.member.place.is_last else self._replies.sampled
+        self.elsewhere: OtherRanksResult | None = None if self.member.place.is_last else self._replies.sampled
 
     def over(self, runner: TorchRunner) -> Runner:
         self._ranks.wait_until_loaded()

@@ -54,7 +54,7 @@ class RankPages(NamedTuple):
 
     device: int
     host: int
-    """Of the host tier; 0 without one."""
+    """Pages of the host tier; 0 without one."""
 
     def common(self, other: RankPages) -> RankPages:
         """Return what both have room for."""

@@ -110,7 +110,7 @@ def _trace_to_draw(given: dict[str, Any], *, is_measured_here: bool, draws: bool
 
 
 def _steps_of(path: Path) -> Sequence[StepRun]:
-    from sluice.bench.paces import read_steps
+    from sluice.bench.pacing import read_steps
 
     return read_steps(path)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sluice.bench.metrics import Summary, e2e, errors, gaps, itls, prefill_windows, ttft
-from sluice.bench.paces import pace_plot
+from sluice.bench.pacing import pace_plot
 from sluice.bench.plots import cdf, render, scatter
 from sluice.bench.records import Record
 from sluice.bench.report import HEADINGS, figures, milliseconds, remarks, sections, summaries, title

@@ -36,7 +36,7 @@ class Server:
     """A server's address. Its name is resolved once: a look-up belongs to no request's latency."""
 
     url: str
-    """Without "/v1" and without a slash at the end."""
+    """The server's address, without "/v1" and without a slash at the end."""
     host: str
     address: str
     port: int
@@ -171,7 +171,7 @@ class _Reader(asyncio.Protocol):
         self._now = now
         self._done = done
         self._head: bytes | None = b""
-        """None once the head is complete."""
+        """Bytes of the head so far; None once it is complete."""
         self._left: int | None = None
         """Bytes of the body still to come, if the head says how many."""
 

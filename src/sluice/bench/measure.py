@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from sluice.bench import BenchError
 from sluice.bench.driver import BenchTarget, Timer, drive, record_of, watch_lag
-from sluice.bench.engine_target import EngineTarget, ThreadLink, running
+from sluice.bench.engine_target import EngineTarget, RunningEngine, ThreadLink, running
 from sluice.bench.http import find_server
 from sluice.bench.openai import CountText, ServerTarget, about_server, served_model
 from sluice.bench.options import BenchOptions
@@ -23,7 +23,6 @@ from sluice.bench.records import Run
 from sluice.bench.report import summaries
 from sluice.bench.results import FORMAT, IN_PROCESS_PACKAGES, BenchResult, machine, versions
 from sluice.bench.workload import Workload, build_workload, warmup_turns
-from sluice.engine.engine import Engine
 from sluice.process.engine_process import freeze_gc
 
 REPEAT_SEED = 1_000_003
@@ -133,7 +132,7 @@ def measure_engine(engine_options: Mapping[str, Any], options: BenchOptions) -> 
     return result_of(options, described, found, packages=IN_PROCESS_PACKAGES)
 
 
-def measure_in_process(engine: Engine, target: EngineTarget, options: BenchOptions) -> list[Run]:
+def measure_in_process(engine: RunningEngine, target: EngineTarget, options: BenchOptions) -> list[Run]:
     """Measure an engine that serves `target.link`. The engine is closed afterwards.
 
     Raises:

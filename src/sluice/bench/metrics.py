@@ -217,7 +217,7 @@ class Summary:
     prompt_tokens: int
     """Prompt tokens of requests that had a token."""
     cached_tokens: int | None
-    """None if the target does not say."""
+    """Cached tokens; None if the target does not say."""
     output_tokens: int
     input_per_second: float
     output_per_second: float

@@ -10,7 +10,7 @@ from sluice.types import DraftLimits, NgramLimits
 
 SEE = "See [speculation.md](speculation.md)."
 RUNNER_ALGORITHMS = ("draft-model", "eagle3")
-"""Those whose guesses a model makes, in the runner."""
+"""Algorithms whose guesses a model makes, in the runner."""
 MODEL_DRAFTS = 5
 """Most guesses of a row by a draft model or head, each of which takes a forward of its own."""
 NGRAM_DRAFTS = 15

@@ -44,13 +44,13 @@ class Stats:
     query_id: int
     occupancy: Occupancy
     last_step: StepRecord | None
-    """None before the first step."""
+    """The step that ended last; None before the first one."""
     totals: Totals = field(default_factory=Totals)
     """Since the engine began."""
     queued_prefill_tokens: int = 0
     """Prompt tokens that are neither computed nor in its cache, of all requests."""
     prompts: tuple[PromptProgress, ...] = ()
-    """Those that are being read, in the order of their requests."""
+    """Prompts that are being read, in the order of their requests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sluice.engine.prompt_meter import PromptMeter, PromptProgress
 from sluice.engine.trace import StepTimes
-from sluice.types import BatchPlan, BatchResult, Bound, Output, Pace, Regime
+from sluice.types import BatchPlan, BatchResult, Bound, Output, PredictedStep, Regime
 
 STEP_TOKENS: tuple[float, ...] = tuple(1 << power for power in (0, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
 STEP_SECONDS: tuple[float, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -74,7 +74,7 @@ class ItlTotals(NamedTuple):
     margin: float
     """Predicted time of the latest step at the quantile over its prediction."""
     regimes: dict[Regime, PaceTotals]
-    """By the kind of step (`Pace.regime`)."""
+    """By the kind of step (`PredictedStep.regime`)."""
     late: tuple[int, ...]
     """Steps with streams that took longer than a feasible target, by more than each of `LATE_BY`."""
     infeasible: int
@@ -109,7 +109,7 @@ class DraftTotals(NamedTuple):
     drafted: int = 0
     """Drafts of these rows."""
     accepted: int = 0
-    """Those that were accepted."""
+    """Drafts that were accepted."""
     accepted_at: tuple[int, ...] = ()
     """Accepted ones by their position in the row, the first one first, as far as there were any drafts."""
 
@@ -142,7 +142,7 @@ class Totals(NamedTuple):
     bound_by: tuple[int, ...] = ()
     """Steps by the limit that bound them, in the order of `Bound`."""
     itl: ItlTotals | None = None
-    """None without an ITL target, and before the first step."""
+    """Totals of the ITL target; None if there is none, and before the first step."""
     tokens: Tally | None = None
     """Tokens of a step, decodes, drafts and prefill."""
     step_seconds: Tally | None = None
@@ -177,12 +177,12 @@ class PaceMeter:
     """Compares how long steps took with what was predicted."""
 
     def __init__(self) -> None:
-        self._latest: Pace | None = None
+        self._latest: PredictedStep | None = None
         self._regimes: dict[Regime, PaceTotals] = {}
         self._late = [0] * len(LATE_BY)
         self._infeasible = 0
 
-    def ended(self, pace: Pace, micros: int, *, has_streams: bool) -> None:
+    def ended(self, pace: PredictedStep, micros: int, *, has_streams: bool) -> None:
         """Count a step that was timed."""
         self._latest = pace
         seen = self._regimes.get(pace.regime, PaceTotals())

@@ -16,7 +16,7 @@ from sluice.types import BatchPlan, BatchResult, Bound, ChunkSlice, Occupancy, T
 REPORT_SECONDS = 0.25
 """Between two reports while steps run: each costs the server a message."""
 MOST_STEPS = 64
-"""Of one report."""
+"""Most steps of one report."""
 ONE_EACH = frozenset({1})
 """Numbers of tokens of ordinary rows."""
 
@@ -91,7 +91,7 @@ class StepWatch:
         self._is_on = False
         self._steps: list[StepSeen] = []
         self._decodes: tuple[int, ...] | None = None
-        """Of the step before, in this report."""
+        """Requests that decoded in the step before, in this report."""
         self._reported_at = 0.0
         self._free_at = 0.0
         """When the step before had been computed."""

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from typing import NamedTuple, Protocol
 
-from sluice.types import BatchPlan, BatchResult, Bound, Chunk, Pace
+from sluice.types import BatchPlan, BatchResult, Bound, Chunk, PredictedStep
 
 LOGGER = logging.getLogger("sluice.engine")
 WARN_AFTER = 16
@@ -51,12 +51,12 @@ class StepRecord(NamedTuple):
     """When its result was there; with several steps in flight this includes waiting for the ones before."""
     micros: int = 0
     """What it added to the time between the tokens of a stream, in microseconds."""
-    pace: Pace | None = None
+    pace: PredictedStep | None = None
     """What it was expected to take, if there is an ITL target."""
     drafted: int = 0
     """Drafts of its rows."""
     accepted: int = 0
-    """Those that were accepted."""
+    """Drafts that were accepted."""
 
 
 def record_of(plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> StepRecord:
@@ -142,7 +142,7 @@ class RecentSteps:
         """Keep the records."""
 
 
-class PaceLog:
+class PacingLog:
     """A trace sink in front of another one that warns once if the ITL target cannot be kept.
 
     Metrics and `/server_info` count these steps.
@@ -166,7 +166,7 @@ class PaceLog:
                 self._warn(plan.pace, plan.num_decodes)
         self._inner.ended(plan, result, times)
 
-    def _warn(self, pace: Pace, rows: int) -> None:
+    def _warn(self, pace: PredictedStep, rows: int) -> None:
         LOGGER.warning(
             "the ITL target of %.1f ms is infeasible: %d decodes with the smallest chunk take longer (%.1f ms are"
             " predicted); prefill goes on in such chunks (sluice:infeasible_steps_total counts these steps; this is"

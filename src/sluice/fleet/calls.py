@@ -9,8 +9,8 @@ from itertools import chain
 import msgspec
 
 from sluice.engine.clock import micros_at
-from sluice.fleet.choosing import Chooser, ReplicaAttempt, ReplicaCandidate
 from sluice.fleet.identity import Identity
+from sluice.fleet.replica_router import ReplicaAttempt, ReplicaCandidate, ReplicaRouter
 from sluice.kv.digests import page_digests
 from sluice.process.wire import decode, encode
 from sluice.types import Submit
@@ -24,7 +24,7 @@ class Sent:
     """What a replica receives of a call."""
 
     identity: Identity
-    """That of the replicas which may serve it."""
+    """Identity of the replicas that may serve it."""
     sent_at: float
     """When it was sent, by the clock of the ingress."""
     submit: bytes
@@ -66,7 +66,7 @@ class ReplicaCall:
     def __init__(
         self,
         request: Submit,
-        chooser: Chooser,
+        chooser: ReplicaRouter,
         now: Callable[[], float],
         avoid: Iterable[str] = (),
         offer: bytes = b"",
@@ -125,7 +125,7 @@ class ReplicaTarget:
         version: of the replica; "": any.
     """
 
-    def __init__(self, chooser: Chooser | None = None, key: str = "", version: str = "") -> None:
+    def __init__(self, chooser: ReplicaRouter | None = None, key: str = "", version: str = "") -> None:
         self._chooser = chooser
         self._key = key
         self._version = version

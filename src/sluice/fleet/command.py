@@ -14,8 +14,8 @@ from sluice.assembly.ranks import refuse_ranks
 from sluice.config import ConfigError, ServerConfig
 from sluice.fleet.app import FACTORY, REPLICA, application, import_ray, placed
 from sluice.fleet.cluster import FleetCluster
-from sluice.fleet.front import ip_address_of
 from sluice.fleet.identity import Identity
+from sluice.fleet.ingress import ip_address_of
 from sluice.fleet.options import FleetPlan
 from sluice.fleet.resources import refuse_shortage, resources_of_replica
 from sluice.http.base.auth import read_keys

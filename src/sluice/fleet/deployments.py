@@ -12,10 +12,10 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from sluice.fleet.front import Front
 from sluice.fleet.identity import Identity
+from sluice.fleet.ingress import IngressParts
+from sluice.fleet.kv_event_sync import KvEventLog
 from sluice.fleet.options import FleetPlan
-from sluice.fleet.page_news import PageBook
 from sluice.fleet.replica import ReplicaServer
 from sluice.fleet.replicas import Replicas
 from sluice.fleet.scaling import LoadMeter, ReplicaLoad
@@ -45,7 +45,7 @@ class Replica:
         self._version = version
         self._key: str = importlib.import_module("ray.serve").get_replica_context().replica_id.unique_id
         self._running: asyncio.Task[None] | None = None
-        """None until the engine is loaded: Ray may end a replica before."""
+        """The task that runs the engine; None until it is loaded, since Ray may end a replica before."""
         self._state = EngineState()
         self._client = EngineClient(recovery=self._state.stats)
         folder = plan.fleet.transfer_folder
@@ -59,7 +59,7 @@ class Replica:
             start_seconds=0.9 * server.start_timeout,
             remote="" if folder is None or is_prefill else folder,
         )
-        limit, pages = server.max_engine_restarts, PageBook() if plan.follows_pages else None
+        limit, pages = server.max_engine_restarts, KvEventLog() if plan.follows_pages else None
         timeouts = EngineTimeouts.of(server)
         self._supervisor = Supervisor(start, self._client, self._state, limit, timeouts, kv_events=pages)
         self._ready = await self._supervisor.start()
@@ -87,10 +87,10 @@ class Replica:
 
     async def tell(self, target: bytes, flush: bool, first: int) -> tuple[str, bytes | None, Any]:
         """Return the key of this replica, its `Stats` in the form of `wire`, if there is an engine, and the changes of
-        its prefix cache from number `first` on (`PageNews.encoded`), if they are followed."""
+        its prefix cache from number `first` on (`KvChanges.encoded`), if they are followed."""
         stats = await self._server.stats(flush=flush)
-        news = self._server.news(first)
-        return self._key, stats, None if news is None else news.encoded()
+        changes = self._server.changes(first)
+        return self._key, stats, None if changes is None else changes.encoded()
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """Tell the routers what this replica is. Ray asks once, when it is ready."""
@@ -130,13 +130,13 @@ class Ingress:
     async def __init__(  # type: ignore[misc]
         self, plan: FleetPlan, version: str, replicas: Any, prefill: Any = None
     ) -> None:
-        self._front: Front | None = None
+        self._front: IngressParts | None = None
         enter(plan.folder)
         configure_logging(plan.server.log_level, plan.server.log_format)
         found = Replicas(replicas)
         ready: Ready = await found.introduction(version)
         apart = None if prefill is None else Replicas(prefill)
-        self._front = await Front.open(plan, ready, found, apart)
+        self._front = await IngressParts.open(plan, ready, found, apart)
 
     def __serve_build_asgi_app__(self) -> Starlette:
         """Return the application. Ray calls this after the constructor."""

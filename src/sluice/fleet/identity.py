@@ -22,7 +22,7 @@ class Identity:
     """The model of a replica, and the form of its messages."""
 
     model: str
-    """Its name, for messages to people."""
+    """Name of the model, for messages to people."""
     fingerprint: str
     """Digest of the weights and of the options that change answers."""
     wire: str

@@ -20,9 +20,9 @@ from contextvars import Context
 from dataclasses import dataclass, field, replace
 
 from sluice.engine.messages import Abort, FlushCache, Message, PagesOffered, QueryStats, Stats
-from sluice.fleet.apart import Apart
 from sluice.fleet.calls import ReplicaCall
-from sluice.fleet.choosing import Chooser, Told
+from sluice.fleet.disaggregated import DisaggregatedPrefill
+from sluice.fleet.replica_router import ReplicaReport, ReplicaRouter
 from sluice.fleet.replicas import ReplicaLost, Replicas
 from sluice.fleet.totals import NOTHING, FleetTotals
 from sluice.process.client import EngineClient
@@ -52,7 +52,7 @@ NO_ROOM = (FinishReason.OVERLOAD, FinishReason.TIER_UNAVAILABLE)
 """Ends of requests that another replica may have room for."""
 
 
-class _NotApartError(Exception):
+class _NotDisaggregatedError(Exception):
     """A prefill replica has no room for a prompt, which replicas that decode may have."""
 
 
@@ -63,7 +63,7 @@ class _Losses:
     since: float
     count: int = 0
     keys: set[str] = field(default_factory=set)
-    """Of these replicas, as far as they are known."""
+    """Keys of these replicas, as far as they are known."""
     pauses: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE, LONGEST_PAUSE))
 
 
@@ -82,11 +82,11 @@ class FleetLink:
         self,
         client: EngineClient,
         replicas: Replicas,
-        chooser: Chooser,
+        chooser: ReplicaRouter,
         state: EngineState,
         patience: float,
         sleep: Callable[[float], Coroutine[None, None, None]] = asyncio.sleep,
-        apart: Apart | None = None,
+        apart: DisaggregatedPrefill | None = None,
     ) -> None:
         self._client = client
         self._replicas = replicas
@@ -161,7 +161,7 @@ class FleetLink:
         answers = await asyncio.gather(*(self._told_by(*side, flush=flush) for side in sides))
         return {key: each.stats for answer in answers for key, each in answer.items()}, bool(answers[0])
 
-    async def _told_by(self, replicas: Replicas, chooser: Chooser, *, flush: bool) -> Mapping[str, Told]:
+    async def _told_by(self, replicas: Replicas, chooser: ReplicaRouter, *, flush: bool) -> Mapping[str, ReplicaReport]:
         asked_at = self._client.now()
         answers = await replicas.ask(chooser, flush=flush)
         chooser.told(answers, asked_at)
@@ -181,7 +181,7 @@ class FleetLink:
                 await self._again(call, sent_at, how)
             elif request_id in self._offers:
                 self._client.go_on(request_id)
-        except _NotApartError:
+        except _NotDisaggregatedError:
             self._offers[request_id] = b""
             self.send(request)  # as it came: it has not begun, so replicas that decode may refuse it as well
         finally:
@@ -195,11 +195,11 @@ class FleetLink:
         """Serve a call, and return how its replica was lost; None: the request has ended.
 
         Raises:
-            _NotApartError: a prefill replica has no room for it.
+            _NotDisaggregatedError: a prefill replica has no room for it.
         """
         try:
             await self._wait_and_stream(call)
-        except _NotApartError:
+        except _NotDisaggregatedError:
             raise
         except (ReplicaLost, OutputOrderError, WireError) as error:
             return str(error)
@@ -217,7 +217,7 @@ class FleetLink:
 
         Raises:
             ReplicaLost: also if no replica has taken it in time.
-            _NotApartError: as `_loss_of`.
+            _NotDisaggregatedError: as `_loss_of`.
         """
         loop = asyncio.get_running_loop()
         now = self._client.now()
@@ -250,7 +250,7 @@ class FleetLink:
                 match decode(data):
                     case Outputs(outputs) as frame:
                         if call.hands_over and not has_begun and outputs[0].finish_reason in NO_ROOM:
-                            raise _NotApartError
+                            raise _NotDisaggregatedError
                         has_begun = True
                         if any(output.token_ids for output in outputs):
                             call.chooser.first_token(call.attempt)

@@ -104,7 +104,7 @@ class FleetPlan:
     folder: str
     """Paths of the options are relative to it, on machines that have it."""
     cores: float = 0.0
-    """Of each rank on CPUs; 0: not known yet."""
+    """Cores of each rank on CPUs; 0 if that is not known yet."""
 
     @property
     def follows_pages(self) -> bool:

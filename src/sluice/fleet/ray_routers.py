@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
 from sluice.fleet.calls import ReplicaCall, ReplicaTarget
-from sluice.fleet.choosing import ReplicaCandidate
 from sluice.fleet.identity import Identity
+from sluice.fleet.replica_router import ReplicaCandidate
 
 try:
     from ray.serve.llm.request_router import PrefixCacheAffinityRouter

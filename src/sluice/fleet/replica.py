@@ -9,10 +9,10 @@ from dataclasses import replace
 import msgspec
 
 from sluice.engine.messages import PagesOffered
-from sluice.fleet.apart import goes_on, prompt_alone
 from sluice.fleet.calls import received
+from sluice.fleet.disaggregated import needs_decode, prefill_request
 from sluice.fleet.identity import Identity
-from sluice.fleet.page_news import PageBook, PageNews
+from sluice.fleet.kv_event_sync import KvChanges, KvEventLog
 from sluice.process.client import EngineClient, EngineGone
 from sluice.process.handover import HandoverError, decode_offer, offered, taken
 from sluice.process.wire import Failed, WireError, encode, encode_outputs
@@ -33,7 +33,9 @@ class ReplicaServer:
         pages: what its prefix cache holds; None: that is not followed.
     """
 
-    def __init__(self, client: EngineClient, identity: Identity, page_size: int, pages: PageBook | None = None) -> None:
+    def __init__(
+        self, client: EngineClient, identity: Identity, page_size: int, pages: KvEventLog | None = None
+    ) -> None:
         self._client = client
         self._identity = identity
         self._page_size = page_size
@@ -58,14 +60,14 @@ class ReplicaServer:
             request = sent.request(self._client.now())  # before the pages are taken: its deadlines count that time
             await self._take(sent.offer)
             own = replace(request, request_id=self._client.next_id())
-            inbox = self._client.submit([prompt_alone(own) if sent.hands_over else own])
+            inbox = self._client.submit([prefill_request(own) if sent.hands_over else own])
         except (EngineGone, msgspec.DecodeError, WireError) as error:
             yield encode(Failed(str(error)))
             return
         try:
             while True:
                 outputs = [each._replace(request_id=request.request_id) for each in await inbox.get()]
-                if sent.hands_over and goes_on(request, outputs[-1]):
+                if sent.hands_over and needs_decode(request, outputs[-1]):
                     yield encode_outputs([*outputs[:-1], outputs[-1]._replace(finish_reason=None)])
                     yield encode(await self._offer(request))
                     return
@@ -100,9 +102,9 @@ class ReplicaServer:
         except (HandoverError, EngineGone, WireError) as error:
             LOGGER.warning("the pages of a prompt are computed again: %s", error)
 
-    def news(self, first: int) -> PageNews | None:
+    def changes(self, first: int) -> KvChanges | None:
         """Return what has changed in the prefix cache, from a change of this number on; None: that is not followed."""
-        return None if self._pages is None else self._pages.news(first)
+        return None if self._pages is None else self._pages.changes(first)
 
     async def stats(self, *, flush: bool) -> bytes | None:
         """Return the state of the engine, in the form of `wire`; None while there is none."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from sluice.engine.messages import Stats
 from sluice.fleet.calls import ReplicaCall, ReplicaTarget
-from sluice.fleet.choosing import Chooser, Told
-from sluice.fleet.page_news import PageNews
+from sluice.fleet.kv_event_sync import KvChanges
+from sluice.fleet.replica_router import ReplicaReport, ReplicaRouter
 from sluice.process.wire import Ready, WireError, decode
 
 LOGGER = logging.getLogger("sluice.fleet")
@@ -78,7 +78,7 @@ class Replicas:
             if not is_over:
                 frames.cancel()
 
-    async def ask(self, chooser: Chooser, *, flush: bool) -> Mapping[str, Told]:
+    async def ask(self, chooser: ReplicaRouter, *, flush: bool) -> Mapping[str, ReplicaReport]:
         """Return what each replica that answers tells of itself, by key.
 
         Args:
@@ -91,19 +91,19 @@ class Replicas:
         )
         return {key: told for answer in answers for key, told in answer.items()}
 
-    async def _ask(self, target: ReplicaTarget, flush: bool, first: int) -> dict[str, Told]:
+    async def _ask(self, target: ReplicaTarget, flush: bool, first: int) -> dict[str, ReplicaReport]:
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 key, data, pages = await self._handle.tell.remote(target, flush, first)
             stats = None if data is None else decode(data)
-            news = None if pages is None else PageNews.decoded(*pages)
+            changes = None if pages is None else KvChanges.decoded(*pages)
         except self._errors as error:
             LOGGER.info("a replica does not tell its state: %s", one_line_of(error))
             return {}
         except (WireError, TypeError, ValueError) as error:  # the answer of another version
             LOGGER.warning("a replica's answer cannot be read: %s", one_line_of(error))
             return {}
-        return {key: Told(stats, news)} if isinstance(stats, Stats) else {}
+        return {key: ReplicaReport(stats, changes)} if isinstance(stats, Stats) else {}
 
 
 def streaming(handle: Any) -> Any:

@@ -15,9 +15,9 @@ from typing import Any
 from sluice.engine.messages import Stats
 
 LATE_SHARE = 0.05
-"""Of the steps with streams, that took longer than the ITL target or were expected to: more is too many."""
+"""Largest acceptable share of the steps with streams that took longer than the ITL target, or were expected to."""
 FULL_SHARE = 0.8
-"""Of the slots of a replica, that may be used."""
+"""Largest share of a replica's slots that is to be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ReplicaLoad:
     used_share: float = 0.0
     """Requests by slots: above 1 if some wait for one."""
     late_share: float = 0.0
-    """Of its latest steps, that did not keep the ITL target."""
+    """Share of its latest steps that did not keep the ITL target."""
 
     def as_json(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in self.__slots__}

@@ -77,7 +77,7 @@ class EventLog(NoEvents):
         self._run: list[Node] = []
         """Nodes of the event that is being made."""
         self._tier = Tier.DEVICE
-        """Its tier."""
+        """The tier on which the pages lie."""
         self._is_stored = False
         """Whether its nodes were stored."""
 

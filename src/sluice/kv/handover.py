@@ -23,7 +23,7 @@ class Placed(NamedTuple):
     """A page that was taken over."""
 
     page: int
-    """Its page on this engine's tier."""
+    """The page of this engine's tier that it is copied to."""
     stored: StoredPage
     """As the other engine has stored it."""
 

@@ -57,7 +57,7 @@ class Node:
 
     def __init__(self, key: bytes, page: int, parent: Node | None) -> None:
         self.key = key
-        """Its tokens as bytes; of a root, its namespace."""
+        """The node's tokens as bytes; the namespace, for a root."""
         self.page = page
         """Page of the device; NOWHERE: it lies on other tiers alone, or has left the tree."""
         self.parent = parent

@@ -19,7 +19,7 @@ class TierPool:
 
     def __init__(self, level: int, tier: Tier, num_pages: int) -> None:
         self.level = level
-        """Its index in the order of tiers, fastest first."""
+        """The tier's index in the order of tiers, fastest first."""
         self.tier = tier
         self.pool = PagePool(num_pages)
         self.checksums = [0] * num_pages

@@ -274,7 +274,7 @@ class LLM:
                     continue
                 self._step()
                 if on_prefill is not None:
-                    for done in self._watch.news(number):
+                    for done in self._watch.updates(number):
                         if done <= total:
                             on_prefill(done, total)
             run.raise_error()

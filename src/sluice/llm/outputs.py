@@ -21,7 +21,7 @@ class Sample:
     token_ids: tuple[int, ...]
     """All generated tokens, including the one that ended it."""
     text: str
-    """Without a stop token or stop string; empty if the checkpoint has no tokenizer."""
+    """The text without a stop token or stop string; empty if the checkpoint has no tokenizer."""
     finish_reason: str
     """"stop" or "length", as in OpenAI's API."""
     logprobs: tuple[TokenLogprobs, ...] | None = None

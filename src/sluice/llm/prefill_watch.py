@@ -36,7 +36,7 @@ class PrefillWatch:
         """Note no more of a request. Unknown ones are ignored."""
         self._seen.pop(request_id, None)
 
-    def news(self, request_id: int) -> Iterator[int]:
+    def updates(self, request_id: int) -> Iterator[int]:
         """Yield how far the prompt of a watched request was read since the last call; first, how much was cached."""
         seen = self._seen[request_id]
         while seen.told < len(seen.ends):

@@ -75,7 +75,7 @@ class Requests:
         self._files = TokenizerFiles.read(folder) if has_tokenizer(folder) else None
         self._tokenizer = None if self._files is None else self._files.tokenizer(chat=False)
         self._chat: Tokenizer | None = None
-        """With the chat template, whose process the first conversation starts."""
+        """The tokenizer with the chat template, whose process the first conversation starts."""
         self._eos_ids = {*eos_token_ids, *(self._tokenizer.eos_token_ids if self._tokenizer else ())}
         self._new_seed = seed_source(seed)
         self._next_id = next_id

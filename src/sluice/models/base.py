@@ -100,7 +100,7 @@ class CausalLM(PagedLM):
 
     rules: ClassVar[WeightRules]
     lm_head: nn.Module | None
-    """None until a tied head is packed."""
+    """The head; None until a tied one is packed."""
 
     def __init__(self, spec: ModelSpec, *, tied: bool, member: Member) -> None:
         super().__init__()

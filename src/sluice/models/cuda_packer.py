@@ -29,7 +29,7 @@ class Product(ABC):
     """"int4" or "fp8"."""
     weight: type[QuantizedWeight]
     dtypes: tuple[torch.dtype, ...]
-    """Of the models that it computes."""
+    """Dtypes of the models that it computes."""
     oldest: tuple[int, int]
     """The lowest compute capability that it supports."""
 

@@ -19,7 +19,7 @@ class Eagle3Config:
     """An EAGLE-3 head."""
 
     layer: LlamaConfig
-    """Its only layer, in the sizes of a Llama model. Its vocabulary is the target's."""
+    """The drafter's only layer, in the sizes of a Llama model. The vocabulary is the target's."""
     draft_vocab_size: int
     """Tokens that it can guess."""
     target_hidden_size: int

@@ -37,7 +37,7 @@ class Quantization:
     method: str
     """The name of the format, which `--quantization` may give: "gptq", "compressed-tensors", ..."""
     description: str
-    """Its details, such as "4-bit GPTQ in groups of 128"."""
+    """Details such as "4-bit GPTQ in groups of 128"."""
     kept: int = 0
     """Weights that are held as they are stored."""
 
@@ -68,7 +68,7 @@ class ModelSpec:
     """Most tokens of one request, prompt and output together."""
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype
-    """Of weights, KV and computation."""
+    """Dtype of weights, KV and computation."""
     implementation: str = "native"
     """"native" or "transformers": whose code computes it."""
     stored_as: Quantization | None = None
@@ -76,7 +76,7 @@ class ModelSpec:
     quantization: str = "none"
     """How its weights are held: "none", in `dtype`; one of `ON_LOAD`; or one of them with `AS_STORED`."""
     diffusion: BlockDiffusion | None = None
-    """None: it generates token by token."""
+    """Block diffusion; None if the model generates token by token."""
 
     @property
     def weight_bytes(self) -> float:

@@ -51,9 +51,9 @@ class KvEventCounts:
 
     published: int = 0
     dropped: int = 0
-    """Those that found the queue full."""
+    """Batches that found the queue full."""
     replayed: int = 0
-    """Those that were sent again to subscribers who asked."""
+    """Batches that were sent again to subscribers who asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class EngineState:
     status: str = LOADING
     """Why it does not serve; without meaning while it does."""
     pid: int | None = None
-    """None while no engine serves."""
+    """Process of the engine; None while no engine serves."""
     is_serving: bool = False
     is_refusing: bool = False
     """No engine can be started at the moment, so new requests are refused instead of waiting for one."""
@@ -95,7 +95,7 @@ class EngineState:
     reading: Reading | None = None
     """The latest reading of its heartbeat."""
     loading: Loading | None = None
-    """None while no engine loads."""
+    """How far the engine is loaded; None while no engine loads."""
     silent_seconds: float = 0.0
     """Seconds without a tick, as of that reading."""
     stats: RecoveryStats = field(default_factory=RecoveryStats)

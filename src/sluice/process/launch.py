@@ -52,15 +52,15 @@ class EngineTimeouts:
     """Limits on an engine's time, in seconds."""
 
     start: float = ServerConfig.start_timeout
-    """To load the model."""
+    """Seconds to load the model."""
     progress: float = ServerConfig.progress_timeout
-    """Without progress while the model loads."""
+    """Seconds without progress while the model loads."""
     heartbeat: float = ServerConfig.heartbeat_timeout
     """Between two ticks of the heartbeat."""
     step: float = ServerConfig.step_timeout
-    """To wait for one step on the device."""
+    """Seconds to wait for one step on the device."""
     restart: float = ServerConfig.restart_timeout
-    """To wait until the machine has what another engine needs to start."""
+    """Seconds to wait until the machine has what another engine needs to start."""
 
     @classmethod
     def of(cls, server: ServerConfig) -> EngineTimeouts:

@@ -17,7 +17,7 @@ class OpenRequest(NamedTuple):
     """As `Submit.arrived`."""
     prompt_tokens: int
     output_tokens: int
-    """Those that were delivered."""
+    """Output tokens that were delivered."""
 
 
 class Observer:

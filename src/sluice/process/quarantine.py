@@ -21,9 +21,9 @@ class _Record:
     """The engines that died with a request since its last token."""
 
     deaths: int = 0
-    """With it in flight."""
+    """Deaths of engines with the request in flight."""
     lone_deaths: int = 0
-    """With no other request in the engine."""
+    """Deaths of engines that had no other request."""
 
 
 class Quarantine:

@@ -32,7 +32,7 @@ class Sleep:
         self._state = state
         self._idle_seconds = idle_seconds
         self._is_woken = self._is_down = False
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         """Set, and replaced, at each turn of what `until_asleep` and `until_awake` wait for."""
 
     def ask(self) -> None:
@@ -49,18 +49,18 @@ class Sleep:
 
     def announce(self) -> None:
         """Let those who wait look at the state again."""
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def until_asleep(self) -> None:
         """Wait until the engine's process is gone, or the server was woken before, or it has given up."""
         while self._state.is_put_to_sleep and not (self._is_down or self._state.has_given_up):
-            await self._news.wait()
+            await self._changed.wait()
 
     async def until_awake(self) -> None:
         """Wait until an engine serves, or the server was put to sleep before, or it has given up."""
         while not (self._state.is_serving or self._state.is_put_to_sleep or self._state.has_given_up):
-            await self._news.wait()
+            await self._changed.wait()
 
     def is_due(self) -> bool:
         """Return whether the engine is to be ended now."""

@@ -53,7 +53,8 @@ class Start:
     epoch: int = 0
     """Number of the engine among the engines of its server, from 0."""
     start_seconds: float = 0.9 * ServerConfig.start_timeout
-    """To wait for ranks of other machines: less than the engine has to start, so that it can say which it lacks."""
+    """Seconds to wait for ranks of other machines: less than the engine has to start, so that it can say which it
+    lacks."""
     reports_kv_events: bool = False
     """The engine is to report what its prefix cache stores and gives up (`KvEvents`)."""
     remote: str = ""
@@ -84,7 +85,7 @@ class Ready:
     disabled_tiers: Mapping[Tier, str] = field(default_factory=dict)
     """Tiers that an engine before had, and that could not be opened again -> why."""
     fingerprint: str = ""
-    """Of its weights, if it is a replica of a fleet."""
+    """Fingerprint of the weights, if the engine is a replica of a fleet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class SubmitDelta:
     request: Submit
     shares_prompt: bool
     shares_bias: bool
-    """Its `logit_bias` is that of the request before it."""
+    """Whether its `logit_bias` is that of the request before it."""
 
 
 Delivered = Outputs | Stats | StepsSeen | KvEvents | PagesOffered | PagesTaken

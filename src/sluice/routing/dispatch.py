@@ -58,7 +58,7 @@ class ReplicaLoad:
     taken_at: float = 0.0
     """When that was so."""
     sent_since: int = 0
-    """Those of `queued_tokens` that were sent since then."""
+    """Tokens of `queued_tokens` that were sent since then."""
 
     @property
     def order(self) -> tuple[int, int]:

@@ -26,7 +26,7 @@ class _Place(NamedTuple):
     is_full: bool
     """It has no room for the prompt."""
     seconds: float
-    """To the first token; tokens, if no replica says how fast it is."""
+    """Seconds to the first token; tokens, if no replica says how fast it is."""
     uncached_tokens: int
     saved: float
     """Part of the time that cached tokens save."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KEPT_SHARE = 0.97
-"""Of what was measured, with each later report that has measured something."""
+"""Share of a measurement's weight that stays with each later report that has measured something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class ObservedOccupancy:
     free_tokens: int
     """Tokens of its KV pages that are empty or may be evicted."""
     seconds_per_prefill_token: float | None = None
-    """Of late; None: not known."""
+    """Seconds in the latest reports; None if they are not known."""
     speed_weight: float = 1.0
     """How well that is known: `PrefillSpeed.weight`, beside that of other replicas."""
     itl_margin: float | None = None

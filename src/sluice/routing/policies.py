@@ -106,12 +106,12 @@ class RouterOptions(NamedTuple):
     """What policies are made from."""
 
     cache_tokens: int
-    """Of the prefix cache of one replica on its device."""
+    """Tokens of the prefix cache of one replica on its device."""
     page_size: int
     """Tokens of a page of the replicas."""
     seed: int = 0
     tier_tokens: int = 0
-    """Of the tiers behind the device of one replica, if they hold cached pages."""
+    """Tokens of the lower tiers of one replica, if they hold cached pages."""
 
     @property
     def cached_tokens(self) -> int:

@@ -36,12 +36,12 @@ class ConstrainedRow:
         sampling = new.sampling
         self.request_id = new.request_id
         self.position = len(new.history)
-        """Of the token that is sampled next."""
+        """Position of the token that is sampled next."""
         self.stop_ids = frozenset(token for token in sampling.stop_token_ids if token < vocab_size)
         self.is_slow = False
-        """Its last mask took long."""
+        """Whether the last mask took long."""
         self.is_late = False
-        """Its present mask was not there when a step needed it."""
+        """Whether the present mask was not there when a step needed it."""
         self.problem: str | None = None
         """Why it cannot go on."""
         self.is_complete = False

@@ -118,7 +118,7 @@ class DeviceState:
         new_last_tokens = WatchedLastTokens if watched else PlainLastTokens
         self.last_tokens: LastTokens = new_last_tokens(shape.num_slots, shape.device)
         self._block_size = 0
-        """Of a model of block diffusion."""
+        """Block size of a model of block diffusion."""
         blocks = None
         if denoising is not None:
             self._block_size = denoising.model.block_size

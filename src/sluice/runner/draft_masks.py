@@ -32,7 +32,7 @@ class DraftMasks:
 
     def __init__(self, row: ConstrainedRow, drafts: Sequence[int], patience: float) -> None:
         self.found: list[Bits] = []
-        """Those behind the first drafts, as far as they are computed."""
+        """Masks behind the first drafts, as far as they are computed."""
         self._row = row
         self._position = row.position
         self._drafts = drafts

@@ -119,9 +119,9 @@ class HostBatch:
     shared_pages: int = 0
     """As in `ForwardBatch`."""
     drafts: HostDrafts | None = None
-    """None if no row has any."""
+    """Drafts of the step; None if no row has any."""
     blocks: HostBlocks | None = None
-    """Of a model of block diffusion, whose rows sample at masked positions; None if no row has an open one."""
+    """Open blocks of a model of block diffusion, whose rows sample at masked positions; None if no row has one."""
 
     def with_blocks(self, blocks: HostBlocks) -> HostBatch:
         """Return the step with the open blocks of its rows in the place of drafts."""

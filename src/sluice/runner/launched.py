@@ -9,7 +9,7 @@ from sluice.device.queues import DoneEvent, Event, noop, wait_until
 from sluice.runner.features.base import Outcome
 from sluice.types import BatchResult
 
-Elsewhere = Callable[[int], BatchResult | None]
+OtherRanksResult = Callable[[int], BatchResult | None]
 """Waits for the result of a step that other ranks sample. None: this rank is not to know it."""
 
 
@@ -45,7 +45,7 @@ class PassedStep:
     outcome: Outcome
     arrived: Event
     """This rank's part is done."""
-    elsewhere: Elsewhere
+    elsewhere: OtherRanksResult
     tick: Callable[[], None] = noop
 
     def wait(self) -> BatchResult:

@@ -33,7 +33,7 @@ class MaskWorkers:
         self._ordinary: SimpleQueue[Task | None] = SimpleQueue()
         self._slow: SimpleQueue[Task | None] = SimpleQueue()
         self._workers: list[Worker] = []
-        """Of ordinary tasks."""
+        """Workers for ordinary tasks."""
         self._retiring: list[Worker] = []
 
     def run(self, task: Task, *, is_slow: bool = False) -> None:

@@ -39,7 +39,7 @@ from sluice.runner.drafting.step import DraftStep
 from sluice.runner.features.base import SLICE_BYTES, Outcome, StagedFeatures, StepLogits
 from sluice.runner.forwards import EagerForwards, Forwards, Model
 from sluice.runner.inputs import KV_SLOTS, LOGIT_ROWS, NUM_ARRAYS, HostBatch
-from sluice.runner.launched import Elsewhere, LaunchedStep, PassedStep
+from sluice.runner.launched import LaunchedStep, OtherRanksResult, PassedStep
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.offload.rows import (
@@ -105,7 +105,7 @@ class TorchRunner:
         tick: Callable[[], None] = noop,
         offload: SliceRunner | None = None,
         copies: Copies | None = None,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: OtherRanksResult | None = None,
         drafter: RunnerDrafter | None = None,
     ) -> None:
         self._model = model

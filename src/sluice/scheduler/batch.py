@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from sluice.kv.manager import ResidentLease
 from sluice.scheduler.cost import StepLoad
 from sluice.scheduler.request import Request
-from sluice.types import BatchPlan, Bound, Chunk, ChunkSlice, NewSlot, Pace, PageCopy
+from sluice.types import BatchPlan, Bound, Chunk, ChunkSlice, NewSlot, PageCopy, PredictedStep
 
 
 class BatchBuilder:
@@ -28,7 +28,7 @@ class BatchBuilder:
         self._context = 0
         """Keys that decodes read."""
         self._pairs = 0
-        """Of a query and a key, of prompts."""
+        """Pairs of a query and a key that prompts compute."""
         self._offloaded = StepLoad()
 
     def __len__(self) -> int:
@@ -178,7 +178,7 @@ class BatchBuilder:
         bound_by: Bound,
         copies: tuple[PageCopy, ...],
         dropped: tuple[int, ...],
-        pace: Pace | None = None,
+        pace: PredictedStep | None = None,
     ) -> BatchPlan:
         """Return the plan."""
         done = [each.chunk for each in self._slices if each.completes]

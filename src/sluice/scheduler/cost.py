@@ -27,11 +27,11 @@ from sluice.types import Regime
 
 NUM = 6
 DECAY = 0.99
-"""Of the weight of an observation with each later one of its regime: about a hundred count."""
+"""Share of an observation's weight that stays with each later one of its regime: about a hundred count."""
 PRIOR_WEIGHT = 0.02
 """Weight of the scaled prior, in observations."""
 SWEEPS = 2
-"""Of coordinate descent with each observation. It goes on from where it was."""
+"""Sweeps of coordinate descent with each observation. They start from the last result."""
 GAIN_RATE = 0.35
 """Weight of the latest step in the machine's speed."""
 GAIN_CLIP = 3.0
@@ -157,7 +157,7 @@ class RegimeCost:
         self._matrix = list(learnt.matrix)
         self._vector = list(learnt.vector)
         self.sums = learnt.sums
-        """Of the observations' prior costs, and of their squares, each over the measured time."""
+        """Sums of the observations' prior costs, and of their squares, each over the measured time."""
 
     def learnt(self) -> LearntRegime:
         """Return what another one is to go on from."""

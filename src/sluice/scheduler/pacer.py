@@ -24,7 +24,7 @@ from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.budget import UNLIMITED
 from sluice.scheduler.cost import CostPrior, LearntCosts, StepCost, StepLoad, dot
 from sluice.scheduler.request import Request
-from sluice.types import ITL_AUTO, Bound, OffloadLimits, Pace, Regime, SchedulerLimits
+from sluice.types import ITL_AUTO, Bound, OffloadLimits, PredictedStep, Regime, SchedulerLimits
 
 QUANTUM = 8
 """Tokens: least prefill of a step, and granularity of chunks of a few pages. At most a page."""
@@ -56,17 +56,17 @@ class Pacing:
     """Steps of at most so many decodes replay a captured graph."""
     steps_per_token: int = 1
     """Steps that a stream waits for one token: more than 1 if several are in flight and none looks ahead."""
-    learnt: LearntPace | None = None
+    learnt: LearntPacing | None = None
 
 
-class LearntPace(NamedTuple):
+class LearntPacing(NamedTuple):
     """All that a pacer has learnt."""
 
     costs: LearntCosts
     largest_mixed: int
     """Most prefill tokens of a step beside streams."""
     largest: int
-    """Of any step."""
+    """Most prefill tokens of any step."""
 
 
 class PacedStep(NamedTuple):
@@ -115,9 +115,9 @@ class Pacer:
         """Mixed steps one after the other that had about one quantum of prefill."""
         self._follow(StepLoad(1, 1, 1))
 
-    def learnt(self) -> LearntPace:
+    def learnt(self) -> LearntPacing:
         """Return what another pacer is to go on from."""
-        return LearntPace(self.cost.learnt(), self._largest_mixed, self._largest)
+        return LearntPacing(self.cost.learnt(), self._largest_mixed, self._largest)
 
     def budget(self, batch: BatchBuilder, limits: SchedulerLimits, streams: Iterable[Request]) -> TargetBudget:
         """Return the budget of a step that is about to be filled.
@@ -170,7 +170,9 @@ class Pacer:
         is_graph = decodes.rows <= self._pacing.graph_rows and decodes.tokens <= decodes.rows
         return Regime.GRAPH if is_graph else Regime.DECODE
 
-    def planned(self, step: int, batch: BatchBuilder, target: float, prefill: int, *, has_streams: bool) -> Pace:
+    def planned(
+        self, step: int, batch: BatchBuilder, target: float, prefill: int, *, has_streams: bool
+    ) -> PredictedStep:
         """Note a step that was planned, and return what it is expected to take.
 
         Args:
@@ -189,7 +191,7 @@ class Pacer:
         # Nothing but the smallest step is planned if it is predicted to take longer, or else an offloaded item.
         is_infeasible = batch.num_decodes > 0 and predicted > target > 0 and not batch.has_slices
         at_quantile = predicted * self.cost.margin(regime, self._quantile)
-        return Pace(regime, round(target), round(predicted), round(at_quantile), is_infeasible)
+        return PredictedStep(regime, round(target), round(predicted), round(at_quantile), is_infeasible)
 
     def failed(self, step: int) -> None:
         """Forget a step that failed."""
@@ -249,13 +251,13 @@ class TargetBudget:
         self._target = target
         self._has_streams = has_streams
         self._limits: tuple[StepLimit, tuple[float, ...]] | None = None
-        """With the costs of its parts; None before all decodes are in the batch."""
+        """The limit and the costs of its parts; None before all decodes are in the batch."""
         self._taken = self._taken_by_streams = 0
         self._spent: float | None = None
         """Time of what the batch holds; None: it holds more since it was asked for."""
         self.bound = Bound.CHUNKED_PREFILL_SIZE
 
-    def pace(self, step: int) -> Pace:
+    def pace(self, step: int) -> PredictedStep:
         """Note that the step was planned, and return what it is expected to take."""
         return self._pacer.planned(step, self._batch, self._target, self._taken, has_streams=self._has_streams)
 

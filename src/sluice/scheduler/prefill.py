@@ -16,7 +16,7 @@ from sluice.scheduler.budget import UNLIMITED, ChunkBudget, budget_for
 from sluice.scheduler.preempt import make_room
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
-from sluice.types import Bound, OffloadLimits, Pace, SchedulerLimits
+from sluice.types import Bound, OffloadLimits, PredictedStep, SchedulerLimits
 
 
 class AddResult(Enum):
@@ -87,7 +87,7 @@ class PrefillAdder:
             self._chunk.take(0, tokens)
         self._offloaded += tokens
 
-    def pace(self) -> Pace | None:
+    def pace(self) -> PredictedStep | None:
         """Return how long the step is expected to take, if there is an ITL target, and note that it was planned."""
         if self.state.sizer is not None:
             self.state.sizer.planned(self.state.step, self._batch)

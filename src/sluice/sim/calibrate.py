@@ -18,7 +18,7 @@ from sluice.types import Regime, Tier
 LEAST_STEPS = 20
 """Fewest steps that a model is fitted to."""
 MOST_RATIO = 2.0
-"""Of measured and modelled time."""
+"""Largest ratio of measured and modelled time."""
 
 
 class Timed(NamedTuple):

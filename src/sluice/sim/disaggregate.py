@@ -31,7 +31,7 @@ from sluice.sim.world import CopyRates, World
 from sluice.types import FinishReason
 
 MOST_PAGES = 1 << 20
-"""Of the tier of one decode replica."""
+"""Most pages of the tier of one decode replica."""
 
 
 def simulate_split(
@@ -93,7 +93,7 @@ class _Request(NamedTuple):
     session: int
     turn: int
     cached_tokens: int | None = None
-    """Of its prompt, as a prefill replica found them; None: it went to none."""
+    """Cached tokens of the prompt on the prefill replica; None if it went to none."""
 
 
 IsApart = Callable[[Arrival, float], bool]

@@ -70,7 +70,7 @@ class LoopTurn(NamedTuple):
 
     at: float
     step: Step | None
-    """None: it planned nothing."""
+    """The step that was planned; None if there was none."""
     line: int
 
 

@@ -25,7 +25,7 @@ REACHED_FLOPS, REACHED_BANDWIDTH = 0.6, 0.8
 STEP_SECONDS = 0.002
 """Launching a step, planning it and sending its tokens. It is assumed."""
 POOL_SHARE = 0.9
-"""Of the memory behind the weights that holds KV."""
+"""Share of the memory left by the weights that holds KV."""
 
 
 class Device(NamedTuple):

@@ -27,7 +27,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     is_measured: bool
     """False: its costs follow from what its maker promises."""
     setup: SchedulerSetup
-    """Of the engine that was measured, or of one with all options left open."""
+    """Setup of the engine that was measured, or of one with all options left open."""
     depth: int
     device: str = "cpu"
     """Type of the device: cpu or cuda."""
@@ -37,7 +37,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     error: float = 0.0
     """Median of the relative errors of measured steps by the costs alone."""
     token_bytes: int = 0
-    """Of the KV of a token; 0: not known."""
+    """Bytes of a token's KV; 0 if they are not known."""
     max_model_len: int = 0
     """Context of the model, in tokens; 0: not known."""
 

@@ -33,7 +33,7 @@ class Published(NamedTuple):
     events: tuple[PageEvent, ...] = ()
     """What its prefix cache has stored and removed, in order."""
     occupancy: ObservedOccupancy | None = None
-    """None: it has published none since."""
+    """The latest occupancy; None if none was published since."""
     taken_at: float = 0.0
 
 

@@ -16,7 +16,7 @@ from sluice.kv.events import NO_EVENTS
 from sluice.kv.nodes import Node
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.copies import SimulatedCopies
-from sluice.sim.leap import Leaper
+from sluice.sim.fast_forward import FastForwarder
 from sluice.sim.loop import EngineLoop, SimLink, SimulatedTimes
 from sluice.sim.publishing import Published, Publisher, PublishTimes
 from sluice.sim.remote import keep_remote, let_go, load_of
@@ -103,7 +103,9 @@ class SimulatedReplica:
             raise ConfigError("a simulation has no draft model: what it guesses, and what is accepted, are not known")
         self.runner.has_drafts = drafter is not None
         self._leaper = (
-            Leaper(self.engine, setup, times, self._answer_of) if leaps and isinstance(times, WorldTimes) else None
+            FastForwarder(self.engine, setup, times, self._answer_of)
+            if leaps and isinstance(times, WorldTimes)
+            else None
         )
         self._scheduler = scheduler
         self.num_leapt = 0
@@ -200,7 +202,7 @@ class SimulatedReplica:
             if leaper is None or not loop.is_ready or not self._leap(leaper, at, min(until, self.link.next_at)):
                 loop.run_next()
 
-    def _leap(self, leaper: Leaper, ready_at: float, until: float) -> bool:
+    def _leap(self, leaper: FastForwarder, ready_at: float, until: float) -> bool:
         """Do steps of decodes in one go. Returns whether there were any."""
         rows = list(self._scheduler.state.decoding)
         leap = leaper.leap(ready_at, until)

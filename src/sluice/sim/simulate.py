@@ -63,7 +63,7 @@ class RoutedArrival(NamedTuple):
     """Seconds; not before the entry that precedes it."""
     arrival: Arrival
     first: TokenArrival | None = None
-    """Its first token, if another replica brought it."""
+    """The first token, if another replica sampled it."""
 
 
 class Sessions:

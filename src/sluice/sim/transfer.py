@@ -35,7 +35,7 @@ class Disaggregation(NamedTuple):
     least_tokens: int = 0
     """Prompts of fewer are computed where they are decoded (see `routing.split.SplitLimits`)."""
     patience: float | None = None
-    """None: it does not matter how late the first token is."""
+    """Seconds that the first token may be late; None if it does not matter."""
 
 
 def add_disaggregation_arguments(parser: argparse.ArgumentParser) -> None:

@@ -29,7 +29,7 @@ from sluice.sim.workload import Arrival
 from sluice.types import BatchPlan, Bound
 
 KEPT_SHARE = 1 / 3
-"""Of the candidates of a round, those that go on."""
+"""Share of a round's candidates that enter the next one."""
 GROWTH = 4
 """How many times the traffic of a round the next one has."""
 LEAST_REQUESTS = 32

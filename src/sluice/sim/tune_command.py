@@ -145,7 +145,7 @@ def command(outcome: CandidateOutcome, model: str = MODEL) -> str:
         model: its folder.
     """
     from sluice.sim.candidates import HOST_TOKENS, argument
-    from sluice.sim.spelling import serving_options
+    from sluice.sim.serving_flags import serving_options
 
     machine = outcome.candidate.machine
     options, tiers = serving_options(machine), machine.setup.tiers

@@ -18,7 +18,7 @@ from sluice.kv.digests import page_digests
 STOP_TOKEN = 0
 """The id that ends an answer before its `max_tokens`. No segment contains it."""
 MOST_TOKENS = 1 << 24
-"""Of one segment."""
+"""Most tokens of one segment."""
 FIRST_TOKENS = (1 << 31) - MOST_TOKENS - 1
 
 

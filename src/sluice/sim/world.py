@@ -99,7 +99,7 @@ class CopyRates:
     """What copies with the disk take, in seconds. Those with the host end with their step."""
 
     latency: float = 0.0002
-    """Of the copies of one plan."""
+    """Seconds of latency for the copies of one plan."""
     token: float = 1e-4
     """For the KV of a token: that of a model of 100 kB a token, on a disk of 1 GB/s."""
 
@@ -198,7 +198,7 @@ class _Blocks:
         self._rng = rng
         self._at = self._left = 0
         self._starts: list[tuple[int, int]] = []
-        """Of blocks that are left, with their lengths."""
+        """Starts of blocks that are left, with their lengths."""
 
     def next(self) -> Residual:
         count = len(self._residuals)

@@ -254,7 +254,7 @@ class Checksums:
     """The checksums of a page: one a layer, so that a layer can be read alone, and one of all of them."""
 
     layers: tuple[int, ...]
-    """Of each layer's keys and values, by the checksum that the geometry names."""
+    """Checksum of each layer's keys and values, of the kind that the geometry names."""
 
     @property
     def whole(self) -> int:

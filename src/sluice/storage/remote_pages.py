@@ -28,7 +28,7 @@ class _Place(NamedTuple):
 
     path: Path
     page: int
-    """Its page of that file."""
+    """The page's number in that file."""
     checksum: int
 
 
@@ -50,7 +50,7 @@ class RemotePages:
     """
 
     nbytes = 0
-    """Its pages take no room of their own."""
+    """The pages take no room of their own."""
 
     def __init__(self, geometry: PageGeometry, num_pages: int, folder: Path) -> None:
         self.num_pages = num_pages

@@ -22,7 +22,7 @@ class _ReadAhead:
     step: int
     """The step that began it."""
     total: int
-    """Its work items."""
+    """Work items of the chunk."""
     pages: tuple[int, ...]
     """Pages of the disk that it attends to."""
     ready: int = 0

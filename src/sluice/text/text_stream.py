@@ -99,7 +99,7 @@ class Piece(NamedTuple):
     text: str
     finish_reason: FinishReason | None = None
     logprobs: TokenLogprobs | None = None
-    """None unless requested."""
+    """Log-probabilities of the token; None unless requested."""
     offset: int = 0
     """Characters of text before the token, including those of a stop string."""
 
@@ -139,7 +139,7 @@ class TextStream:
         self._length = 0
         self.cached = CachedTokens()
         self.drafted = Drafted()
-        """Of all outputs until the text ended."""
+        """Drafts of all outputs until the text ended."""
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         """None for the first token of the prompt; the others only if they were requested."""
 

@@ -19,10 +19,10 @@ class ClassSummary:
     first_tokens: int
     """Requests that had their first token from this engine."""
     on_time: int
-    """Those of them that had it within the target."""
+    """Requests that had their first token within the target."""
     ttft_p50_ms: float | None
     ttft_p99_ms: float | None
-    """None without a first token."""
+    """Milliseconds; None if no request had a first token."""
 
 
 def ttft_ms(request: RequestRun) -> float | None:

@@ -43,10 +43,10 @@ class Platform(NamedTuple):
     name: str
     """The processor, or the device."""
     kernels: str
-    """Those of the model and of attention, and how KV and weights are stored."""
+    """Kernels of the model and of attention, and how KV and weights are stored."""
     dtype: str
     threads: int | None
-    """None: the device is no CPU."""
+    """Threads that compute; None if the device is no CPU."""
 
     def __str__(self) -> str:
         threads = "" if self.threads is None else f", {self.threads} threads"
@@ -67,7 +67,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="h
     """Steps in flight at once."""
     unix_time: float
     machine: Platform | None = None
-    """None in versions before 5."""
+    """The machine; None in versions before 5."""
     max_model_len: int = 0
     """Most tokens of a request, prompt and answer together, that the model's context allows; 0: the file does not
     say."""
@@ -171,33 +171,33 @@ class Restored(_Call, frozen=True, kw_only=True, omit_defaults=True, tag="restor
     taken: int
     """Pages that were taken over: all before them are there as well."""
     pages: tuple[StoredPage, ...] | None = None
-    """With keyed hashes in the place of cache salts and of digests. None without token ids."""
+    """The pages, with keyed hashes in the place of cache salts and of digests. None without token ids."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="step"):
     """A step that ended, or that was in flight when the trace was closed."""
 
     number: int | None = None
-    """Of the call that committed or failed it; None: neither happened."""
+    """Number of the call that committed or failed it; None if neither happened."""
     planned: int
     """Number of the call that planned it."""
     planned_at: float
     launched_at: float | None = None
-    """None if the step was not waited for."""
+    """Time of the launch; None if the step was not waited for."""
     ended_at: float | None = None
     host_ms: float
     """Milliseconds in the scheduler: planning, and committing the result."""
     device_ms: float = 0.0
     """Milliseconds in the runner: launching, and waiting for the result."""
     wait_ms: float = 0.0
-    """Of these, waiting."""
+    """Milliseconds of these that were spent waiting."""
     micros: int = 0
     """What the scheduler was told that the step took."""
     plan: BatchPlan
     tokens: tuple[tuple[int, ...], ...] | None = None
     """Tokens that each row that samples brought; None without token ids, or if the step failed."""
     counts: tuple[int, ...] = ()
-    """Without token ids, their numbers."""
+    """Numbers of tokens, in a file without token ids."""
     prompt_logprobs: tuple[int, ...] = ()
     """Number of log-probabilities of each row with targets."""
     row_errors: tuple[RowError, ...] = ()

@@ -44,13 +44,13 @@ class Gap:
     num_steps: int
     """Steps that the runner was at in it."""
     causes: tuple[Cause, ...]
-    """Those that took most of it, most first."""
+    """Causes of the gap, the longest first."""
     runner_ms: float
     """How much of it the runner was at any step; the rest is the scheduler, the link and other work of the host."""
     num_arrivals: int = 0
     """Requests that arrived in it."""
     arrivals: tuple[PromptArrival, ...] = ()
-    """Those with the longest prompts, longest first."""
+    """Arrivals with the longest prompts, longest first."""
 
 
 def find_gaps(run: TracedRun, over_ms: float) -> list[Gap]:

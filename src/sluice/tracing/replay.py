@@ -30,7 +30,7 @@ from sluice.types import BatchPlan, BatchResult, NewSlot, Output, TokenLogprobs
 ANY_LOGPROB = TokenLogprobs(0, 0.0, ())
 """Stands for a log-probability: the scheduler only counts them."""
 SHOWN_CHARS = 200
-"""Of a value that differs."""
+"""Most characters of a value that differs."""
 
 PLACES: Mapping[type, str] = {
     Nothing: "a turn that planned nothing",

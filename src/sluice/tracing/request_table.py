@@ -39,14 +39,14 @@ class RequestRow:
     drafted: int
     """Tokens that were guessed for it."""
     accepted: int
-    """Those of them that were right."""
+    """Drafts that were right."""
     acceptance_length: float | None
     """Tokens that its rows with drafts brought, on average; None if it had none."""
     outcome: str
     error: str | None
     priority_class: str = ""
     on_time: bool | None = None
-    """Its first token came within the TTFT target of its class; None without the one or the other."""
+    """Whether the first token came within the TTFT target of its class; None without the one or the other."""
 
 
 def row_of(request: RequestRun, limits: SchedulerLimits) -> RequestRow:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sluice.tracing.file import Line
 from sluice.tracing.format import Abort, Add, Copied, End, Loaded, Record, Step
-from sluice.types import BatchPlan, Bound, Chunk, Pace, Tier
+from sluice.types import BatchPlan, Bound, Chunk, PredictedStep, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,14 @@ class StepRun(NamedTuple):
     """A slice that completes its chunk is among the decodes or prefills as well."""
     micros: int = 0
     """What it added to the gaps of streams."""
-    pace: Pace | None = None
+    pace: PredictedStep | None = None
     """What it was expected to take, if steps have a target."""
     stage_micros: tuple[int, ...] = ()
     """What each stage of a pipeline computed."""
     with_drafts: int = 0
     """Rows with drafts, or with an open block."""
     brought: int = 0
-    """Those of them that brought tokens."""
+    """Rows that brought tokens."""
     drafted: int = 0
     """Drafts of these rows."""
     accepted: int = 0

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sluice.tracing.classes import ClassSummary, report_classes, summarize_classes
 from sluice.tracing.format import Header
 from sluice.tracing.gaps import Cause, Gap, find_gaps
-from sluice.tracing.pace import PaceSummary, report_pace, summarize_pace
+from sluice.tracing.pacing import PacingSummary, report_pace, summarize_pace
 from sluice.tracing.request_table import RequestRow, acceptance_length, row_of, table_of
 from sluice.tracing.run import Refusal, RowFailure, StepRun, TracedRun
 from sluice.tracing.spread import Spread, spread
@@ -69,7 +69,7 @@ class TraceSummary:
     drafted: int
     """Tokens that were guessed."""
     accepted: int
-    """Those of them that were right."""
+    """Drafts that were right."""
     acceptance_length: float | None
     """Tokens that a row with drafts brought, on average; None if there were none."""
     bound_by: dict[str, int]
@@ -80,7 +80,7 @@ class TraceSummary:
     """Time of a step in the scheduler."""
     stages_idle: tuple[float, ...]
     """Share of the time with steps in flight in which each stage of a pipeline computed nothing; () without one."""
-    pace: PaceSummary | None
+    pace: PacingSummary | None
     """How steps kept an ITL target, if they had one."""
     blocks: BlockSummary | None
     """How blocks were filled in, by a model that does."""
@@ -89,9 +89,9 @@ class TraceSummary:
     requests: int
     outcomes: dict[str, int]
     prompt_tokens: int
-    """Of requests that were admitted."""
+    """Prompt tokens of requests that were admitted."""
     cached_tokens: int
-    """Those of them that were found in the cache at the first admission."""
+    """Prompt tokens that were found in the cache at the first admission."""
     preempted: tuple[Preempted, ...]
     """Requests that were preempted and came back."""
     refused: tuple[Refusal, ...]
@@ -319,7 +319,7 @@ class BlockSummary(NamedTuple):
     blocks: int
     """Blocks that became whole."""
     passes: int
-    """Of all blocks, with those that never became whole."""
+    """Passes of all blocks, with those that never became whole."""
 
 
 def summarize_blocks(steps: Sequence[StepRun], block_size: int) -> BlockSummary | None:

@@ -21,7 +21,7 @@ from sluice.types.limits import (
     SchedulerLimits,
     WorkItems,
 )
-from sluice.types.plan import BatchPlan, Chunk, ChunkSlice, NewSlot, Pace, PlanError, Regime
+from sluice.types.plan import BatchPlan, Chunk, ChunkSlice, NewSlot, PlanError, PredictedStep, Regime
 from sluice.types.result import (
     BatchResult,
     CachedTokens,

@@ -19,7 +19,7 @@ class KVSizes:
     head_dim: int
     element_bytes: int
     scale_bytes: int = 0
-    """Of a token's key, or value, of one KV head, beside its elements."""
+    """Bytes of scales of a token's key, or value, of one KV head, beside its elements."""
 
     @property
     def layer_token_bytes(self) -> int:

@@ -61,7 +61,7 @@ class SchedulerLimits:
     itl_target: int = 0
     itl_quantile: float = 0.95
     classes: tuple[PriorityClass, ...] = ()
-    """Of the policy `deadline`, from the most urgent to the least; empty under the others."""
+    """Classes of the policy `deadline`, from the most urgent to the least; empty under other policies."""
     pipeline_stages: int = 1
     """Stages that compute a step one after the other. With more than one, decodes are divided among the steps. There
     are one more in flight than stages."""

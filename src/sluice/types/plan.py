@@ -133,7 +133,7 @@ class Regime(StrEnum):
     PREFILL = "prefill"
 
 
-class Pace(NamedTuple):
+class PredictedStep(NamedTuple):
     """What a step is expected to take, in microseconds."""
 
     regime: Regime
@@ -162,8 +162,8 @@ class BatchPlan:
     """Pages of the disk tier to forget, before the copies: no restart may restore them."""
     slices: tuple[ChunkSlice, ...] = ()
     """Work on offloaded chunks. Those that it completes are the last of `chunks`, in the same order."""
-    pace: Pace | None = None
-    """None without an ITL target, and for copies alone."""
+    pace: PredictedStep | None = None
+    """The time that the step is expected to take; None without an ITL target, and for copies alone."""
 
     @property
     def num_decoded(self) -> int:

@@ -106,7 +106,7 @@ class Drafted(NamedTuple):
 
     tokens: int = 0
     accepted: int = 0
-    """Those that were right, and so are among its outputs."""
+    """Drafts that were right, and so are among the outputs."""
 
 
 class Output(NamedTuple):

@@ -72,9 +72,9 @@ class PageCopy(NamedTuple):
     target: Tier
     target_page: int
     checksum: int = 0
-    """Of a load: the checksum that the store of that page returned. Other bytes make the copy fail."""
+    """The checksum that the store of the page returned, for a load. Other bytes make the copy fail."""
     key: PageKey | None = None
-    """Of a store to DISK."""
+    """The key of the page, for a store to DISK."""
 
 
 class CopyDone(NamedTuple):
@@ -82,7 +82,7 @@ class CopyDone(NamedTuple):
 
     ticket: int
     checksum: int = 0
-    """Of a store: checksum of the stored bytes."""
+    """Checksum of the stored bytes, for a store."""
     error: str | None = None
 
 

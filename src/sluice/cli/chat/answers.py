@@ -22,7 +22,7 @@ class AnswerUsage:
     """Tokens of one answer."""
 
     prompt_tokens: int
-    """Of the whole conversation, as the chat template writes it."""
+    """Tokens of the whole conversation, as the chat template writes it."""
     cached_tokens: int
     """Tokens of the prompt whose KV was there already."""
     completion_tokens: int

@@ -27,7 +27,7 @@ class Address:
     """Where a server listens, and the key that it asks for."""
 
     url: str
-    """Without "/v1" and without a slash at the end."""
+    """The server's address, without "/v1" and without a slash at the end."""
     host: str
     port: int
     path: str

@@ -7,7 +7,7 @@ import time
 import torch
 
 NUMBERS = 1 << 26
-"""Of four bytes: 256 MiB, which no cache holds."""
+"""Numbers of four bytes that are read: 256 MiB, which no cache holds."""
 TIMES = 5
 
 

@@ -15,7 +15,7 @@ from sluice.config import GROUPS, ConfigError, options_of
 from sluice.config.arguments import help_of
 
 NAMES = ("int8", "int4")
-"""Of the schemes: values of `--quantization` that quantise."""
+"""Names of the schemes: values of `--quantization` that quantise."""
 MODEL_OPTIONS = ("revision", "download_dir")
 
 

@@ -22,7 +22,7 @@ class PartsRead(NamedTuple):
     part: int
     """The first part that is not there, or is not what was stored."""
     found: int
-    """Its checksum, if that differs."""
+    """Checksum that was found, if it differs."""
     error: int
     """The system's reason, if the read failed."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 NUMBER_BYTES = 2
-"""Of weights and KV, in bfloat16."""
+"""Bytes of a number of weights and KV, in bfloat16."""
 FIELDS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"),
     "max_position_embeddings",
@@ -37,9 +37,9 @@ class ModelSizes:
     table: int
     """Numbers of the embedding; the head has as many, or is the embedding."""
     max_model_len: int
-    """Its context, in tokens."""
+    """Length of the model's context, in tokens."""
     architecture: str | None
-    """None: the config names none, or several."""
+    """The architecture; None if the config names none, or several."""
 
     @property
     def token_bytes(self) -> int:

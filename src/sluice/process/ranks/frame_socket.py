@@ -17,9 +17,9 @@ from sluice.parallel.group import GroupError
 from sluice.types.framing import FrameReader, TooLong, send_frame
 
 MAX_BYTES = 1 << 30
-"""Of a frame. Larger ones are no frames."""
+"""Most bytes of a frame. Larger ones are no frames."""
 MAX_UNKNOWN_BYTES = 64
-"""Of a frame from an end that has not proved yet that it knows the token."""
+"""Most bytes of a frame from an end that has not proved yet that it knows the token."""
 REFUSAL = b""
 """The leader's answer to a wrong proof. It is no proof either."""
 CLOSE_SECONDS = 1.0

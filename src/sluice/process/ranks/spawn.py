@@ -27,13 +27,13 @@ class RankSetup(msgspec.Struct, frozen=True):
 
     rank: int
     local_rank: int
-    """Its number among the ranks of its machine, which chooses its device."""
+    """The rank's number among those of its machine, which chooses its device."""
     config: EngineConfig
     """As it was given on this machine."""
     leader: str
     """A path of a socket, or HOST:PORT on another machine."""
     seconds: float
-    """To find the leader."""
+    """Seconds to find the leader."""
     token: bytes = b""
     """By which machines recognise each other."""
     log_level: str = "warning"

@@ -63,7 +63,7 @@ class StepLogits:
     keeps_raw: bool = True
     """Whether `raw` is read after the sampling."""
     drafts: StagedDrafts | None = None
-    """None if no row has any."""
+    """Drafts of the step; None if no row has any."""
     to_sample: torch.Tensor = field(init=False)
     """[S, vocab], what is sampled from: `raw`, or a copy that features have changed."""
     tokens: torch.Tensor = field(init=False)
@@ -253,7 +253,7 @@ class StagedFeatures:
     def __init__(self, features: Sequence[Feature], host: HostBatch) -> None:
         self._staged = [staged for feature in features if (staged := feature.stage(host)) is not None]
         self.drafts = None if host.drafts is None else StagedDrafts(host.drafts)
-        """None if no row has any."""
+        """Drafts of the step; None if no row has any."""
         arrays = tuple(array for staged in self._staged for array in staged.arrays)
         self.arrays = arrays if self.drafts is None else (*self.drafts.arrays, *arrays)
         self._on_device: list[tuple[torch.Tensor, ...]] = []

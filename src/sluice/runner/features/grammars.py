@@ -78,9 +78,9 @@ class MaskedRow:
     end: int
     """The sample behind its last one."""
     drafts: DraftMasks | None = None
-    """None if it has no drafts, or does not follow them."""
+    """Masks of its drafts; None if it has none, or does not follow them."""
     is_ready: bool = False
-    """Its own mask was there in time."""
+    """Whether its own mask was there in time."""
 
     def follow(self, drafts: Sequence[int], workers: MaskWorkers) -> None:
         """Let a thread compute the masks behind drafts, unless the row's own masks take long."""

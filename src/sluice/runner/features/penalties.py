@@ -204,7 +204,7 @@ class Penalties(Feature):
         self._vocabulary = range(vocab_size) if vocabulary is None else vocabulary
         self._counts = TokenCounts(len(self._vocabulary), device, self._vocabulary.start)
         self._openings: list[Opening] = []
-        """Of slots filled since the last step was laid out."""
+        """Openings of slots filled since the last step was staged."""
         self._used: set[int] = set()
         """Slots whose request asks for anything of this."""
         self._is_penalized: npt.NDArray[np.bool_] = np.zeros(num_slots, dtype=bool)

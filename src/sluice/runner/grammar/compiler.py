@@ -26,7 +26,7 @@ from sluice.runner.grammar.guidance import GrammarError, Guidance
 
 LOGGER = logging.getLogger("sluice.engine")
 MAX_SECONDS = 10.0
-"""That one compilation may take, and that a queue may wait while none ends."""
+"""Seconds that one compilation may take, and that a queue may wait while none ends."""
 MAX_KEPT = 256
 """Grammars that are kept beside those of open requests."""
 MAX_THREADS = 2

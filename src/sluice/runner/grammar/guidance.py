@@ -23,7 +23,7 @@ END = "<|sluice-end-of-grammar|>"
 MAX_BYTES = 1 << 20
 """Size of the largest grammar."""
 SHOWN_CHARS = 400
-"""Of an error of the library, which may quote a grammar."""
+"""Most characters of an error of the library, which may quote a grammar."""
 NO_FORCING = '%llguidance {"no_forcing": true}'
 
 

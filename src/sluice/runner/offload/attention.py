@@ -45,7 +45,7 @@ class OffloadedContext:
     is_decode: bool
     """The chunk is a generated token: the policy chooses what it attends to."""
     items: WorkItems
-    """Those that are planned."""
+    """Work items that are planned."""
     step: int = 0
     """The step that began the chunk."""
     unseen: int = 0

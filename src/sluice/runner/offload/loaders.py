@@ -149,7 +149,7 @@ class UnreadablePage(NamedTuple):
     """A page that is not what was stored, or cannot be read."""
 
     page: int
-    """Its number on the tier."""
+    """Number of the page on the tier."""
     why: str
 
 

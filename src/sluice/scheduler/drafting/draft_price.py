@@ -13,11 +13,12 @@ from typing import NamedTuple
 FIRST_SHARE = 0.06
 """What each draft is supposed to add before any was measured, of a step without."""
 DECAY = 0.95
-"""Of the weight of a step with each later one of its range; of one with drafts, with each that has some."""
+"""Share of a step's weight that stays with each later one of its range; of a step with drafts, with each that has
+some."""
 PRIOR_WEIGHT = 0.5
-"""Of a supposed `base`, in steps."""
+"""Weight of a supposed `base`, in steps."""
 PRIOR_SQUARES = 2.0
-"""Of a supposed `draft`, in drafts squared."""
+"""Weight of a supposed `draft`, in drafts squared."""
 USUAL_DRAFTS = 4
 """Most drafts of a range's first steps that have some, divided by `RAMP`."""
 PLAIN_AFTER = 120
@@ -35,9 +36,9 @@ class Price(NamedTuple):
     """What steps take; only the proportions matter."""
 
     plain: float
-    """Without drafts."""
+    """Price of a step without drafts."""
     base: float
-    """With drafts, beside what each of them adds."""
+    """Price of a step with drafts, without what each of them adds."""
     draft: float
     most: int
     """Drafts that a step may have: not many more than were seen."""
@@ -109,7 +110,7 @@ class StepPrices:
         self._shapes: set[tuple[int, int]] = set()
         """Numbers of requests and drafts of the steps that were seen."""
         self._prices: dict[int, Price] = {}
-        """Of ranges that were asked for, until something is learnt that changes them."""
+        """Prices of ranges that were asked for, until something is learnt that changes them."""
 
     def price(self, rows: int) -> Price:
         """Return what steps of so many requests take; before the first, `UNMEASURED`."""

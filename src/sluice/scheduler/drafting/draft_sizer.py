@@ -26,13 +26,13 @@ EDGE = 1.05
 """Times as fast as without drafts that tokens must be expected to come with some. What is measured is a few percent
 off, and of many choices the best looks better than it is."""
 DECAY = 0.97
-"""Of the weight of a row in what all requests show, with each later one."""
+"""Share of a row's weight, in what all requests show, that stays with each later one."""
 OWN_DECAY = 0.8
 """The same in what one request shows."""
 FIRST_CHANCE = 0.7
-"""That a draft is accepted if those before it are, as it is supposed before any was."""
+"""Assumed chance that a draft is accepted if those before it are, until some have been checked."""
 PRIOR_WEIGHT = 2.0
-"""Of what is supposed, in rows."""
+"""Weight of the assumed chance, in rows."""
 SUREST = 0.98
 """No draft is taken to be likelier."""
 LONG_MATCH = 15
@@ -97,9 +97,9 @@ class DraftRecord:
     """Drafts that were expected to be accepted."""
     accepted: float = 1.0
     match: int = 0
-    """Of its drafts in flight, if there are any."""
+    """Length of the match that its drafts in flight go by; 0 if they go by none."""
     chances: Sequence[float] = ()
-    """That these are accepted: one, two, and so on."""
+    """Chances that one, two, and so on of these are accepted."""
 
     @property
     def trust(self) -> float:

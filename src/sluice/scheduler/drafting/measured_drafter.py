@@ -53,13 +53,13 @@ class MeasuredDrafter:
         self._misses: dict[int, Misses] = {}
         """By request."""
         self._matches: dict[int, int] = {}
-        """Of the guesses of this step that were not chosen yet, by request."""
+        """Matches of the guesses of this step that were not chosen yet, by request."""
         self._step = 0
         """Steps with decodes."""
         self._rows = 0
         """Decodes of this step."""
         self._rests: dict[int, Rest] = {}
-        """Of requests in a batch that were asked for and had no draft."""
+        """Rests of requests in a batch that were asked for drafts and had none."""
 
     def wants(self, request: Request) -> bool:
         """Return whether there is likely to be a good guess. After each that was wrong twice as many tokens overlap.

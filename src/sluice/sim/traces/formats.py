@@ -23,7 +23,7 @@ class TraceFormat(NamedTuple):
     lengths: tuple[str, str]
     """Columns of the lengths of prompt and answer."""
     columns: FileColumns | None
-    """None: our own trace, whose first line says what it is."""
+    """Columns of the file; None for our own trace, whose first line says what it is."""
     is_csv: bool = False
 
 

@@ -201,7 +201,7 @@ class StreamedRows(Generic[Row]):
         self._left = iter(rows)
         self._make = make
         self._kept: list[Arrival] = []
-        """Those that were read and may be asked for again."""
+        """Requests that were read and may be asked for again."""
 
     def __call__(self, start: float, end: float) -> list[Arrival]:
         found = [each for each in self._kept if each.time >= start]

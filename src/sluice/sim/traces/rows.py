@@ -14,7 +14,7 @@ from sluice.sim.workload import MOST_TOKENS, Leaves, Prompt, Segment, TokenSourc
 from sluice.tracing.format import TraceError
 
 FEW_DIGITS = 16
-"""Of integers that floating-point numbers hold exactly."""
+"""Fewer digits than this make integers that floating-point numbers hold exactly."""
 
 
 class TraceRow(NamedTuple):
@@ -24,7 +24,7 @@ class TraceRow(NamedTuple):
     at: float
     """Seconds since any moment, the same for the whole trace."""
     prompt: TokenSource
-    """Without a token if the trace says so; such rows are refused or left out later."""
+    """The prompt. It may have no token if the trace says so; such rows are refused or left out later."""
     output_tokens: int
     session: str | None = None
     max_tokens: int | None = None

@@ -36,7 +36,7 @@ LONGEST_ANSWER = 8 * MAX_BYTES
 MAX_WAITING, MAX_WAITING_OF_ALL = 64, 1024
 """Constraints of one client, and of all, that wait for the process."""
 REMEMBERED_BYTES = 1 << 25
-"""Of grammars that are remembered."""
+"""Most bytes of grammars that are remembered."""
 
 
 class CheckerBusy(Exception):

@@ -32,7 +32,7 @@ from sluice.text.constraints.shapes import (
 )
 
 MAX_BYTES = 1 << 18
-"""Of a grammar."""
+"""Most bytes of a grammar."""
 LONGEST_REASON = 600
 """Characters of an error of llguidance, which may repeat the grammar."""
 OPTION = re.compile(r"(?m)^\s*[a-z_][\w-]*\[([^\]\n]*)\]\s*:")

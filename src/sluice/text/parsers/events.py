@@ -29,7 +29,7 @@ class CallBegun:
     """The model calls a tool. Its arguments follow, and no other call begins before it has ended."""
 
     index: int
-    """Of the call in the answer, from 0."""
+    """Number of the call in the answer, from 0."""
     id: str
     name: str
 

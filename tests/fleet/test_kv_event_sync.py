@@ -11,8 +11,8 @@ import pytest
 from fleet_world import OURS, FleetWorld
 from serving import run
 from shadow_engine import PAGE_SIZE, VOCAB
-from sluice.fleet.choosing import Chooser, ReplicaCandidate
-from sluice.fleet.page_news import AT_ONCE, EVERYTHING, PageBook, PageNews
+from sluice.fleet.kv_event_sync import AT_ONCE, EVERYTHING, KvChanges, KvEventLog
+from sluice.fleet.replica_router import ReplicaCandidate, ReplicaRouter
 from sluice.kv.digests import page_digests
 from sluice.kv.events import PageEvent, PagesCleared, PagesRemoved, PagesStored
 from sluice.process.kv_events.wire import EventBatch, encode_batch
@@ -36,15 +36,15 @@ def removed(*numbers: int, tier: Tier = Tier.DEVICE) -> PagesRemoved:
     return PagesRemoved(tuple(map(digest, numbers)), tier)
 
 
-def tell(book: PageBook, *events: PageEvent) -> None:
+def tell(book: KvEventLog, *events: PageEvent) -> None:
     book.publish(encode_batch(EventBatch(1.0, events)))
 
 
-def followed(index: PrefixIndex, news: PageNews) -> int:
+def followed(index: PrefixIndex, changes: KvChanges) -> int:
     """Bring an index up to date, and return the number of the change after it."""
-    for event in PageNews.decoded(*news.encoded()).events:
+    for event in KvChanges.decoded(*changes.encoded()).events:
         index.follow(event)
-    return news.following
+    return changes.following
 
 
 def known(index: PrefixIndex, most: int = 100) -> set[int]:
@@ -55,7 +55,7 @@ def known(index: PrefixIndex, most: int = 100) -> set[int]:
 def test_those_who_ask_now_and_then_know_what_is_held(seed: int) -> None:
     """Whether they ask often, seldom, or began anew in between, and whatever is kept of the changes."""
     draw = random.Random(seed)
-    book = PageBook(most_kept=draw.choice([0, 5, 40]))
+    book = KvEventLog(most_kept=draw.choice([0, 5, 40]))
     held: dict[Tier, set[int]] = {Tier.DEVICE: set(), Tier.HOST: set()}
     asking = [(PrefixIndex(1000), draw.random()) for _ in range(3)]
     firsts = [EVERYTHING] * 3
@@ -73,7 +73,7 @@ def test_those_who_ask_now_and_then_know_what_is_held(seed: int) -> None:
                 tell(book, PagesCleared())
         for place, (index, often) in enumerate(asking):
             if draw.random() < often:
-                firsts[place] = followed(index, book.news(firsts[place]))
+                firsts[place] = followed(index, book.changes(firsts[place]))
                 assert known(index) == held[Tier.DEVICE] | held[Tier.HOST]
             elif draw.random() < 0.01:
                 asking[place], firsts[place] = (PrefixIndex(1000), often), EVERYTHING
@@ -81,21 +81,21 @@ def test_those_who_ask_now_and_then_know_what_is_held(seed: int) -> None:
 
 def test_what_is_told_holds_no_token_and_comes_in_pieces() -> None:
     """Tokens would be most of it; and all pages of a large cache at once would keep a request waiting."""
-    book = PageBook()
+    book = KvEventLog()
     tell(book, stored(*range(3 * AT_ONCE)))
-    news = book.news(EVERYTHING)
-    assert [len(event.digests) for event in news.events[1:] if isinstance(event, PagesStored)] == [AT_ONCE] * 3
-    assert len(news.encoded()[2]) < 3 * AT_ONCE * 20
+    changes = book.changes(EVERYTHING)
+    assert [len(event.digests) for event in changes.events[1:] if isinstance(event, PagesStored)] == [AT_ONCE] * 3
+    assert len(changes.encoded()[2]) < 3 * AT_ONCE * 20
 
 
 def test_changes_that_do_not_follow_on_what_is_known_are_left_out() -> None:
     """Two questions may be open at once, and a replica's cache is forgotten when it loses a request."""
     policy = make_policy("prefix-aware", RouterOptions(400, 4))
-    own, book = Chooser(Dispatcher(policy), OURS, 4), PageBook()
+    own, book = ReplicaRouter(Dispatcher(policy), OURS, 4), KvEventLog()
     own.admit([ReplicaCandidate("a", OURS, "1")])
 
-    def told(news: PageNews) -> None:
-        own._follow("a", news)
+    def told(changes: KvChanges) -> None:
+        own._follow("a", changes)
 
     def known_of_a() -> set[int]:
         index = policy.prefixes("a")
@@ -103,24 +103,24 @@ def test_changes_that_do_not_follow_on_what_is_known_are_left_out() -> None:
         return known(index)
 
     tell(book, stored(1))
-    told(book.news(own.first_wanted("a")))
+    told(book.changes(own.first_wanted("a")))
     tell(book, removed(1))
-    before = book.news(own.first_wanted("a"))
+    before = book.changes(own.first_wanted("a"))
     tell(book, stored(1))
-    told(book.news(own.first_wanted("a")))
+    told(book.changes(own.first_wanted("a")))
     told(before)
     assert known_of_a() == {1}
     policy.remove_replica("a")
     policy.add_replica("a")
     own._following.clear()
-    told(book.news(2))
+    told(book.changes(2))
     assert known_of_a() == set()
-    told(book.news(own.first_wanted("a")))
+    told(book.changes(own.first_wanted("a")))
     assert known_of_a() == {1}
     own.admit([])
     own.admit([ReplicaCandidate("a", OURS, "1")])
     assert own.first_wanted("a") == EVERYTHING
-    own._follow("gone", book.news(EVERYTHING))
+    own._follow("gone", book.changes(EVERYTHING))
 
 
 PROMPT = tuple(1 + place % (VOCAB - 1) for place in range(8 * PAGE_SIZE + 2))
@@ -221,7 +221,7 @@ def test_the_pages_of_answers_are_known() -> None:
 
 def test_a_router_that_is_told_nothing_goes_by_what_it_has_sent() -> None:
     """The feed of a replica may be late or lost: requests go on."""
-    own = Chooser(Dispatcher(make_policy("prefix-aware", RouterOptions(400, 4))), OURS, 4)
+    own = ReplicaRouter(Dispatcher(make_policy("prefix-aware", RouterOptions(400, 4))), OURS, 4)
     own.admit([ReplicaCandidate("a", OURS, "1")])
     own.told({}, 0.0)
     assert own.first_wanted("a") == EVERYTHING

@@ -1,4 +1,4 @@
-"""Front: the HTTP application of a fleet. It is that of one server, whose engine is the replicas."""
+"""The HTTP application of an ingress. It is that of one server, whose engine is the replicas."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 from starlette.applications import Starlette
 
 from sluice.engine.messages import Stats
-from sluice.fleet.apart import Apart
-from sluice.fleet.choosing import Chooser
+from sluice.fleet.disaggregated import DisaggregatedPrefill
 from sluice.fleet.identity import Identity
 from sluice.fleet.link import EPOCH, FleetLink
 from sluice.fleet.options import RAY_PREFIX, FleetPlan, limits_of
+from sluice.fleet.replica_router import ReplicaRouter
 from sluice.fleet.replicas import Replicas
 from sluice.fleet.totals import FleetTotals
 from sluice.http.apis.responses.store import ResponseStore
@@ -52,7 +52,7 @@ LABEL = "replica"
 
 
 @dataclass(frozen=True)
-class Front:
+class IngressParts:
     """The application, and what is to be closed after it."""
 
     app: Starlette
@@ -62,7 +62,9 @@ class Front:
     closing: contextlib.ExitStack
 
     @classmethod
-    async def open(cls, plan: FleetPlan, ready: Ready, replicas: Replicas, prefill: Replicas | None = None) -> Front:
+    async def open(
+        cls, plan: FleetPlan, ready: Ready, replicas: Replicas, prefill: Replicas | None = None
+    ) -> IngressParts:
         """Make the application of a fleet.
 
         Args:
@@ -87,7 +89,7 @@ class Front:
             chooser = chooser_of(plan, ready, client.now)
             apart = None
             if prefill is not None:
-                apart = Apart(prefill, chooser_of(plan, ready, client.now), limits_of(plan.fleet))
+                apart = DisaggregatedPrefill(prefill, chooser_of(plan, ready, client.now), limits_of(plan.fleet))
             patience = max(server.restart_timeout, LEAST_PATIENCE)
             link = FleetLink(client, replicas, chooser, state, patience, apart=apart)
             metrics.model, metrics.classes = model.names[0], ready.limits.classes
@@ -120,7 +122,7 @@ class Front:
         self.closing.close()
 
 
-def chooser_of(plan: FleetPlan, ready: Ready, now: Callable[[], float]) -> Chooser:
+def chooser_of(plan: FleetPlan, ready: Ready, now: Callable[[], float]) -> ReplicaRouter:
     """Return what chooses replicas, by the policy that the options name.
 
     Args:
@@ -132,7 +134,7 @@ def chooser_of(plan: FleetPlan, ready: Ready, now: Callable[[], float]) -> Choos
     # Ray's own router chooses without one.
     name = "round-robin" if plan.fleet.router == RAY_PREFIX else plan.fleet.router
     policy = make_policy(name, RouterOptions(size, cache.page_size, tier_tokens=behind))
-    return Chooser(Dispatcher(policy), Identity.of(ready), cache.page_size, now)
+    return ReplicaRouter(Dispatcher(policy), Identity.of(ready), cache.page_size, now)
 
 
 def host_tokens(ready: Ready) -> int:
@@ -160,7 +162,9 @@ def ip_address_of(host: str) -> str:
     return str(found[0][4][0])
 
 
-def replica_metrics(chooser: Chooser, totals: FleetTotals, apart: Apart | None = None) -> Callable[[Page], None]:
+def replica_metrics(
+    chooser: ReplicaRouter, totals: FleetTotals, apart: DisaggregatedPrefill | None = None
+) -> Callable[[Page], None]:
     """Return what adds the metrics of the replicas to a page.
 
     Args:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sluice.bench.plots import Point, scatter
 from sluice.tracing.file import TraceReader
-from sluice.tracing.pace import report_pace, summarize_pace
+from sluice.tracing.pacing import report_pace, summarize_pace
 from sluice.tracing.run import StepRun, read_run
 
 

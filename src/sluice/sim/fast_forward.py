@@ -1,10 +1,10 @@
-"""Leaps: steps in which the same requests decode, done in one go, with the outcome of doing them one after the other.
+"""Fast-forward: steps in which the same requests decode are done at once, with the outcome of doing them one by one.
 
-A leap ends before anything else happens: before a request ends or its client leaves, before a message comes, before a
+It ends before anything else happens: before a request ends or its client leaves, before a message comes, before a
 page would have to be evicted, and before the moment up to which the replica may run. Each of its steps has a time and a
 residual of its own, and pages are taken and published in the order of the steps.
 
-Where steps teach a pacer what they cost, each is planned by what the one before it took, so there is nothing to leap;
+Where steps teach a pacer what they cost, each is planned by what the one before it took, so nothing can be skipped;
 nor where steps overlap, where pages are stored on tiers, or where rows have drafts.
 """
 
@@ -25,7 +25,7 @@ from sluice.sim.world import StepWork, WorldTimes
 from sluice.types import CHUNKS_BY_TIME, Regime
 
 LEAST = 2
-"""Steps of a leap that is worth the effort."""
+"""Fewer steps are not worth the effort."""
 
 
 class DecodingRow(NamedTuple):
@@ -38,7 +38,7 @@ class DecodingRow(NamedTuple):
     """Steps before the one in which it ends, or its client leaves."""
 
 
-class Leap(NamedTuple):
+class FastForward(NamedTuple):
     """Steps that were done."""
 
     ends: list[float]
@@ -47,8 +47,8 @@ class Leap(NamedTuple):
     """When the engine plans again."""
 
 
-class Leaper:
-    """Leaps over the steps of one engine.
+class FastForwarder:
+    """Does several steps of one engine at once.
 
     Args:
         engine: of `setup`, over a `Scheduler`.
@@ -75,7 +75,7 @@ class Leaper:
         self.can_leap = engine.depth == 1 and not is_timed and limits.pipeline_stages == 1 and not stores
         self.can_leap &= self._state.drafter is None
 
-    def leap(self, ready_at: float, until: float) -> Leap | None:
+    def leap(self, ready_at: float, until: float) -> FastForward | None:
         """Do as many steps as possible; None if there are too few.
 
         Args:
@@ -107,7 +107,7 @@ class Leaper:
         last = min(answer.num_tokens, leaves_after or answer.num_tokens)
         return DecodingRow(request, lease, answer, last - request.num_outputs - 1)
 
-    def _time(self, rows: list[DecodingRow], most: int, ready_at: float, until: float) -> Leap:
+    def _time(self, rows: list[DecodingRow], most: int, ready_at: float, until: float) -> FastForward:
         """Draw the times of steps until one is not over in time. That one is to be drawn again."""
         count, times, ends = len(rows), self._times, list[float]()
         regime = Regime.GRAPH if count <= self._graph_rows else Regime.DECODE
@@ -122,7 +122,7 @@ class Leaper:
                 break
             ends.append(end)
             ready_at = times.turn_at(end, has_waited=True)
-        return Leap(ends, ready_at)
+        return FastForward(ends, ready_at)
 
     def _commit(self, rows: list[DecodingRow], steps: int) -> None:
         """Move all requests on by so many tokens, and take and publish pages in the order of the steps."""

@@ -24,7 +24,7 @@ from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import PagesOffered, PagesTaken
 from sluice.fleet.calls import Sent
-from sluice.fleet.front import replica_metrics
+from sluice.fleet.ingress import replica_metrics
 from sluice.fleet.transfer_file import TransferFile, decode_engine, prefill_engine
 from sluice.http.observe.metrics_page import Page
 from sluice.process.handover import encode_offer

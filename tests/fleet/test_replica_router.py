@@ -12,8 +12,8 @@ import pytest
 from fleet_world import OURS, THEIRS
 from sluice.fleet import calls
 from sluice.fleet.calls import ReplicaCall, ReplicaTarget, received
-from sluice.fleet.choosing import AVOID_SECONDS, Chooser, ReplicaAttempt, ReplicaCandidate
 from sluice.fleet.identity import Identity
+from sluice.fleet.replica_router import AVOID_SECONDS, ReplicaAttempt, ReplicaCandidate, ReplicaRouter
 from sluice.kv.digests import page_digests
 from sluice.routing.dispatch import Dispatcher
 from sluice.routing.policies import RouterOptions, make_policy
@@ -26,15 +26,15 @@ FOREIGN = ReplicaCandidate("foreign", THEIRS, "2")
 PROMPT = tuple(range(1, 40))
 
 
-def chooser(now: Callable[[], float] = lambda: 0.0) -> Chooser:
-    return Chooser(Dispatcher(make_policy("prefix-aware", RouterOptions(256, 4))), OURS, 4, now)
+def chooser(now: Callable[[], float] = lambda: 0.0) -> ReplicaRouter:
+    return ReplicaRouter(Dispatcher(make_policy("prefix-aware", RouterOptions(256, 4))), OURS, 4, now)
 
 
 def choose(sent: ReplicaCall, *candidates: ReplicaCandidate) -> str | None:
     return sent.chooser.choose(sent.attempt, sent, candidates)
 
 
-def call(own: Chooser, request_id: int = 1, prompt: tuple[int, ...] = PROMPT, salt: str = "") -> ReplicaCall:
+def call(own: ReplicaRouter, request_id: int = 1, prompt: tuple[int, ...] = PROMPT, salt: str = "") -> ReplicaCall:
     return ReplicaCall(Submit(request_id, prompt, resolved(4), extra_key=salt), own, lambda: 0.0)
 
 

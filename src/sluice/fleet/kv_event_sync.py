@@ -1,8 +1,8 @@
-"""What a replica tells ingresses of its prefix cache: which pages were stored and removed since they asked last.
+"""KV-event sync: the pages that a replica's prefix cache stored and removed since an ingress asked last.
 
-An ingress asks now and then, and says which change it wants to hear first. So no replica waits for an ingress, each of
-several ingresses is told what it lacks, and one that begins anew, or has missed changes that are no longer kept, is
-told all that the cache holds.
+An ingress asks now and then, and names the first change that it lacks. So no replica waits for an ingress, each of
+several ingresses gets what it lacks, and one that is new, or lacks changes that are no longer kept, gets all that the
+cache holds.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MOST_KEPT = 1 << 16
 AT_ONCE = 2048
 """Digests of one change: an index takes it in a few milliseconds."""
 EVERYTHING = -1
-"""The first change that is wanted by who knows nothing."""
+"""Asks for all that the cache holds, instead of the changes from a number on."""
 
 
-class PageNews(NamedTuple):
+class KvChanges(NamedTuple):
     """Changes of a prefix cache, in order."""
 
     first: int
@@ -31,15 +31,15 @@ class PageNews(NamedTuple):
     following: int
     """Number of the change after them."""
     events: tuple[PageEvent, ...]
-    """Without the tokens of pages."""
+    """The changes, without the tokens of pages."""
 
     def encoded(self) -> tuple[int, int, bytes]:
-        """Return the news as plain data, with the events in the form of `kv_event_wire`."""
+        """Return the changes as plain data, with the events in the form of `kv_event_wire`."""
         return self.first, self.following, encode_batch(EventBatch(0.0, self.events))
 
     @classmethod
-    def decoded(cls, first: int, following: int, batch: bytes) -> PageNews:
-        """Return the news of which this is the data.
+    def decoded(cls, first: int, following: int, batch: bytes) -> KvChanges:
+        """Return the changes of which this is the data.
 
         Raises:
             WireError: the events cannot be read.
@@ -47,7 +47,7 @@ class PageNews(NamedTuple):
         return cls(first, following, decode_batch(batch).events)
 
 
-class PageBook:
+class KvEventLog:
     """Keeps the digests of the pages that a prefix cache holds, and the latest changes. It is a `KvEventSink`.
 
     Args:
@@ -74,12 +74,12 @@ class PageBook:
                     self._held.clear()
             self._keep(event)
 
-    def news(self, first: int) -> PageNews:
+    def changes(self, first: int) -> KvChanges:
         """Return the changes from a number on, or, if some of them are not kept, all that the cache holds."""
         skipped = first - (self._following - len(self._changes))
         if first > self._following or skipped < 0:
-            return PageNews(EVERYTHING, self._following, (PagesCleared(), *self._all()))
-        return PageNews(first, self._following, tuple(islice(self._changes, skipped, None)))
+            return KvChanges(EVERYTHING, self._following, (PagesCleared(), *self._all()))
+        return KvChanges(first, self._following, tuple(islice(self._changes, skipped, None)))
 
     def _all(self) -> list[PageEvent]:
         found: list[PageEvent] = []

@@ -1,4 +1,4 @@
-"""Chooser: which replica of a fleet serves a request, of those that have the model.
+"""ReplicaRouter: which replica of a fleet serves a request, of those that have the model.
 
 The router of Ray asks in a thread of its own; the rest comes from the event loop.
 """
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from sluice.engine.messages import Stats
 from sluice.fleet.identity import Identity
-from sluice.fleet.page_news import EVERYTHING, PageNews
+from sluice.fleet.kv_event_sync import EVERYTHING, KvChanges
 from sluice.routing.dispatch import Dispatcher, NoReplica, RoutedRequest
 from sluice.routing.occupancy import ObservedOccupancy, PrefillSpeed
 
@@ -32,7 +32,7 @@ class ReplicaCandidate:
     key: str
     identity: Identity
     version: str
-    """Of the application that started it: it is another one after each update."""
+    """Version of the application that started the replica; each update has another one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,24 +43,24 @@ class ReplicaAttempt:
     avoid: frozenset[str] = frozenset()
     """Keys of the replicas that have lost the request."""
     key: str | None = None
-    """Of the replica that was chosen."""
+    """Key of the replica that was chosen."""
     is_sent: bool = False
     """A replica has taken it."""
     is_computed: bool = False
-    """Its prompt was computed elsewhere: it keeps no other prompt waiting."""
+    """Whether its prompt was computed by a prefill replica, so that it keeps no other prompt waiting."""
     is_closed: bool = False
     """It is over, although the router's thread may not know that yet."""
 
 
-class Told(NamedTuple):
+class ReplicaReport(NamedTuple):
     """What a replica tells of itself."""
 
     stats: Stats
-    pages: PageNews | None = None
-    """Of its prefix cache; None: nothing."""
+    pages: KvChanges | None = None
+    """Changes of the replica's prefix cache; None if there are none."""
 
 
-class ChooserCounts(NamedTuple):
+class RouterCounts(NamedTuple):
     """What a chooser has counted."""
 
     sent: Mapping[str, int]
@@ -69,7 +69,7 @@ class ChooserCounts(NamedTuple):
     """Replicas that run and may not serve."""
 
 
-class Chooser:
+class ReplicaRouter:
     """Chooses replicas by a policy, and keeps out those of another model.
 
     Args:
@@ -106,10 +106,10 @@ class Chooser:
         with self._lock:
             yield self._dispatcher
 
-    def counts(self) -> ChooserCounts:
+    def counts(self) -> RouterCounts:
         """Return what has happened so far."""
         with self._lock:
-            return ChooserCounts(dict(self._sent), len(self._kept_out))
+            return RouterCounts(dict(self._sent), len(self._kept_out))
 
     def admit(self, candidates: Iterable[ReplicaCandidate]) -> list[str]:
         """Take the replicas that run for all that there are, and return the keys of those that may serve."""
@@ -154,7 +154,7 @@ class Chooser:
         with self._lock:
             return self._following.get(key, EVERYTHING)
 
-    def told(self, answers: Mapping[str, Told], asked_at: float) -> None:
+    def told(self, answers: Mapping[str, ReplicaReport], asked_at: float) -> None:
         """Take what replicas tell of themselves.
 
         Args:
@@ -170,7 +170,7 @@ class Chooser:
             if pages is not None:
                 self._follow(key, pages)
 
-    def _follow(self, key: str, pages: PageNews) -> None:
+    def _follow(self, key: str, pages: KvChanges) -> None:
         """Note what has changed in a replica's cache. Changes that do not follow on those that are known are left out:
         another answer brought them, or what was known has been forgotten since."""
         with self._lock:

@@ -11,8 +11,8 @@ from sluice.config import EngineConfig
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.candidates import Candidate
 from sluice.sim.machine import Machine
+from sluice.sim.serving_flags import serving_options
 from sluice.sim.slo import parse_slo
-from sluice.sim.spelling import serving_options
 from sluice.sim.tune import CandidateOutcome
 from sluice.sim.tune_command import command
 from sluice.sim.world import World

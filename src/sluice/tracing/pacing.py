@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sluice.tracing.run import StepRun
-from sluice.types import Pace
+from sluice.types import PredictedStep
 
 LATE_BY = (0.0, 0.1, 0.25)
 """Shares of the target."""
@@ -29,7 +29,7 @@ class RegimeSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class PaceSummary:
+class PacingSummary:
     """How a target was kept."""
 
     target_ms: float
@@ -37,20 +37,20 @@ class PaceSummary:
     streaming: int
     """Steps with streams and a feasible target."""
     late: dict[str, int]
-    """Those that took longer than the target by more than a share of it."""
+    """Steps that took longer than the target by more than a share of it."""
     infeasible: int
     """Steps whose decodes, with the smallest chunk if they hold prefill, were predicted to exceed the target."""
     regimes: dict[str, RegimeSummary]
 
 
-def summarize_pace(steps: Iterable[StepRun]) -> PaceSummary | None:
+def summarize_pace(steps: Iterable[StepRun]) -> PacingSummary | None:
     """Return how the steps kept their target; None if they had none, or none was timed."""
     timed = [(step, step.pace) for step in steps if step.pace is not None and step.micros > 0 and step.error is None]
     if not timed:
         return None
     streaming = [(step, pace) for step, pace in timed if step.num_decodes and pace.target and not pace.is_infeasible]
     kinds = dict.fromkeys(pace.regime for _, pace in timed)
-    return PaceSummary(
+    return PacingSummary(
         target_ms=min((pace.target for _, pace in timed if pace.target), default=0) / 1000,
         streaming=len(streaming),
         late={
@@ -62,7 +62,7 @@ def summarize_pace(steps: Iterable[StepRun]) -> PaceSummary | None:
     )
 
 
-def _regime(timed: Sequence[tuple[StepRun, Pace]]) -> RegimeSummary:
+def _regime(timed: Sequence[tuple[StepRun, PredictedStep]]) -> RegimeSummary:
     count = len(timed)
     return RegimeSummary(
         steps=count,
@@ -73,7 +73,7 @@ def _regime(timed: Sequence[tuple[StepRun, Pace]]) -> RegimeSummary:
     )
 
 
-def report_pace(summary: PaceSummary | None) -> Iterator[str]:
+def report_pace(summary: PacingSummary | None) -> Iterator[str]:
     """Yield the lines of a summary; none without a target."""
     if summary is None:
         return
