@@ -49,7 +49,7 @@ serve: $(READY) ## Start the server (PORT=8000 MODEL=folder-or-hub-id ARGS="more
 test: check ## Run make check, then the whole suite on all cores (WORKERS=n)
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
-check: $(READY) ## Format, lint, strict types of the core, import arrows
+check: $(READY) ## Format, lint, strict types, import arrows
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
