@@ -63,7 +63,7 @@ stress: $(READY) ## The slow tests; then kill, damage and overload servers for t
 	$(TEST_ENV) $(BIN)/python tests/stress/overload.py --seconds 60
 	$(TEST_ENV) $(BIN)/python tests/stress/health_under_load.py
 
-check: $(READY) ## Format, lint, strict types of the core, import arrows
+check: $(READY) ## Format, lint, strict types, import arrows
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy

@@ -107,6 +107,7 @@ def test_a_server_that_streams_nothing_ends_with_1(capsys: pytest.CaptureFixture
         (["bench"], "give either --url"),
         (["bench", "--url", "http://a", "--model", "m"], "give either --url"),
         (["bench", "--url", "a"], "--url must be like http://localhost:8000, got 'a'"),
+        (["bench", "--url", "http://user:secret@a"], "--url must not hold a user or a password"),
         (["bench", "--url", "http://a", "--page-size", "4"], "--page-size is an option of the engine"),
         (["bench", "--model", "m", "--endpoint", "chat"], "--endpoint chat and --prompt-format text need --url"),
         (["bench", "--model", "m", "--api-key", "k"], "--api-key needs --url, got --model"),

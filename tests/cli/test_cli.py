@@ -166,7 +166,7 @@ def test_version_and_help_are_quick_and_load_nothing() -> None:
         "import sys; from sluice.cli import main\n"
         "try: main(sys.argv[1:])\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'starlette', 'zmq', 'tokenizers', 'numpy'} & set(sys.modules)\n"
+        "heavy = {'torch', 'starlette', 'zmq', 'tokenizers', 'numpy', 'prompt_toolkit', 'shtab'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     for argument in (["--version"], ["--help"], ["serve", "--help"], ["generate", "--help"]):

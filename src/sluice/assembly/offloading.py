@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from importlib import import_module
+from typing import Any
 
 import torch
 
@@ -253,7 +254,7 @@ class OffloadSetup:
             report: called with blocks that were read ahead from a disk.
         """
 
-        def new_loader(ring: PagedKV, block_pages: int) -> Loader[object, object]:
+        def new_loader(ring: PagedKV, block_pages: int) -> Loader[Any, Any]:
             if self.limits.tier is Tier.DISK:
                 assert tiers.file is not None and report is not None, "no tier holds offloaded contexts"
                 return DiskLoader(tiers.file, ring, block_pages, report)

@@ -189,8 +189,9 @@ def _offload(config: EngineConfig, device_type: str, why: dict[str, str]) -> dic
             if (value := getattr(offload, item.name)) is not None:
                 raise ConfigError(f"{flag(item.name)} {value} needs {needed} for contexts longer than the device")
         return {}
-    page_size, filled = config.cache.page_size, {}
+    page_size = config.cache.page_size
     assert page_size is not None
+    filled: dict[str, Any] = {}
     if offload.ring_blocks is None:
         filled["ring_blocks"], why["ring_blocks"] = RING_BLOCKS, "default"
     if offload.ring_block_tokens is None:
@@ -269,7 +270,7 @@ def page_limits(scheduler: SchedulerConfig, cache: CacheConfig) -> dict[str, int
 
 def _sizes(
     config: SchedulerConfig, page_size: int, defaults: DeviceDefaults, device_type: str, why: dict[str, str]
-) -> dict[str, int]:
+) -> dict[str, Any]:
     chunk, batch, running = config.chunked_prefill_size, config.max_batch_tokens, config.max_running_requests
     if chunk is not None and chunk < -1:
         raise ConfigError(f"--chunked-prefill-size must be at least 1, or -1 or 0 for off, got {chunk}")

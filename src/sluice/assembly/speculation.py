@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 from sluice.config import (
     MODEL_DRAFTS,
@@ -102,7 +103,7 @@ def _refuse_draft_model(config: SpeculativeConfig) -> None:
         )
 
 
-def speculation_sizes(config: SpeculativeConfig, why: dict[str, str]) -> dict[str, int]:
+def speculation_sizes(config: SpeculativeConfig, why: dict[str, str]) -> dict[str, Any]:
     """Return the sizes that were left open, with the reasons in `why`; none without an algorithm."""
     if config.speculative_algorithm is None:
         return {}

@@ -82,8 +82,11 @@ class PackedKV:
 class NativePages(Protocol):
     """Pages of one layer that the kernels store to."""
 
-    k: torch.Tensor
-    v: torch.Tensor
+    @property
+    def k(self) -> torch.Tensor: ...
+
+    @property
+    def v(self) -> torch.Tensor: ...
 
     @property
     def page_size(self) -> int: ...

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPResponse
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from sluice.bench import BenchError
 from sluice.bench.driver import Timer
 from sluice.bench.records import Failure
 from sluice.config import ConfigError
+from sluice.config.server_url import ServerURL
 
 HEAD_END = b"\r\n\r\n"
 CHUNKED_END = b"0\r\n\r\n"
@@ -72,28 +72,20 @@ async def find_server(url: str, *, api_key: str | None = None) -> Server:
         ConfigError: this is no such URL, or the key cannot be sent.
         BenchError: the name does not resolve.
     """
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise ConfigError(f"--url must be like http://localhost:8000, got {url!r}: {error}") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or not url.isascii() or " " in url:
-        raise ConfigError(f"--url must be like http://localhost:8000, got {url!r}")
+    asked = ServerURL.parse(url)
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
         raise ConfigError("--api-key must be printable ASCII")
-    tls = ssl.create_default_context() if parts.scheme == "https" else None
-    port = port or (443 if tls else 80)
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().getaddrinfo(asked.host, asked.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise BenchError(f"cannot find {parts.hostname}: {error.strerror or error}") from error
+        raise BenchError(f"cannot find {asked.host}: {error.strerror or error}") from error
     return Server(
-        url=url.rstrip("/").removesuffix("/v1"),
-        host=parts.hostname,
-        address=await _first_that_answers([str(entry[4][0]) for entry in found], port),
-        port=port,
-        path=parts.path.rstrip("/").removesuffix("/v1"),
-        tls=tls,
+        url=asked.url,
+        host=asked.host,
+        address=await _first_that_answers([str(entry[4][0]) for entry in found], asked.port),
+        port=asked.port,
+        path=asked.path,
+        tls=ssl.create_default_context() if asked.is_tls else None,
         api_key=api_key,
     )
 

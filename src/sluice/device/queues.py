@@ -90,7 +90,8 @@ class CudaQueue:
             assert event.query(), f"{event} is of no queue of this device and not done"
 
     def record(self) -> torch.cuda.Event:
-        return self._stream.record_event()
+        event: torch.cuda.Event = self._stream.record_event()
+        return event
 
 
 class DeviceQueues(NamedTuple):

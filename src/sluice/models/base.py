@@ -12,7 +12,7 @@ from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.models.checkpoint import CheckpointConfig
-from sluice.models.linear import Packer
+from sluice.models.linear import Layer, Packer
 from sluice.models.ops import Ops
 from sluice.models.shards import Rules as ShardRules
 from sluice.models.spec import ModelSpec
@@ -99,7 +99,7 @@ class CausalLM(PagedLM):
     """
 
     rules: ClassVar[WeightRules]
-    lm_head: nn.Module | None
+    lm_head: Layer | None
     """The head; None until a tied one is packed."""
 
     def __init__(self, spec: ModelSpec, *, tied: bool, member: Member) -> None:
@@ -128,9 +128,10 @@ class CausalLM(PagedLM):
         own = self.member.place.vocabulary(self.spec.vocab_size)
         self.lm_head, self.has_head = NoHead(len(own)), False
 
-    def pack_head(self, packer: Packer, embedding: nn.Module | None) -> nn.Module | None:
+    def pack_head(self, packer: Packer, embedding: Layer | None) -> Layer | None:
         """Pack the head, and return the embedding to use from now on: a tied one shares its weight with the head."""
         if self.lm_head is None:
+            assert embedding is not None
             embedding, self.lm_head = packer.tied(embedding, self.member.place.vocabulary(self.spec.vocab_size))
             return embedding
         if not isinstance(self.lm_head, NoHead):

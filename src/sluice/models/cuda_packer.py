@@ -92,6 +92,11 @@ PRODUCTS: Sequence[Product] = (RowWiseFp8(), W4A16())
 class W4A16Linear(nn.Module):
     """A product with a weight of four bits by Triton."""
 
+    values: torch.Tensor
+    scales: torch.Tensor
+    minimums: torch.Tensor | None
+    bias: torch.Tensor | None
+
     def __init__(self, weight: Int4Weight, bias: torch.Tensor | None) -> None:
         super().__init__()
         scales, *minimums = narrowest([each for each in (weight.scales, weight.minimums) if each is not None])

@@ -14,7 +14,7 @@ from sluice.models.base import CausalLM, WeightRules
 from sluice.models.checkpoint import CheckpointConfig
 from sluice.models.fp8_rows import plain
 from sluice.models.layers import new_embedding, read_activation
-from sluice.models.linear import Packer
+from sluice.models.linear import Layer, Packer
 from sluice.models.ops import Norm, Ops
 from sluice.models.shards import GPT2 as SHARDS
 from sluice.models.shards import check_layout
@@ -80,8 +80,8 @@ class GPT2Attention(nn.Module):
         own = spec.of(member.place)
         self.spec = replace(own.attention, scale=scale)
         size = own.num_heads * own.head_dim
-        self.c_attn = nn.Linear(spec.hidden_size, 3 * size, dtype=spec.dtype)
-        self.c_proj = nn.Linear(size, spec.hidden_size, bias=member.place.shard == 0, dtype=spec.dtype)
+        self.c_attn: Layer = nn.Linear(spec.hidden_size, 3 * size, dtype=spec.dtype)
+        self.c_proj: Layer = nn.Linear(size, spec.hidden_size, bias=member.place.shard == 0, dtype=spec.dtype)
         self._group = member.tensor_group
 
     def pack(self, packer: Packer) -> None:
@@ -104,8 +104,8 @@ class GPT2MLP(nn.Module):
     def __init__(self, config: GPT2Config, member: Member) -> None:
         super().__init__()
         hidden, dtype, inner = config.spec.hidden_size, config.spec.dtype, len(member.place.part(config.inner_size))
-        self.c_fc = nn.Linear(hidden, inner, dtype=dtype)
-        self.c_proj = nn.Linear(inner, hidden, bias=member.place.shard == 0, dtype=dtype)
+        self.c_fc: Layer = nn.Linear(hidden, inner, dtype=dtype)
+        self.c_proj: Layer = nn.Linear(inner, hidden, bias=member.place.shard == 0, dtype=dtype)
         self.activation = config.activation
         self._group = member.tensor_group
 
@@ -173,7 +173,7 @@ class GPT2(CausalLM):
         spec, place = config.spec, member.place
         super().__init__(spec, tied=config.tie_word_embeddings, member=member)
         is_first, hidden, dtype = place.is_first, spec.hidden_size, spec.dtype
-        self.wte = new_embedding(spec.vocab_size, hidden, dtype) if is_first else None
+        self.wte: Layer | None = new_embedding(spec.vocab_size, hidden, dtype) if is_first else None
         self.wpe = new_embedding(spec.max_model_len, hidden, dtype) if is_first else None
         self.h = nn.ModuleDict(
             {str(layer): GPT2Block(config, config.scales[layer], member) for layer in place.layers(spec.num_layers)}
@@ -192,6 +192,7 @@ class GPT2(CausalLM):
 
     def pack(self, packer: Packer) -> None:
         for block in self.h.values():
+            assert isinstance(block, GPT2Block)
             block.attn.pack(packer)
             block.mlp.pack(packer)
         self.wte = self.pack_head(packer, self.wte)

@@ -8,7 +8,7 @@ step computes fewer and larger products, and no weight is stored twice.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -28,6 +28,8 @@ from sluice.models.quantized import (
 from sluice.parallel.group import Group
 
 Source = nn.Linear | QuantizedLinear
+Layer = Any
+"""A layer of a model: a `Source` until the weights are packed, then the module that a `Packer` made of it."""
 """A layer as it was read."""
 
 
@@ -257,7 +259,7 @@ class Packer:
         bias = None if not biases else biases[0] if len(parts) == 1 else torch.cat(biases)
         quantised = [part.weight for part in parts if isinstance(part, QuantizedLinear)]
         for kind in (Int8Weight, Int4Weight, Fp8Weight):
-            same = [weight for weight in quantised if isinstance(weight, kind)]
+            same: list[Any] = [weight for weight in quantised if isinstance(weight, kind)]
             if len(same) == len(parts):
                 return kind.joined(same), bias
         self.widened += bool(quantised)

@@ -14,7 +14,7 @@ from sluice.models.base import CausalLM, WeightRules
 from sluice.models.checkpoint import CheckpointConfig
 from sluice.models.fp8_rows import Rows, plain
 from sluice.models.layers import GatedMLP, RMSNorm, Rotary, new_embedding
-from sluice.models.linear import Packer
+from sluice.models.linear import Layer, Packer
 from sluice.models.llama_config import LlamaConfig, read_llama_config
 from sluice.models.ops import Angles, HeadNorms, Ops
 from sluice.models.shards import LLAMA, check_layout
@@ -38,7 +38,7 @@ class LlamaAttention(nn.Module):
             nn.Linear(hidden, heads * head_dim, bias=config.qkv_bias, dtype=dtype) for heads in self.head_counts
         )
         has_bias = config.output_bias and member.place.shard == 0
-        self.o_proj = nn.Linear(spec.num_heads * head_dim, hidden, bias=has_bias, dtype=dtype)
+        self.o_proj: Layer = nn.Linear(spec.num_heads * head_dim, hidden, bias=has_bias, dtype=dtype)
         self._group = member.tensor_group
         self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
         self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
@@ -126,7 +126,9 @@ class Llama(CausalLM):
         spec, place = config.spec, member.place
         super().__init__(spec, tied=config.tie_word_embeddings, member=member)
         is_first, is_last = place.is_first, place.is_last
-        self.embed_tokens = new_embedding(spec.vocab_size, spec.hidden_size, spec.dtype) if is_first else None
+        self.embed_tokens: Layer | None = (
+            new_embedding(spec.vocab_size, spec.hidden_size, spec.dtype) if is_first else None
+        )
         self.rotary = Rotary(config.rope, spec.head_dim, spec.dtype)
         self.layers = nn.ModuleDict(
             {str(layer): LlamaLayer(config, config.windows[layer], member) for layer in place.layers(spec.num_layers)}
@@ -145,6 +147,7 @@ class Llama(CausalLM):
 
     def pack(self, packer: Packer) -> None:
         for layer in self.layers.values():
+            assert isinstance(layer, LlamaLayer)
             layer.pack(packer)
         self.embed_tokens = self.pack_head(packer, self.embed_tokens)
 

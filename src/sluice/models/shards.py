@@ -155,8 +155,7 @@ def cut_of(rules: Rules, name: str, shape: Sequence[int], spec: ModelSpec, place
     if known is None:
         raise KeyError(name)
     rule = rules[known]
-    is_whole = rule is None or place.layout.tensor_size == 1
-    if is_whole or rule.dim >= len(shape):  # a bias is that of the outputs
+    if rule is None or place.layout.tensor_size == 1 or rule.dim >= len(shape):  # a bias is that of the outputs
         return None
     return Cut(rule.dim, rule.ranges(shape[rule.dim], spec, place))
 

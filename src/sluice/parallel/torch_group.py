@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,8 @@ from sluice.parallel.group import Alone, Group, GroupError
 from sluice.parallel.layout import Place
 from sluice.parallel.member import Member
 
+Backend = Any
+"""A `ProcessGroupGloo` or `ProcessGroupNCCL`, whose calls torch's annotations lack."""
 MAX_SENDS = 8
 """Tensors on their way to other ranks. One more waits until the first of them has arrived."""
 
@@ -34,10 +37,10 @@ class TorchGroup:
         tick: called about every second while this rank waits for others; None: nothing is.
     """
 
-    def __init__(self, backend: dist.Backend, tick: Callable[[], None] | None = None) -> None:
+    def __init__(self, backend: Backend, tick: Callable[[], None] | None = None) -> None:
         self.rank = backend.rank()
         self.size = backend.size()
-        self._backend: dist.Backend | None = backend
+        self._backend: Backend | None = backend
         self._sends: deque[tuple[dist.Work, torch.Tensor]] = deque()
         """What is on its way to other ranks, with the memory that it is sent from."""
         self._ticker = None if tick is None else WaitTicker(tick)
@@ -75,7 +78,7 @@ class TorchGroup:
         self._backend = None  # its end closes the connections, which the other ranks see
 
     @contextmanager
-    def _calls(self) -> Iterator[dist.Backend]:
+    def _calls(self) -> Iterator[Backend]:
         if self._backend is None:
             raise GroupError("this rank has left its group")
         with _group_errors(), self._ticker or nullcontext():
@@ -123,15 +126,13 @@ def join_groups(
     return Member(place, tensor, join(f"pipeline/{place.shard}", place.stage, layout.pipeline_size))
 
 
-def _backend(
-    store: dist.Store, rank: int, size: int, address: str, timeout: float, device: torch.device
-) -> dist.Backend:
+def _backend(store: dist.Store, rank: int, size: int, address: str, timeout: float, device: torch.device) -> Backend:
     limit = timedelta(seconds=timeout)
     if device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = limit
         return dist.ProcessGroupNCCL(store, rank, size, options)
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = limit
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     return dist.ProcessGroupGloo(store, rank, size, options)

@@ -113,6 +113,6 @@ def samples_of(
     for (first, _), row in zip(drafts.spans(), token_ids, strict=True):
         tokens[first : first + len(row)] = row
         tokens[first] = row[0] if row else FAILED
-    for (first, _), row in zip(drafts.spans(), logprobs, strict=False):
-        of_samples[first : first + len(row)] = [(each,) for each in row]
+    for (first, _), scored in zip(drafts.spans(), logprobs, strict=False):
+        of_samples[first : first + len(scored)] = [(each,) for each in scored]
     return tokens, of_samples if logprobs else []

@@ -164,7 +164,7 @@ class _Tape(TorchDispatchMode):
         return False
 
     def __init__(self, kernels: Kernels, arena: Arena) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._kernels = kernels
         self._arena = arena
         self._done: list[list[tuple[Operation, Call]] | Replay] = []

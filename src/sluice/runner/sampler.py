@@ -126,7 +126,8 @@ def first_of_largest(values: torch.Tensor) -> torch.Tensor:
     # A last block that is not whole is read with the end of the one before, which holds no value as large.
     starts = largest.argmax(-1, keepdim=True).mul_(BLOCK).clamp_(max=width - BLOCK)
     inside = values.gather(-1, starts + torch.arange(BLOCK, device=values.device))
-    return starts[:, 0] + inside.argmax(-1)
+    found: torch.Tensor = starts[:, 0] + inside.argmax(-1)
+    return found
 
 
 def scores(

@@ -120,7 +120,7 @@ class _Tape(TorchDispatchMode):
     """Records every operation on tensors, with its own arguments and results."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
 
     def __torch_dispatch__(

@@ -88,7 +88,8 @@ def verified(
         drafts: guesses of what follows them.
         mask_is_late: asked before each token that is sampled under a grammar: whether there is none.
     """
-    known, brought, equal = list(tokens), [], 0
+    known, equal = list(tokens), 0
+    brought: list[int] = []
     while equal == len(brought) and not (grammar and (mask_is_late() or (brought and is_complete(grammar, known)))):
         group = sampled_and_forced(known, sampling, sample_index, vocab_size, grammar)
         known += group

@@ -13,7 +13,6 @@ from scripted_chat import conversation
 from sluice.cli.chat.answers import STOPPED, AnswerError, AnswerPart, AnswerUsage
 from sluice.cli.chat.chat import COMMANDS, HELP, Chat, answer_once
 from sluice.cli.chat.conversation import AnswerTimes, Conversation
-from sluice.cli.chat.lines import History
 from sluice.cli.chat.stopping import Stopper
 
 ENDS = AnswerPart(usage=AnswerUsage(20, 8, 4), finish_reason="stop")
@@ -25,16 +24,16 @@ def shown(talk: Conversation) -> str:
 
 
 def chat(talk: Conversation, *entries: str | type[BaseException]) -> None:
-    """Enter lines; a class of exceptions stands for a key that raises it."""
+    """Enter messages; a class of exceptions stands for a key that raises it."""
     given: Iterator[Any] = iter([*entries, EOFError])
 
-    def read(prompt: str) -> str:
+    def read() -> str:
         entry = next(given)
         if isinstance(entry, str):
             return entry
         raise entry
 
-    Chat(talk, History(None, ()), read).run()
+    Chat(talk, read).run()
 
 
 def test_each_message_is_sent_with_all_before_it() -> None:

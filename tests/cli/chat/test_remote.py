@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import pty
 import select
@@ -195,8 +196,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 runpy.run_module("sluice", run_name="__main__", alter_sys=True)
 """
 """`python -m sluice`, which heeds SIGINT although its parents may not: a shell lets its background ignore it."""
-INTERRUPTS = 8
-"""Most that are sent for one to be noticed."""
 
 
 class Terminal:
@@ -211,14 +210,10 @@ class Terminal:
         os.write(self._end, text.encode())
 
     def interrupt(self) -> None:
-        """Send SIGINT until something comes of it: one that comes just before readline waits for a key is noticed with
-        the next alone. What had come before is dropped."""
-        for _ in range(INTERRUPTS):
-            while select.select([self._end], [], [], 0)[0]:
-                os.read(self._end, 65536)
-            self.process.send_signal(signal.SIGINT)
-            if select.select([self._end], [], [], PATIENCE / INTERRUPTS)[0]:
-                return
+        """Press Ctrl-C at the prompt. What had come before is dropped."""
+        while select.select([self._end], [], [], 0)[0]:
+            os.read(self._end, 65536)
+        self.type("\x03")
 
     def until(self, text: str) -> str:
         """Return what came up to a text."""
@@ -242,7 +237,7 @@ class Terminal:
 def terminal(*arguments: str) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", PROGRAM, "chat", *arguments]
-    environment = {**os.environ, "TERM": "dumb"}
+    environment = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
     process = subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
     )
@@ -257,7 +252,7 @@ def terminal(*arguments: str) -> Iterator[Terminal]:
 
 def test_a_conversation_in_a_terminal(server: ScriptedServer, tmp_path: Path) -> None:
     with terminal("--url", server.url) as screen:
-        assert f"toy, at {server.url}" in screen.until(">>> ")
+        assert f"toy, at {server.url}" in screen.until(">>>")
         screen.type("Hello\n")
         screen.until("You said <Hello>.")
         screen.until("[6 tokens, ")
@@ -266,18 +261,19 @@ def test_a_conversation_in_a_terminal(server: ScriptedServer, tmp_path: Path) ->
         screen.until("You said <please go on>")
         screen.process.send_signal(signal.SIGINT)
         screen.until("[stopped; ")
-        screen.until(">>> ")
+        screen.until(">>>")
         screen.type('"""two\n')
-        screen.until("... ")
+        screen.until("...")
         screen.type('lines"""\n')
         screen.until("You said <two")
         screen.until("lines>")
-        screen.until(">>> ")
+        screen.until(">>>")
         screen.type("/exit\n")
         assert screen.ended() == 0
     said = [message["content"] for message in server.calls[2].body["messages"]]
     assert said == ["Hello", "You said <Hello>.", "please go on", "You said <please go on>", "two\nlines"]
-    assert (tmp_path / "state/sluice/chat_history").read_text().splitlines()[-2:] == ['"two\\nlines"', '"/exit"']
+    kept = (tmp_path / "state/sluice/chat_history").read_text().splitlines()
+    assert [json.loads(line) for line in kept[-2:]] == ['"""two\nlines"""', "/exit"]
 
 
 def test_a_wait_is_shown_and_removed() -> None:
@@ -291,21 +287,21 @@ def test_a_wait_is_shown_and_removed() -> None:
         await call.end(completion_tokens=2)
 
     with scripted_in_a_thread(late) as server, terminal("--url", server.url, "--no-history") as screen:
-        screen.until(">>> ")
+        screen.until(">>>")
         screen.type("Hello\n")
         screen.until("waiting for the answer: ")
         shown.set()
         assert screen.until("At last").endswith("\r\x1b[K"), "the line stays before the answer"
-        screen.until(">>> ")
+        screen.until(">>>")
 
 
 def test_a_second_interrupt_leaves(server: ScriptedServer, tmp_path: Path) -> None:
     """Ctrl-C, twice, at the prompt and while an answer streams."""
     with terminal("--url", server.url, "--no-history") as screen:
-        screen.until(">>> ")
+        screen.until(">>>")
         screen.interrupt()
         screen.until("Ctrl-C again leaves")
-        screen.until(">>> ")
+        screen.until(">>>")
         screen.interrupt()
         assert screen.ended() == 130
     assert not (tmp_path / "state").exists()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from sluice.cli.chat.answers import STOPPED, AnswerError
 from sluice.cli.chat.conversation import Conversation
-from sluice.cli.chat.lines import Entered, History, read_message
+from sluice.cli.chat.message import Entered, message_of
 from sluice.cli.chat.stopping import Stopper
 
 WITHOUT_SYSTEM = "-"
@@ -29,12 +29,11 @@ class Chat:
     """A conversation in a terminal.
 
     Args:
-        read: shows a prompt and returns a line, as `input` does.
+        read: shows a prompt and returns a message.
     """
 
-    def __init__(self, conversation: Conversation, history: History, read: Callable[[str], str] = input) -> None:
+    def __init__(self, conversation: Conversation, read: Callable[[], str]) -> None:
         self._talk = conversation
-        self._history = history
         self._read = read
         self._stopper = Stopper()
         self._commands: Mapping[str, Callable[[str], bool]] = {
@@ -58,7 +57,7 @@ class Chat:
         is_warned, goes_on = False, True
         while goes_on:
             try:
-                entered = read_message(self._read)
+                entered = message_of(self._read())
             except EOFError:
                 talk.screen.end()
                 return
@@ -76,7 +75,6 @@ class Chat:
         """Do what was entered. Returns whether the conversation goes on."""
         if not entered.text.strip():
             return True
-        self._history.add(entered.text)
         if entered.is_command:
             name, _, rest = entered.text.partition(" ")
             if name not in self._commands:

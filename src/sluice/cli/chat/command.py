@@ -14,7 +14,6 @@ from sluice.cli.chat.answers import AnswerSource
 from sluice.cli.chat.chat import COMMANDS, Chat, answer_once
 from sluice.cli.chat.conversation import Conversation
 from sluice.cli.chat.keys import Keys, key_for
-from sluice.cli.chat.lines import History
 from sluice.cli.chat.screen import Screen
 from sluice.config import ConfigError, EngineConfig, flag
 from sluice.types import SamplingParams
@@ -74,9 +73,11 @@ def run_chat(given: dict[str, Any], *, keys: Keys, history: Path) -> int:
         if not is_conversation:
             answer_once(talk, piped)
             return 0
-        kept = History(history if keeps else None, COMMANDS)
+        from sluice.cli.chat.lines import History, reader
+
+        kept = History(history if keeps else None)
         try:
-            Chat(talk, kept).run()
+            Chat(talk, reader(kept, COMMANDS)).run()
         finally:
             if (problem := kept.save()) is not None:
                 print(f"sluice chat: {problem}", file=sys.stderr)

@@ -1,86 +1,47 @@
-"""Reads messages from a terminal: lines with editing and history, and messages of several lines.
-
-Python's `readline` does the editing, where it is there. A paste of several lines stays one message with GNU readline.
-"""
+"""Reads messages from a terminal with prompt_toolkit: editing, pasted lines as one message, and a history."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+
+from prompt_toolkit import PromptSession, history
+from prompt_toolkit.application import get_app
+from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.shortcuts import CompleteStyle
+
+from sluice.cli.chat.message import is_unfinished
 
 PROMPT, MORE = ">>> ", "... "
-FENCE = '"""'
 MOST_KEPT = 1000
 """Messages in the file of the history."""
 
 
-class Entered(NamedTuple):
-    """What the user entered."""
-
-    text: str
-    is_command: bool
-    """It is one line that begins with a slash."""
-
-
-def read_message(read: Callable[[str], str]) -> Entered:
-    """Read one message.
-
-    A line that ends with a backslash goes on in the next one. A message that begins with three double quotes ends with
-    three.
-
-    Args:
-        read: shows a prompt and returns a line, as `input` does.
-
-    Raises:
-        EOFError, KeyboardInterrupt: as `read` raises them.
-    """
-    line = read(PROMPT)
-    if line.lstrip().startswith(FENCE):
-        return Entered(_fenced(line.lstrip().removeprefix(FENCE), read), is_command=False)
-    lines = [line]
-    while lines[-1].endswith("\\"):
-        lines[-1] = lines[-1][:-1]
-        lines.append(read(MORE))
-    text = "\n".join(lines)
-    return Entered(text, is_command=text.startswith("/") and "\n" not in text)
-
-
-def _fenced(line: str, read: Callable[[str], str]) -> str:
-    lines = [line]
-    while not lines[-1].rstrip().endswith(FENCE):
-        lines.append(read(MORE))
-    lines[-1] = lines[-1].rstrip().removesuffix(FENCE)
-    return "\n".join(lines).strip("\n")
-
-
-class History:
+class History(history.History):
     """Messages of earlier conversations, which the arrow keys bring back. Each is a line of JSON in a file.
 
     Args:
         path: the file; None: messages are kept until the program ends.
     """
 
-    def __init__(self, path: Path | None, commands: Sequence[str]) -> None:
+    def __init__(self, path: Path | None) -> None:
+        super().__init__()
         self._path = path
-        self._readline = _readline(commands)
         self._kept: list[str] = []
         if path is not None:
             with suppress(OSError, UnicodeDecodeError):
                 lines = path.read_text(encoding="utf-8").splitlines()
                 self._kept = [text for line in lines if (text := _text_of(line))]
-        for text in self._kept if self._readline is not None else ():
-            self._readline.add_history(text)
 
-    def add(self, text: str) -> None:
-        """Keep a message, unless it is the one before."""
-        if self._kept and self._kept[-1] == text:
-            return
-        self._kept.append(text)
-        if self._readline is not None:
-            self._readline.add_history(text)
+    def load_history_strings(self) -> Iterable[str]:
+        return self._kept[::-1]
+
+    def store_string(self, string: str) -> None:
+        self._kept.append(string)
 
     def save(self) -> str | None:
         """Write the file, for its owner alone. Returns why it cannot be written, None if it was."""
@@ -104,23 +65,28 @@ def _text_of(line: str) -> str:
     return ""
 
 
-def _readline(commands: Sequence[str]) -> Any:
-    """Return the module `readline`, set up; None where Python has none."""
-    try:
-        import readline
-    except ImportError:
-        return None
-    readline.set_auto_history(False)  # `History` keeps whole messages, not lines
-    readline.set_completer(_completer(commands))
-    readline.set_completer_delims(" ")
-    is_libedit = "libedit" in (readline.__doc__ or "")
-    readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
-    return readline
+def reader(kept: History, commands: Sequence[str]) -> Callable[[], str]:
+    """Return what shows a prompt and returns a message, or raises EOFError for Ctrl-D and KeyboardInterrupt for Ctrl-C.
 
+    Args:
+        commands: what Tab completes.
+    """
+    keys = KeyBindings()
 
-def _completer(commands: Sequence[str]) -> Callable[[str, int], str | None]:
-    def complete(text: str, state: int) -> str | None:
-        found = [name for name in commands if text.startswith("/") and name.startswith(text)]
-        return found[state] if state < len(found) else None
+    @keys.add("enter", filter=Condition(lambda: get_app().current_buffer.document.text_before_cursor.endswith("\\")))
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.delete_before_cursor()
+        event.current_buffer.newline(copy_margin=False)
 
-    return complete
+    session: PromptSession[str] = PromptSession(
+        PROMPT,
+        history=kept,
+        multiline=Condition(lambda: is_unfinished(get_app().current_buffer.text)),
+        prompt_continuation=MORE,
+        key_bindings=keys,
+        completer=WordCompleter(commands, sentence=True),
+        complete_while_typing=False,
+        complete_style=CompleteStyle.READLINE_LIKE,
+        reserve_space_for_menu=0,
+    )
+    return session.prompt

@@ -9,13 +9,12 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Any, Self
-from urllib.parse import urlsplit
+from typing import Any
 
 from sluice.cli.chat.answers import STOPPED, AnswerError, AnswerPart, AnswerUsage, Messages
 from sluice.cli.chat.progress import Waiting
 from sluice.cli.chat.stopping import Stopper
-from sluice.config import ConfigError
+from sluice.config.server_url import ServerURL
 
 CONNECT_SECONDS = 10
 LIST_SECONDS = 30
@@ -23,43 +22,10 @@ DONE = b"[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class Address(ServerURL):
     """Where a server listens, and the key that it asks for."""
 
-    url: str
-    """The server's address, without "/v1" and without a slash at the end."""
-    host: str
-    port: int
-    path: str
-    """What comes before "/v1" in every path."""
-    is_tls: bool
     api_key: str | None = None
-
-    @classmethod
-    def parse(cls, url: str) -> Self:
-        """Read a URL: http://host:port, with or without a path and "/v1". No key is sent to it yet.
-
-        Raises:
-            ConfigError: this is no such URL.
-        """
-        shown = f"--url must be like http://localhost:8000, got {url!r}"
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise ConfigError(f"{shown}: {error}") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or not url.isascii():
-            raise ConfigError(shown)
-        if parts.username is not None:
-            raise ConfigError("--url must not hold a user or a password; give the server's key by --api-key")
-        is_tls = parts.scheme == "https"
-        return cls(
-            url=url.rstrip("/").removesuffix("/v1"),
-            host=parts.hostname,
-            port=port or (443 if is_tls else 80),
-            path=parts.path.rstrip("/").removesuffix("/v1"),
-            is_tls=is_tls,
-        )
 
     def connect(self) -> HTTPConnection:
         """Return a connection that is open.

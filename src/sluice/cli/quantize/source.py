@@ -84,12 +84,12 @@ class PlainCheckpoint:
         Raises:
             CheckpointError: it has another shape, or no floating-point dtype.
         """
-        value, name = tensor.value, self.inner(tensor.name)
-        assert isinstance(value, torch.Tensor), f"{tensor.name} is quantised"
-        value = value.t() if name.endswith(self.model.rules.transposed) else value
+        stored, name = tensor.value, self.inner(tensor.name)
+        assert isinstance(stored, torch.Tensor), f"{tensor.name} is quantised"
+        value = stored.t() if name.endswith(self.model.rules.transposed) else stored
         if value.shape != self._shapes[name]:
             raise CheckpointError(
-                f"{tensor.file}: tensor {tensor.name} has shape {tuple(tensor.value.shape)}, which is not that of a"
+                f"{tensor.file}: tensor {tensor.name} has shape {tuple(stored.shape)}, which is not that of a"
                 f" weight of {' x '.join(map(str, self._shapes[name]))}, as config.json requires"
             )
         if value.dtype not in DTYPES.values():

@@ -171,7 +171,7 @@ def _config(source: PlainCheckpoint, scheme: Scheme) -> dict[str, object]:
         quantization_status="compressed",
         ignore=[source.model.rules.head.removesuffix(".weight")],
     )
-    fields = json.loads((source.folder / CONFIG).read_text(encoding="utf-8"))
+    fields: dict[str, object] = json.loads((source.folder / CONFIG).read_text(encoding="utf-8"))
     # Without its dtype a quantised checkpoint would be computed in bfloat16.
     dtype = {} if any(name in fields for name in DTYPE_FIELDS) else {DTYPE_FIELDS[0]: source.dtype}
     return fields | dtype | {"quantization_config": config.model_dump(mode="json")}

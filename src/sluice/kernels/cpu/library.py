@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 from sluice.kernels.cpu.abi import (
     VERSION,
@@ -91,6 +92,7 @@ class Library:
         self.functions.sluice_engine_new.restype = ctypes.c_void_p
         self.functions.sluice_engine_free.argtypes = [ctypes.c_void_p]
         self.functions.sluice_all.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+        packing: list[type[ctypes._SimpleCData[Any]]]
         packing = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
         self.functions.sluice_pack_linear.argtypes = packing
         self.functions.sluice_pack_int4.argtypes = packing

@@ -110,13 +110,14 @@ def attend(
         raise CheckpointError(f"{type(module).__name__} asks its attention for {', '.join(unsupported)}")
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise CheckpointError(f"{type(module).__name__} lets tokens attend to later tokens")
-    if not isinstance(getattr(module, "layer_idx", None), int):
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int):
         raise CheckpointError(f"{type(module).__name__} has no layer index")
     if dropout:
         raise CheckpointError(f"{type(module).__name__} uses dropout in its attention")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     spec = _spec(query.shape[1], key.shape[1], query.shape[3], query.dtype, scale, sliding_window, softcap)
-    call = LayerCall(int(module.layer_idx), spec, s_aux)
+    call = LayerCall(layer, spec, s_aux)
     out = sluice_step.attend(call, _tokens_first(query), _tokens_first(key), _tokens_first(value))
     return out.unsqueeze(0), None
 
@@ -146,7 +147,7 @@ def register() -> None:
 
 
 @dataclass
-class _Hidden(ModelOutput):
+class _Hidden(ModelOutput):  # type: ignore[misc]
     """The output of a decoder, with every field that any head reads."""
 
     last_hidden_state: torch.Tensor | None = None

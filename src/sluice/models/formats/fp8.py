@@ -41,12 +41,11 @@ class BlockFP8(PartedFormat):
         """
         if section.text("fmt", "e4m3") != "e4m3":
             raise section.error("fmt", "e4m3")
-        block = section.get("weight_block_size")
-        if block is not None:
-            is_pair = isinstance(block, list) and len(block) == 2
-            if not is_pair or not all(isinstance(size, int) and size > 0 for size in block):
+        block, sizes = None, section.get("weight_block_size")
+        if sizes is not None:
+            if not isinstance(sizes, list) or len(sizes) != 2 or not all(isinstance(n, int) and n > 0 for n in sizes):
                 raise section.error("weight_block_size", "a list of two sizes")
-            block = (block[0], block[1])
+            block = (sizes[0], sizes[1])
         return cls(block, (*names_in(section, "modules_to_not_convert"), *names_in(section, "ignored_layers")))
 
     @property

@@ -72,7 +72,7 @@ class Eagle3Net:
     def __init__(self, head: Eagle3) -> None:
         self._head = head
         self.state_size = head.config.layer.spec.hidden_size
-        self.layers = head.config.target_layers
+        self.layers: Sequence[int] = head.config.target_layers
 
     def joined(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
         return self._head.joined(states)

@@ -51,7 +51,7 @@ class DraftPages:
         own = KVShape(shape.num_pages, shape.page_size, sizes.num_kv_heads, sizes.head_dim, sizes.dtype, shape.device)
         self.kv: Sequence[PagedKV] = tuple(new_kv(own) for _ in range(sizes.num_layers))
         for tensor in (each for layer in self.kv for each in (layer.k, layer.v)):
-            tensor.set_(zeros(tensor.shape, tensor.dtype, shape.device))
+            tensor.set_(zeros(tensor.shape, tensor.dtype, shape.device))  # type: ignore[call-overload]
         slots, device = shape.num_pages * shape.page_size, shape.device
         self.tokens = zeros((slots,), torch.int64, device)
         """[KV slots]"""

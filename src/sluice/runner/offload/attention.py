@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -96,7 +96,7 @@ class OffloadedAttention(Attention):
         inner: Attention,
         layers: Mapping[int, int],
         ring: PagedKV,
-        reader: RingReader,
+        reader: RingReader[Any, Any],
         policy: SparsePolicy,
         context: OffloadedContext,
         begin_item: Callable[[], None],

@@ -46,8 +46,8 @@ Command = Launch | Masks | Close
 Reply = RankAnswer | Problem
 
 _ENCODER = msgspec.msgpack.Encoder()
-_COMMANDS = msgspec.msgpack.Decoder(Command)
-_REPLIES = msgspec.msgpack.Decoder(Reply)
+_COMMANDS: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 def encode(frame: Command | Reply) -> bytes:
