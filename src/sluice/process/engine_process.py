@@ -59,7 +59,8 @@ TICK_SECONDS = 1.0
 def main(arguments: list[str]) -> int:
     """Run one engine. Returns the exit status."""
     (folder,) = arguments
-    _end_with_server()
+    die_with_parent()
+    end_with_stdin()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the server decides when to end
     link = ZmqLink(SocketFolder(Path(folder)))
@@ -209,10 +210,9 @@ def die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _end_with_server() -> None:
-    """Arrange that this process ends when the server does."""
-    die_with_parent()
-    threading.Thread(target=_watch_stdin, name="watch-server", daemon=True).start()
+def end_with_stdin() -> None:
+    """Let this process end with its standard input, whose other end its parent holds."""
+    threading.Thread(target=_watch_stdin, name="watch-parent", daemon=True).start()
 
 
 def _watch_stdin() -> None:

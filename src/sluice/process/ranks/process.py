@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from sluice.assembly.tiers import RankPages
 from sluice.parallel.group import GroupError
 from sluice.parallel.rendezvous import bind_nccl, join_store, own_address
 from sluice.parallel.torch_group import join_groups
-from sluice.process.engine_process import EXIT_FAILED, describe, die_with_parent, freeze_gc, is_shortage
+from sluice.process.engine_process import EXIT_FAILED, describe, die_with_parent, end_with_stdin, freeze_gc, is_shortage
 from sluice.process.logs import configure_logging
 from sluice.process.priority import be_nice
 from sluice.process.ranks.frame_socket import FrameSocket, WrongToken, prove, watch_ends
@@ -58,7 +57,7 @@ def main() -> int:
     """Run one rank. Returns the exit status."""
     die_with_parent()
     setup = read_setup(sys.stdin.fileno())
-    threading.Thread(target=_watch_stdin, name="watch-parent", daemon=True).start()
+    end_with_stdin()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the server decides when to end
     configure_logging(setup.log_level, setup.log_format)
@@ -192,12 +191,6 @@ def _leader_ended(connection: FrameSocket) -> None:
     """End this process soon after the leader, even in the middle of a step that waits for another rank."""
     time.sleep(NOTICE_SECONDS)
     os._exit(EXIT_FAILED)
-
-
-def _watch_stdin() -> None:
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    os._exit(1)
 
 
 if __name__ == "__main__":
