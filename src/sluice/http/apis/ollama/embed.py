@@ -77,6 +77,23 @@ def _call(service: Service, fields: E, options: dict[str, Any], texts: Sequence[
     return embed_call(fields, texts, names, model=served_name(service, fields.model or ""), num_ctx=others.num_ctx)
 
 
+class OllamaEmbed(msgspec.Struct):
+    """The answer to `POST /api/embed`."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    """Both in nanoseconds."""
+    prompt_eval_count: int
+
+
+class OllamaEmbedding(msgspec.Struct):
+    """The answer to `POST /api/embeddings`."""
+
+    embedding: list[float]
+
+
 class OllamaEmbedAnswer:
     """The answer to `POST /api/embed`.
 
@@ -89,18 +106,18 @@ class OllamaEmbedAnswer:
         self._generation = generation
         self._dimensions = checked_dimensions(generation, call.fields.dimensions)
 
-    def whole(self, embeddings: Sequence[bytes], usage: Usage) -> dict[str, Any]:
+    def whole(self, embeddings: Sequence[bytes], usage: Usage) -> OllamaEmbed:
         generation = self._generation
         ended = generation.service.client.now()
         submitted = generation.came_at if generation.submitted_at is None else generation.submitted_at
         vectors = (unit_vector(each, self._dimensions).tolist() for each in embeddings)
-        return {
-            "model": self._model,
-            "embeddings": json_list(vectors, len(embeddings)),
-            "total_duration": nanoseconds(ended - generation.came_at),
-            "load_duration": nanoseconds(submitted - generation.came_at),
-            "prompt_eval_count": usage.prompt_tokens,
-        }
+        return OllamaEmbed(
+            model=self._model,
+            embeddings=json_list(vectors, len(embeddings)),
+            total_duration=nanoseconds(ended - generation.came_at),
+            load_duration=nanoseconds(submitted - generation.came_at),
+            prompt_eval_count=usage.prompt_tokens,
+        )
 
 
 class OllamaEmbeddingAnswer:
@@ -109,5 +126,5 @@ class OllamaEmbeddingAnswer:
     def __init__(self, call: GenerateCall[OllamaEmbeddingFields], generation: Generation) -> None:
         pass
 
-    def whole(self, embeddings: Sequence[bytes], usage: Usage) -> dict[str, Any]:
-        return {"embedding": unit_vector(embeddings[0]).tolist()}
+    def whole(self, embeddings: Sequence[bytes], usage: Usage) -> OllamaEmbedding:
+        return OllamaEmbedding(unit_vector(embeddings[0]).tolist())

@@ -11,7 +11,7 @@ import msgspec
 from sluice.http.apis.responses import unsupported
 from sluice.http.apis.responses.items import INPUT_SCHEMA, Item, chat_messages, items_of
 from sluice.http.apis.responses.store import ResponseStore, owner_of
-from sluice.http.apis.responses.tools import CHOICE_SCHEMA, TOOL_SCHEMA, tools_json, tools_of
+from sluice.http.apis.responses.tools import CHOICE_SCHEMA, TOOL_SCHEMA, tools_of
 from sluice.http.base.body import convert, fields_of, json_object, kind_of, known_fields, take_fields
 from sluice.http.base.errors import require
 from sluice.http.base.routes import Body
@@ -29,7 +29,6 @@ from sluice.http.call.generate_call import (
     new_request,
     sampling_params,
 )
-from sluice.http.call.generation import Generation
 from sluice.http.call.template_fields import TemplateFields, conversation_of
 from sluice.text.parsers.tools import ToolUse
 from sluice.types import MAX_LOGPROBS
@@ -202,37 +201,3 @@ def _conversation(fields: ResponseFields, tools: ToolUse, items: list[Item], num
         verbosity=fields.text.verbosity,
     )
     return conversation_of(messages, template, tools)
-
-
-def response_head(given: ResponseCall, generation: Generation) -> dict[str, Any]:
-    """Return a response that has just begun: what it repeats of the call, and nothing generated."""
-    call = given.call
-    fields, sampling = call.fields, call.sampling
-    return {
-        "id": f"resp_{generation.id}",
-        "object": "response",
-        "created_at": generation.created,
-        "completed_at": None,
-        "status": "in_progress",
-        "background": False,
-        "error": None,
-        "incomplete_details": None,
-        "instructions": fields.instructions,
-        "max_output_tokens": sampling.max_tokens,
-        "metadata": fields.metadata,
-        "model": generation.service.model,
-        "output": [],
-        "parallel_tool_calls": fields.parallel_tool_calls,
-        "previous_response_id": fields.previous_response_id,
-        "reasoning": {"effort": fields.reasoning.effort, "summary": fields.reasoning.summary},
-        "store": given.input is not None,
-        "temperature": sampling.temperature,
-        "text": {"format": fields.text.format or {"type": "text"}, "verbosity": fields.text.verbosity},
-        "tool_choice": fields.tool_choice,
-        "tools": [] if call.tools is None else tools_json(call.tools),
-        "top_logprobs": fields.top_logprobs,
-        "top_p": sampling.top_p,
-        "truncation": "disabled",
-        "usage": None,
-        "user": fields.user,
-    }
