@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from sluice.http.base import unsupported_fields
 from sluice.http.base.body import read_fields
 from sluice.http.base.errors import require
 from sluice.http.base.routes import Body
@@ -56,7 +55,7 @@ def parse_rerank(body: bytes) -> GenerateCall[RerankFields]:
     Raises:
         ApiError: 400, naming the field.
     """
-    fields = read_fields(body, RerankFields, unsupported_fields.RERANK)
+    fields = read_fields(body, RerankFields)
     require(fields.top_n >= 0, f"top_n must be at least 0, got {fields.top_n}", param="top_n")
     _check_texts("query", [fields.query])
     _check_texts("documents", texts := _texts(fields))
@@ -69,7 +68,7 @@ def parse_score(body: bytes) -> GenerateCall[ScoreFields]:
     Raises:
         ApiError: 400, naming the field.
     """
-    fields = read_fields(body, ScoreFields, unsupported_fields.SCORE)
+    fields = read_fields(body, ScoreFields)
     ones, others = _listed(fields.text_1), _listed(fields.text_2)
     _check_texts("text_1", ones)
     _check_texts("text_2", others)

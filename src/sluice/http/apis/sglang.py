@@ -8,7 +8,6 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from sluice.http.base import unsupported_fields
 from sluice.http.base.body import convert, fields_of, known_fields, read_fields, take_fields
 from sluice.http.base.errors import require
 from sluice.http.base.framing import SERVER_SENT
@@ -102,12 +101,12 @@ def parse_generate(body: bytes) -> GenerateCall[NativeFields]:
     Raises:
         ApiError: 400, naming the field.
     """
-    fields = read_fields(body, NativeFields, unsupported_fields.GENERATE)
+    fields = read_fields(body, NativeFields)
     _check_logprobs(fields)
     length = len(fields.rid or "")
     require(length <= MAX_RID, f"rid may have at most {MAX_RID} characters, got {length}", param="rid")
     known = fields_of(NativeSampling) | fields_of(NativeText) | fields_of(NativeConstraints)
-    given = known_fields(fields.sampling_params, known, unsupported_fields.GENERATE_SAMPLING, PLACE)
+    given = known_fields(fields.sampling_params, known, PLACE)
     text = convert(take_fields(given, NativeText), NativeText, PLACE)
     constraints = convert(take_fields(given, NativeConstraints), NativeConstraints, PLACE)
     logprobs = fields.top_logprobs_num if fields.return_logprob else None

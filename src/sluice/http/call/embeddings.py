@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 
-from sluice.http.base import unsupported_fields
 from sluice.http.base.body import read_fields
 from sluice.http.base.errors import bad_request
 from sluice.http.base.routes import Body
@@ -90,7 +89,7 @@ def parse_embedding(body: bytes) -> GenerateCall[EmbeddingFields]:
     Raises:
         ApiError: 400, naming the field.
     """
-    fields = read_fields(body, EmbeddingFields, unsupported_fields.EMBEDDING)
+    fields = read_fields(body, EmbeddingFields)
     return embed_call(fields, checked_prompts("input", fields.input, 1), {"prompt": "input"})
 
 

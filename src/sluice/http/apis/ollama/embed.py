@@ -10,7 +10,6 @@ import msgspec
 from sluice.http.apis.ollama.answers import nanoseconds
 from sluice.http.apis.ollama.fields import PLACE, OllamaOptions, OllamaSampling, read_options
 from sluice.http.apis.ollama.names import served_name
-from sluice.http.base import unsupported_fields
 from sluice.http.base.backend import Service
 from sluice.http.base.body import read_fields
 from sluice.http.base.errors import require
@@ -51,7 +50,7 @@ def parse_ollama_embed(service: Service, body: bytes) -> GenerateCall[OllamaEmbe
     Raises:
         ApiError: 400, naming the field; 404, another model.
     """
-    fields = read_fields(body, OllamaEmbedFields, unsupported_fields.OLLAMA_EMBED)
+    fields = read_fields(body, OllamaEmbedFields)
     texts = [fields.input] if isinstance(fields.input, str) else fields.input
     require(bool(texts) and all(texts), "input must be a text or a list of texts, none empty", param="input")
     message = f"input has {len(texts)} texts; at most {MAX_CHOICES} are accepted in one call"
@@ -65,7 +64,7 @@ def parse_ollama_embedding(service: Service, body: bytes) -> GenerateCall[Ollama
     Raises:
         ApiError: 400, naming the field; 404, another model.
     """
-    fields = read_fields(body, OllamaEmbeddingFields, unsupported_fields.OLLAMA_EMBEDDING)
+    fields = read_fields(body, OllamaEmbeddingFields)
     require(bool(fields.prompt), "prompt must be a non-empty text", param="prompt")
     return _call(service, fields, fields.options, [fields.prompt], "prompt")
 

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from sluice.http.apis.ollama.names import served_name, with_tag
-from sluice.http.base import unsupported_fields
 from sluice.http.base.backend import Service
 from sluice.http.base.body import read_fields
 from sluice.http.base.errors import bad_request
@@ -29,6 +28,8 @@ class ShowFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     name: str | None = None
     """The former name of `model`."""
+    options: dict[str, Any] | None = None
+    """Without effect."""
 
 
 SHOW_BODY = Body((ShowFields,))
@@ -122,7 +123,7 @@ def parse_show(body: bytes) -> str:
     Raises:
         ApiError: 400, naming the field.
     """
-    fields = read_fields(body, ShowFields, unsupported_fields.OLLAMA_SHOW)
+    fields = read_fields(body, ShowFields)
     name = fields.model or fields.name
     if not name:
         raise bad_request("model is required", param="model")

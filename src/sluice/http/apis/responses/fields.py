@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from sluice.http.apis.responses import unsupported
 from sluice.http.apis.responses.items import INPUT_SCHEMA, Item, chat_messages, items_of
 from sluice.http.apis.responses.store import ResponseStore, owner_of
 from sluice.http.apis.responses.tools import CHOICE_SCHEMA, TOOL_SCHEMA, tools_of
 from sluice.http.base.body import convert, fields_of, json_object, kind_of, known_fields, take_fields
 from sluice.http.base.errors import require
 from sluice.http.base.routes import Body
+from sluice.http.base.unsupported_fields import IN_PARTS
 from sluice.http.call.constraint_fields import flat_shape
 from sluice.http.call.generate_call import (
     Conversation,
@@ -122,8 +122,7 @@ def parse_response(store: ResponseStore, api_key: bytes, body: bytes) -> Respons
         ApiError: 400, naming the field; 404, there is no such previous response.
     """
     known = fields_of(ResponseFields) | fields_of(ResponseSampling)
-    table, instead = unsupported.RESPONSES, unsupported.RESPONSES_SEND_INSTEAD
-    content = known_fields(json_object(body), known, table, instead=instead)
+    content = known_fields(json_object(body), known)
     given = take_fields(content, ResponseSampling)
     fields, sampling = _fields(content), convert(given, ResponseSampling, accepted={"n": "1"})
     owner = owner_of(api_key, fields.cache_salt or "")
@@ -152,7 +151,7 @@ def _fields(content: dict[str, Any]) -> ResponseFields:
     """Return the fields that are none of sampling, each checked by its name."""
     text = content.get("text")
     if isinstance(text, dict):
-        content["text"] = known_fields(text, fields_of(TextConfig), {}, "text")
+        content["text"] = known_fields(text, fields_of(TextConfig), "text", IN_PARTS)
     fields = convert(content, ResponseFields)
     unknown = next((each for each in fields.include if each not in INCLUDED), None)
     message = f"include holds {unknown!r}; accepted: {', '.join(INCLUDED)}"
