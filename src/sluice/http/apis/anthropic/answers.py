@@ -11,10 +11,9 @@ from sluice.http.apis.anthropic.fields import MessagesFields
 from sluice.http.base.framing import Framing
 from sluice.http.base.progress import Progress
 from sluice.http.base.routes import EVENT_STREAM
-from sluice.http.call.blocks import Block, Change, Kind, Step
+from sluice.http.call.blocks import Block, BlockReader, Change, Kind, Step
 from sluice.http.call.generate_call import GenerateCall
 from sluice.http.call.generation import Generation, Usage
-from sluice.http.call.parsed_answer import ParsedAnswer
 from sluice.text.parsers.json_text import object_of
 from sluice.text.text_stream import Piece
 from sluice.types import FinishReason
@@ -125,7 +124,7 @@ class AnthropicAnswer:
     def __init__(self, call: GenerateCall[MessagesFields], generation: Generation) -> None:
         self._call = call
         self._generation = generation
-        self._parsed = ParsedAnswer(generation.parser())
+        self._reader = BlockReader(generation.parser())
 
     def opening(self, index: int) -> Iterator[MessageEvent]:
         yield MessageStart(self._message([], None, self._generation.usage()))
@@ -133,7 +132,7 @@ class AnthropicAnswer:
 
     def chunks(self, arrived: Sequence[tuple[int, Piece]]) -> Iterator[MessageEvent]:
         for _, piece in arrived:
-            yield from map(_event, self._parsed.push(piece))
+            yield from map(_event, self._reader.push(piece))
 
     def waiting(self, progress: Progress | None) -> Iterator[MessageEvent]:
         yield Ping()
@@ -143,9 +142,9 @@ class AnthropicAnswer:
         yield MessageStop()
 
     def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> MessageAnswer:
-        for _ in self._parsed.push_all(choices[0]):
+        for _ in self._reader.push_all(choices[0]):
             pass
-        content = [content_of(block) for block in self._parsed.blocks.all]
+        content = [content_of(block) for block in self._reader.blocks.all]
         return self._message(content, self._end(), usage)
 
     def _message(
@@ -167,12 +166,12 @@ class AnthropicAnswer:
         """Return why the answer ended, and the stop string that ended it."""
         (choice,) = self._generation.choices
         asked, given = self._call.sampling.max_tokens, choice.request.sampling.max_tokens
-        if self._parsed.finish_reason is FinishReason.LENGTH:
+        if self._reader.finish_reason is FinishReason.LENGTH:
             return ("max_tokens" if given == asked else "model_context_window_exceeded"), None
         if choice.text.stop_string is not None:
             return "stop_sequence", choice.text.stop_string
         # A call that went wrong is not to be made.
-        calls = [block for block in self._parsed.blocks.all if block.kind is Kind.CALL]
+        calls = [block for block in self._reader.blocks.all if block.kind is Kind.CALL]
         return ("tool_use" if calls and all(call.is_complete for call in calls) else "end_turn"), None
 
 

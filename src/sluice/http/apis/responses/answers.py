@@ -19,10 +19,9 @@ from sluice.http.base.framing import Framing
 from sluice.http.base.progress import Progress
 from sluice.http.base.routes import EVENT_STREAM
 from sluice.http.base.turns import Recorded
-from sluice.http.call.blocks import Block, Change, Kind, Step
+from sluice.http.call.blocks import Block, BlockReader, Change, Kind, Step
 from sluice.http.call.generation import Generation, Usage
 from sluice.http.call.logprobs import ChatToken, chat_logprobs
-from sluice.http.call.parsed_answer import ParsedAnswer
 from sluice.text.text_stream import Piece
 from sluice.types import FinishReason
 
@@ -39,7 +38,7 @@ class ResponseAnswer:
         self.framing = replace(FRAMING, failure=self._failure)
         self._given, self._generation, self._store = given, generation, store
         self._head = response_head(given, generation)
-        self._parsed = ParsedAnswer(generation.parser())
+        self._reader = BlockReader(generation.parser())
         self._items: list[OutputItem] = []
         """Those that are over."""
         self._has_logprobs = given.call.sampling.logprobs is not None
@@ -72,17 +71,17 @@ class ResponseAnswer:
         if self._has_logprobs:  # each token must be told from the next
             self._read_scored(choices[0])
         else:
-            for change in self._parsed.push_all(choices[0]):
+            for change in self._reader.push_all(choices[0]):
                 self._add_item(change, [])
         if not self._items:
-            for change in self._parsed.blocks.add_empty_text():
+            for change in self._reader.blocks.add_empty_text():
                 self._add_item(change, [])
         response = self._ended(usage)
         return response if self._given.input is None else Recorded(response, self._stored)
 
     def _matched(self, piece: Piece) -> Iterator[tuple[Change, list[Piece]]]:
         """Yield what a piece changes, each change with the scored tokens that a text grew by."""
-        changes = self._parsed.push(piece)
+        changes = self._reader.push(piece)
         return self._tokens.match(piece, changes) if self._has_logprobs else ((change, []) for change in changes)
 
     def _read_scored(self, pieces: Sequence[Piece]) -> None:
@@ -104,12 +103,12 @@ class ResponseAnswer:
     def _ending(self) -> Iterator[ResponseEvent]:
         """Yield the events of an empty text, if the answer has nothing else."""
         if not self._items:
-            for change in self._parsed.blocks.add_empty_text():
+            for change in self._reader.blocks.add_empty_text():
                 yield from self._changed(change, [])
 
     def _ended(self, usage: Usage) -> ResponseObject:
         """Return the whole response."""
-        is_cut = self._parsed.finish_reason is FinishReason.LENGTH
+        is_cut = self._reader.finish_reason is FinishReason.LENGTH
         return msgspec.structs.replace(
             self._head,
             status="incomplete" if is_cut else "completed",
@@ -120,7 +119,7 @@ class ResponseAnswer:
                 input_tokens=usage.prompt_tokens,
                 input_tokens_details=types.InputTokensDetails(usage.cached.total),
                 output_tokens=usage.completion_tokens,
-                output_tokens_details=types.OutputTokensDetails(self._parsed.reasoning_tokens),
+                output_tokens_details=types.OutputTokensDetails(self._reader.reasoning_tokens),
                 total_tokens=usage.prompt_tokens + usage.completion_tokens,
             ),
         )
