@@ -42,7 +42,7 @@ class AssistantMessage(msgspec.Struct, kw_only=True):
 
 class FunctionDelta(msgspec.Struct, kw_only=True):
     name: str | UnsetType = UNSET
-    arguments: str = ""
+    arguments: str
     """More of the JSON text."""
 
 
@@ -139,9 +139,11 @@ def delta_of(events: Sequence[Event]) -> Delta:
             case ReasoningDelta(text):
                 delta.reasoning = delta.reasoning_content = (delta.reasoning or "") + text
             case CallBegun(index, id, name):
-                calls[index] = ToolCallDelta(index=index, id=id, type="function", function=FunctionDelta(name=name))
+                calls[index] = ToolCallDelta(
+                    index=index, id=id, type="function", function=FunctionDelta(name=name, arguments="")
+                )
             case ArgumentsDelta(index, text):
-                call = calls.setdefault(index, ToolCallDelta(index=index, function=FunctionDelta()))
+                call = calls.setdefault(index, ToolCallDelta(index=index, function=FunctionDelta(arguments="")))
                 call.function.arguments += text
     delta.tool_calls = [*calls.values()] or UNSET
     return delta
