@@ -21,7 +21,7 @@ from sluice.http.app import create_app
 from sluice.http.base.backend import Backend, Service
 from sluice.http.base.calls import Call
 from sluice.http.base.heartbeats import SILENT_SECONDS, Heartbeats
-from sluice.http.base.progress import PromptQueries, together
+from sluice.http.base.progress import Progress, PromptQueries, together
 from sluice.process.client import EngineClient
 from sluice.process.engine_state import EngineState
 from sluice.process.wire import Outputs
@@ -379,9 +379,9 @@ def test_progress_that_is_not_known_is_refused(path: str) -> None:
 def test_progress_of_several_prompts_is_that_of_all_of_them() -> None:
     """Samples share a prompt; prompts whose answer has begun are read; one that was not begun may take any time."""
     known = [PromptProgress(1, 10, 40, 2.0), PromptProgress(3, 20, 50, 5.0)]
-    assert together([(1, 40, False), (3, 50, False)], known) == (30, 90, 5.0)
-    assert together([(1, 40, False), (2, 60, True)], known) == (70, 100, 2.0)
-    assert together([(1, 40, False), (2, 60, False)], known) == (10, 100, None)
+    assert together([(1, 40, False), (3, 50, False)], known) == Progress(30, 90, 5.0)
+    assert together([(1, 40, False), (2, 60, True)], known) == Progress(70, 100, 2.0)
+    assert together([(1, 40, False), (2, 60, False)], known) == Progress(10, 100, None)
 
 
 def test_progress_does_not_wait_for_an_engine_that_does_not_answer() -> None:

@@ -148,7 +148,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "top-p": 0.5}, "top-p", "did you mean top_p?"),
     ({"prompt": "a", "guided_jsons": {}}, "guided_jsons", "did you mean guided_json?"),
     ({"prompt": "a", "max_new_tokens": 5}, "max_new_tokens", "send max_tokens"),
-    ({"prompt": "a", "enable_thinking": False}, "enable_thinking", "send chat_template_kwargs"),
+    ({"prompt": "a", "enable_thinking": False}, "enable_thinking", "leave it out, or send null"),
     ({"prompt": "a", "typical_p": 0.9}, "typical_p", "send null or 1"),
     ({"prompt": "a", "cache_prompt": 1}, "cache_prompt", "must be true or false, got the number 1"),
     ({"prompt": "a", "id_slot": True}, "id_slot", "must be an integer, got true"),

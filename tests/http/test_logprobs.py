@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -14,6 +15,8 @@ from tokenizers import decoders, models
 from serving import expected_text, run, serving
 from shadow_engine import VOCAB
 from sluice.http.call.logprobs import (
+    PromptToken,
+    TopLogprob,
     chat_logprobs,
     completion_logprobs,
     finite,
@@ -207,7 +210,7 @@ def test_parts_of_characters_special_and_unknown_tokens_have_names() -> None:
         Piece(None, "", None),
     ]
     completion = completion_logprobs(tokenizer, scored_pieces(pieces), offsets_of(pieces))
-    assert completion == {
+    assert msgspec.to_builtins(completion) == {
         "tokens": ["bytes:\\xc3", "bytes:\\xa9", "<eos>"],
         "token_logprobs": [-1.5, -1.5, -1.5],
         "top_logprobs": [
@@ -219,17 +222,14 @@ def test_parts_of_characters_special_and_unknown_tokens_have_names() -> None:
     }
     chat = chat_logprobs(tokenizer, pieces)
     assert chat is not None
-    assert [(e["token"], e["bytes"]) for e in chat["content"]] == [
+    assert [(each.token, each.bytes) for each in chat.content] == [
         ("�", [0xC3]),
         ("�", [0xA9]),
         ("<eos>", list(b"<eos>")),
     ]
-    assert chat["content"][1]["top_logprobs"][1] == {"token": "token_id:4", "logprob": -3.0, "bytes": None}
+    assert chat.content[1].top_logprobs[1] == TopLogprob("token_id:4", -3.0, None)
     (entry,) = prompt_logprobs(tokenizer, [scored(2, (3, -0.5))])
-    assert entry == {
-        "2": {"logprob": -1.5, "rank": None, "decoded_token": "a"},
-        "3": {"logprob": -0.5, "rank": 1, "decoded_token": "<eos>"},
-    }
+    assert entry == {"2": PromptToken(-1.5, None, "a"), "3": PromptToken(-0.5, 1, "<eos>")}
 
 
 def test_minus_infinity_becomes_openais_number() -> None:

@@ -219,7 +219,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": HI, "stream": "no"}, "stream"),
     (GENERATE, {"prompt": "hi", "images": ["aa"]}, "images is not supported"),
     (GENERATE, {"prompt": "hi", "template": "{{ .Prompt }}"}, "template is not supported"),
-    (GENERATE, {"prompt": "hi", "context": [1, 2]}, "send the conversation so far to /api/chat"),
+    (GENERATE, {"prompt": "hi", "context": [1, 2]}, "context is not supported"),
     (GENERATE, {"prompt": "hi", "suffix": "ho"}, "suffix is not supported"),
     (GENERATE, {"prompt": "hi", "messages": HI}, "messages is not supported"),
     (GENERATE, {"prompt": "hi", "top_logprobs": 3}, "top_logprobs is only allowed with logprobs"),

@@ -6,10 +6,12 @@ import asyncio
 import os
 from typing import Any
 
+import msgspec
+
 from serving import MEMORY, MODEL, Server, run, serving
 from shadow_engine import NUM_PAGES, PAGE_SIZE
 from sluice.config import ENGINE_GROUPS, GROUPS, options_of
-from sluice.http.observe.info import occupancy_as_json
+from sluice.http.observe.info import occupancy_fields
 from sluice.types import Occupancy, Tier, TierUse
 
 
@@ -76,9 +78,9 @@ def test_how_an_idle_engine_stands() -> None:
 def test_tiers_are_listed_by_name() -> None:
     """From a list of numbers no reader knows which is which."""
     disk = TierUse(Tier.DISK, 10, 7, stored=8, lost=1)
-    fields = occupancy_as_json(Occupancy(1, 2, 3, 4, 9, loading=5, tiers=(disk,)))
+    fields = occupancy_fields(Occupancy(1, 2, 3, 4, 9, loading=5, tiers=(disk,)))
     assert (fields["running"], fields["loading"]) == (1, 5)
-    assert fields["tiers"] == [
+    assert msgspec.to_builtins(fields["tiers"]) == [
         {
             "tier": "disk",
             "total": 10,

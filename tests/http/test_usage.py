@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from serving import expected_text, run, serving
 from sluice.http.call.generation import Usage
+from sluice.http.call.usage import usage_json
 from sluice.types import CachedTokens, Drafted
 
 
+def spelled(usage: Usage) -> dict[str, Any]:
+    """The JSON value that an answer holds."""
+    content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(usage_json(usage)))
+    return content
+
+
 def test_tokens_that_were_loaded_are_counted_by_tier() -> None:
-    usage = Usage(20, CachedTokens(16, host=8, disk=4), 3).as_json()
+    usage = spelled(Usage(20, CachedTokens(16, host=8, disk=4), 3))
     assert usage["prompt_tokens_details"] == {
         "cached_tokens": 16,
         "cached_tokens_details": {"device": 4, "host": 8, "disk": 4},
@@ -17,17 +28,17 @@ def test_tokens_that_were_loaded_are_counted_by_tier() -> None:
 
 def test_without_tiers_usage_is_openais() -> None:
     """Clients that check what they get against OpenAI's schema."""
-    assert Usage(20, CachedTokens(16), 3).as_json()["prompt_tokens_details"] == {"cached_tokens": 16}
+    assert spelled(Usage(20, CachedTokens(16), 3))["prompt_tokens_details"] == {"cached_tokens": 16}
 
 
 def test_guessed_tokens_are_counted_as_openai_does() -> None:
-    usage = Usage(20, CachedTokens(), 9, drafted=Drafted(tokens=8, accepted=5)).as_json()
+    usage = spelled(Usage(20, CachedTokens(), 9, drafted=Drafted(tokens=8, accepted=5)))
     assert usage["completion_tokens_details"] == {
         "reasoning_tokens": 0,
         "accepted_prediction_tokens": 5,
         "rejected_prediction_tokens": 3,
     }
-    assert "completion_tokens_details" not in Usage(20, CachedTokens(), 9).as_json()
+    assert "completion_tokens_details" not in spelled(Usage(20, CachedTokens(), 9))
 
 
 def test_the_guesses_of_a_server_are_seen() -> None:

@@ -19,11 +19,13 @@ from sluice.http.apis.scoring import (
     RERANK_PATHS,
     SCORE_BODY,
     RerankAnswer,
+    Reranked,
     ScoreAnswer,
+    Scored,
     parse_rerank,
     parse_score,
 )
-from sluice.http.apis.sglang import GENERATE_BODY, NativeAnswer, parse_generate
+from sluice.http.apis.sglang import GENERATE_BODY, Generated, NativeAnswer, parse_generate
 from sluice.http.base.auth import KeyRequired
 from sluice.http.base.backend import Backend
 from sluice.http.base.body import BodyLimits, BodyReader
@@ -35,24 +37,17 @@ from sluice.http.base.origins import Origins
 from sluice.http.base.routes import Routes
 from sluice.http.base.tokenizer_threads import TokenizerThreads
 from sluice.http.base.turns import BegunInTurns, Turns
-from sluice.http.call.answer_types import (
+from sluice.http.call.embeddings import EMBEDDING_BODY, EmbeddingAnswer, Embeddings, parse_embedding
+from sluice.http.call.generating import CallHandler, while_client_is_there
+from sluice.http.call.openai import CHAT_BODY, COMPLETION_BODY, parse_chat, parse_completion
+from sluice.http.call.openai_answers import (
+    ChatAnswer,
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
-    CompletionChunk,
-    Embeddings,
-    GenerateAnswer,
-    Generated,
-    Reranked,
-    Scored,
-)
-from sluice.http.call.answers import (
-    ChatAnswer,
     CompletionAnswer,
+    CompletionChunk,
 )
-from sluice.http.call.embeddings import EMBEDDING_BODY, EmbeddingAnswer, parse_embedding
-from sluice.http.call.generating import CallHandler, while_client_is_there
-from sluice.http.call.openai import CHAT_BODY, COMPLETION_BODY, parse_chat, parse_completion
 from sluice.http.call.tokenize import (
     DETOKENIZE_BODY,
     TOKENIZE_BODY,
@@ -212,7 +207,7 @@ def _add_generation(
         "/generate",
         summary="Continue prompts (SGLang)",
         body=GENERATE_BODY,
-        answer=GenerateAnswer,
+        answer=Generated | list[Generated],
         events=Generated,
     )
     async def native_generate(request: Request) -> Response:

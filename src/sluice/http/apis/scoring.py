@@ -6,17 +6,19 @@ Jina's and Cohere's clients send `/v1/rerank` and `/v2/rerank`, with the same fi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from sluice.http.base import unsupported_fields
 from sluice.http.base.body import read_fields
 from sluice.http.base.errors import require
 from sluice.http.base.routes import Body
+from sluice.http.call import generation as counts
 from sluice.http.call.embeddings import EmbedFields, embed_call
 from sluice.http.call.generate_call import MAX_CHOICES, GenerateCall, Text, documented
-from sluice.http.call.generation import Generation, Usage
+from sluice.http.call.generation import Generation
+from sluice.http.call.usage import Usage, usage_json
 from sluice.text.vectors import cosine, unit_vector
 
 
@@ -53,7 +55,7 @@ def parse_rerank(body: bytes) -> GenerateCall[RerankFields]:
     Raises:
         ApiError: 400, naming the field.
     """
-    fields = read_fields(body, RerankFields, unsupported_fields.RERANK)
+    fields = read_fields(body, RerankFields)
     require(fields.top_n >= 0, f"top_n must be at least 0, got {fields.top_n}", param="top_n")
     _check_texts("query", [fields.query])
     _check_texts("documents", texts := _texts(fields))
@@ -66,7 +68,7 @@ def parse_score(body: bytes) -> GenerateCall[ScoreFields]:
     Raises:
         ApiError: 400, naming the field.
     """
-    fields = read_fields(body, ScoreFields, unsupported_fields.SCORE)
+    fields = read_fields(body, ScoreFields)
     ones, others = _listed(fields.text_1), _listed(fields.text_2)
     _check_texts("text_1", ones)
     _check_texts("text_2", others)
@@ -90,44 +92,79 @@ def _check_texts(name: str, texts: Sequence[str]) -> None:
     require(len(texts) < MAX_CHOICES, message, param=name)
 
 
+class Ranked(msgspec.Struct, kw_only=True):
+    index: int
+    """Of the document in the request."""
+    document: Document | UnsetType = UNSET
+    """Unless `return_documents` is false."""
+    relevance_score: float
+
+
+class Reranked(msgspec.Struct, kw_only=True):
+    """The answer to `POST /rerank`."""
+
+    id: str
+    model: str
+    results: list[Ranked]
+    """Best first."""
+    usage: Usage
+
+
+class Score(msgspec.Struct, kw_only=True):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Scored(msgspec.Struct, kw_only=True):
+    """The answer to `POST /score`."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: Usage
+
+
 class RerankAnswer:
     """The answer to `POST /rerank`: the documents, the one most like the query first."""
 
     def __init__(self, call: GenerateCall[RerankFields], generation: Generation) -> None:
-        self._head = {"id": f"rerank-{generation.id}", "model": generation.service.model}
+        self._head: dict[str, Any] = {"id": f"rerank-{generation.id}", "model": generation.service.model}
         self._texts = _texts(call.fields)
         self._most = call.fields.top_n or len(self._texts)
         self._returns_documents = call.fields.return_documents
 
-    def whole(self, embeddings: Sequence[bytes], usage: Usage) -> dict[str, Any]:
+    def whole(self, embeddings: Sequence[bytes], usage: counts.Usage) -> Reranked:
         query, *documents = map(unit_vector, embeddings)
         scores = [cosine(query, document) for document in documents]
         best = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._most]
-        return self._head | {
-            "results": [self._result(index, scores[index]) for index in best],
-            "usage": usage.as_json(),
-        }
+        results = [self._result(index, scores[index]) for index in best]
+        return Reranked(results=results, usage=usage_json(usage), **self._head)
 
-    def _result(self, index: int, score: float) -> dict[str, Any]:
-        document = {"document": {"text": self._texts[index]}} if self._returns_documents else {}
-        return {"index": index, **document, "relevance_score": score}
+    def _result(self, index: int, score: float) -> Ranked:
+        document = Document(self._texts[index]) if self._returns_documents else UNSET
+        return Ranked(index=index, document=document, relevance_score=score)
 
 
 class ScoreAnswer:
     """The answer to `POST /score`: a score for each pair of texts."""
 
     def __init__(self, call: GenerateCall[ScoreFields], generation: Generation) -> None:
-        self._head = {
-            "id": f"score-{generation.id}",
-            "object": "list",
-            "created": generation.created,
-            "model": generation.service.model,
-        }
+        self._generation = generation
         self._num_ones = len(_listed(call.fields.text_1))
 
-    def whole(self, embeddings: Sequence[bytes], usage: Usage) -> dict[str, Any]:
+    def whole(self, embeddings: Sequence[bytes], usage: counts.Usage) -> Scored:
         vectors = [unit_vector(each) for each in embeddings]
         ones, others = vectors[: self._num_ones], vectors[self._num_ones :]
         pairs = zip(ones * (len(others) // len(ones)), others, strict=True)
-        data = [{"index": index, "object": "score", "score": cosine(*pair)} for index, pair in enumerate(pairs)]
-        return self._head | {"data": data, "usage": usage.as_json()}
+        generation = self._generation
+        return Scored(
+            id=f"score-{generation.id}",
+            object="list",
+            created=generation.created,
+            model=generation.service.model,
+            data=[Score(index=index, object="score", score=cosine(*pair)) for index, pair in enumerate(pairs)],
+            usage=usage_json(usage),
+        )

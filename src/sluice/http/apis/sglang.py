@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from sluice.http.base import unsupported_fields
 from sluice.http.base.body import convert, fields_of, known_fields, read_fields, take_fields
 from sluice.http.base.errors import require
 from sluice.http.base.framing import SERVER_SENT
 from sluice.http.base.progress import Progress
 from sluice.http.base.routes import Body
 from sluice.http.base.turns import JsonList, json_list, json_of
-from sluice.http.call.answers import text_of
+from sluice.http.call.answers import end_of, text_of
 from sluice.http.call.constraint_fields import NativeConstraints, native_shape
 from sluice.http.call.generate_call import (
     ID_SCHEMA,
@@ -32,8 +32,10 @@ from sluice.http.call.generate_call import (
     some,
     terms_of,
 )
-from sluice.http.call.generation import Generation, Usage, by_tier
+from sluice.http.call.generation import Generation, Usage
 from sluice.http.call.logprobs import finite
+from sluice.http.call.openai_answers import EndReason
+from sluice.http.call.usage import CachedTokensDetails, cached_details
 from sluice.text.text_stream import Piece, TextOptions
 from sluice.types import FinishReason, TokenLogprobs
 
@@ -99,12 +101,12 @@ def parse_generate(body: bytes) -> GenerateCall[NativeFields]:
     Raises:
         ApiError: 400, naming the field.
     """
-    fields = read_fields(body, NativeFields, unsupported_fields.GENERATE)
+    fields = read_fields(body, NativeFields)
     _check_logprobs(fields)
     length = len(fields.rid or "")
     require(length <= MAX_RID, f"rid may have at most {MAX_RID} characters, got {length}", param="rid")
     known = fields_of(NativeSampling) | fields_of(NativeText) | fields_of(NativeConstraints)
-    given = known_fields(fields.sampling_params, known, unsupported_fields.GENERATE_SAMPLING, PLACE)
+    given = known_fields(fields.sampling_params, known, PLACE)
     text = convert(take_fields(given, NativeText), NativeText, PLACE)
     constraints = convert(take_fields(given, NativeConstraints), NativeConstraints, PLACE)
     logprobs = fields.top_logprobs_num if fields.return_logprob else None
@@ -144,6 +146,49 @@ def _prompts(fields: NativeFields, samples: int) -> tuple[str | list[int], ...]:
     return prompts
 
 
+class NativeFinishReason(msgspec.Struct):
+    type: EndReason
+    length: int | UnsetType = UNSET
+
+
+NativeToken = Annotated[
+    list[Any],
+    documented(
+        prefixItems=[{"type": ["number", "null"]}, {"type": "integer"}, {"type": ["string", "null"]}],
+        minItems=3,
+        maxItems=3,
+    ),
+]
+"""A log-probability, the token's id, and its text if `return_text_in_logprobs` asks for it."""
+NativeTokens = list[NativeToken] | UnsetType
+NativeTops = list[list[NativeToken] | None] | UnsetType
+
+
+class MetaInfo(msgspec.Struct, kw_only=True):
+    id: str
+    finish_reason: NativeFinishReason | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    e2e_latency: float
+    """Seconds since the request came."""
+    cached_tokens_details: CachedTokensDetails | UnsetType = UNSET
+    input_token_logprobs: NativeTokens = UNSET
+    input_top_logprobs: NativeTops = UNSET
+    output_token_logprobs: NativeTokens = UNSET
+    output_top_logprobs: NativeTops = UNSET
+
+
+class Generated(msgspec.Struct, kw_only=True):
+    """The output of a choice, in a stream so far."""
+
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+    index: int | UnsetType = UNSET
+    """Only in streams of several choices."""
+
+
 class NativeAnswer:
     """The answer to `POST /generate`.
 
@@ -164,10 +209,10 @@ class NativeAnswer:
         is_single = isinstance(call.fields.text, str) or (ids is not None and type(ids[0]) is int)
         self._is_list = not is_single or call.sampling.n > 1
 
-    def opening(self, index: int) -> list[dict[str, Any]]:
+    def opening(self, index: int) -> list[Generated]:
         return []
 
-    def chunks(self, arrived: Sequence[tuple[int, Piece]]) -> Iterator[dict[str, Any]]:
+    def chunks(self, arrived: Sequence[tuple[int, Piece]]) -> Iterator[Generated]:
         by_choice: dict[int, list[Piece]] = {}
         for index, piece in arrived:
             by_choice.setdefault(index, []).append(piece)
@@ -177,12 +222,13 @@ class NativeAnswer:
             self._add(output, pieces)
             if output.is_due():
                 chunk = self._choice(index, output.written(), has_prompt=is_first)
-                yield chunk | {"index": index} if self._is_list else chunk
+                chunk.index = index if self._is_list else UNSET
+                yield chunk
 
-    def waiting(self, progress: Progress | None) -> list[dict[str, Any]]:
+    def waiting(self, progress: Progress | None) -> list[Generated]:
         return []
 
-    def closing(self, usage: Usage) -> list[dict[str, Any]]:
+    def closing(self, usage: Usage) -> list[Generated]:
         return []
 
     def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> Any:
@@ -190,12 +236,12 @@ class NativeAnswer:
             return self._whole_choice(0, choices[0])
         return JsonList(self._whole_choice(index, pieces) for index, pieces in enumerate(choices))
 
-    def _whole_choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def _whole_choice(self, index: int, pieces: Sequence[Piece]) -> Generated:
         ids = [piece.token_id for piece in pieces if piece.token_id is not None]
         items = [piece.logprobs for piece in pieces if piece.logprobs is not None]
         token_logprobs = json_list((self._token(item.token_id, item) for item in items), len(items))
         top_logprobs = json_list((self._top(item) for item in items), len(items))
-        written = _Written(text_of(pieces), ids, len(ids), token_logprobs, top_logprobs, pieces[-1].finish_reason)
+        written = _Written(text_of(pieces), ids, len(ids), token_logprobs, top_logprobs, end_of(pieces))
         return self._choice(index, written, has_prompt=True)
 
     def _add(self, output: _Output, pieces: Sequence[Piece]) -> None:
@@ -209,34 +255,33 @@ class NativeAnswer:
                 output.top_logprobs.add(self._top(piece.logprobs))
             output.finish_reason = piece.finish_reason
 
-    def _choice(self, index: int, output: _Written, *, has_prompt: bool) -> dict[str, Any]:
+    def _choice(self, index: int, output: _Written, *, has_prompt: bool) -> Generated:
         choice = self._generation.choices[index]
-        meta: dict[str, Any] = {
-            "id": f"{self._id}_{index}" if self._is_list else self._id,
-            "finish_reason": _finish_reason(output.finish_reason, output.num_tokens),
-            "prompt_tokens": len(choice.prompt),
-            "completion_tokens": output.num_tokens,
-            "cached_tokens": choice.cached.total,
-            "e2e_latency": self._generation.service.client.now() - self._generation.came_at,
-        }
-        meta |= by_tier(choice.cached)
+        meta = MetaInfo(
+            id=f"{self._id}_{index}" if self._is_list else self._id,
+            finish_reason=_finish_reason(output.finish_reason, output.num_tokens),
+            prompt_tokens=len(choice.prompt),
+            completion_tokens=output.num_tokens,
+            cached_tokens=choice.cached.total,
+            cached_tokens_details=cached_details(choice.cached),
+            e2e_latency=self._generation.service.client.now() - self._generation.came_at,
+        )
         if self._fields.return_logprob:
             if has_prompt:
-                meta |= self._of_prompt(index)
-            meta["output_token_logprobs"] = output.token_logprobs
+                self._add_prompt(meta, index)
+            meta.output_token_logprobs = output.token_logprobs
             if self._fields.top_logprobs_num:
-                meta["output_top_logprobs"] = output.top_logprobs
-        return {"text": output.text, "output_ids": output.ids, "meta_info": meta}
+                meta.output_top_logprobs = output.top_logprobs
+        return Generated(text=output.text, output_ids=output.ids, meta_info=meta)
 
-    def _of_prompt(self, index: int) -> dict[str, Any]:
-        """Return the log-probabilities of a choice's prompt."""
+    def _add_prompt(self, meta: MetaInfo, index: int) -> None:
+        """Add the log-probabilities of a choice's prompt."""
         of_prompt, start = self._generation.prompt_logprobs(index), self._fields.logprob_start_len
         prompt = self._generation.choices[index].prompt
         items = [] if of_prompt is None else [*zip(prompt, of_prompt, strict=True)][start:]
-        found = {"input_token_logprobs": json_list((self._token(*item) for item in items), len(items))}
+        meta.input_token_logprobs = json_list((self._token(*item) for item in items), len(items))
         if self._fields.top_logprobs_num:
-            found["input_top_logprobs"] = json_list((self._top(item) for _, item in items), len(items))
-        return found
+            meta.input_top_logprobs = json_list((self._top(item) for _, item in items), len(items))
 
     def _token(self, token: int, item: TokenLogprobs | None) -> list[Any]:
         return [None if item is None else finite(item.logprob), token, self._spelled(token)]
@@ -253,13 +298,13 @@ class NativeAnswer:
 
 
 class _Written(NamedTuple):
-    """The output of a choice as JSON values; those of a stream are encoded already."""
+    """The output of a choice; in a stream `msgspec.Raw`, which is encoded already, stands in place of the values."""
 
-    text: str | msgspec.Raw
-    ids: list[int] | msgspec.Raw
+    text: str
+    ids: list[int]
     num_tokens: int
-    token_logprobs: list[Any] | JsonList | msgspec.Raw
-    top_logprobs: list[Any] | JsonList | msgspec.Raw
+    token_logprobs: list[NativeToken]
+    top_logprobs: list[list[NativeToken] | None]
     finish_reason: FinishReason | None
 
 
@@ -276,7 +321,7 @@ class _Array:
         self.content += json_of(item)
         self.count += 1
 
-    def raw(self) -> msgspec.Raw:
+    def raw(self) -> Any:
         return msgspec.Raw(b"[" + self.content + b"]")
 
 
@@ -292,7 +337,7 @@ class _Output:
 
     def written(self) -> _Written:
         token_logprobs, top_logprobs = self.token_logprobs.raw(), self.top_logprobs.raw()
-        text = msgspec.Raw(b'"' + self.text + b'"')
+        text: Any = msgspec.Raw(b'"' + self.text + b'"')
         return _Written(text, self.ids.raw(), self.ids.count, token_logprobs, top_logprobs, self.finish_reason)
 
     def is_due(self) -> bool:
@@ -305,7 +350,7 @@ class _Output:
         return True
 
 
-def _finish_reason(reason: FinishReason | None, num_tokens: int) -> dict[str, Any] | None:
+def _finish_reason(reason: FinishReason | None, num_tokens: int) -> NativeFinishReason | None:
     if reason is None:
         return None
-    return {"type": reason.value} | ({"length": num_tokens} if reason is FinishReason.LENGTH else {})
+    return NativeFinishReason(reason, num_tokens if reason is FinishReason.LENGTH else UNSET)

@@ -21,7 +21,7 @@ from sluice.http.base.calls import CALL, Call
 from sluice.http.base.errors import ApiError, bad_request
 from sluice.http.base.json_bounds import check_contents
 from sluice.http.base.unknown_fields import check_strict, ignore_unknown
-from sluice.http.base.unsupported_fields import KINDS, SEND_INSTEAD, Accepted
+from sluice.http.base.unsupported_fields import KINDS, UNSUPPORTED, Accepted, instead_of
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -144,16 +144,13 @@ async def parsed(parse: Callable[[bytes], T], body: bytes, parsers: Executor, ma
     return await asyncio.get_running_loop().run_in_executor(parsers, context.run, parse, body)
 
 
-def read_fields(body: bytes, kind: type[S], unsupported: Mapping[str, Accepted]) -> S:
+def read_fields(body: bytes, kind: type[S]) -> S:
     """Return a JSON body as a struct.
-
-    Args:
-        unsupported: fields beside those of the struct, with the values that are accepted.
 
     Raises:
         ApiError: 400, naming the field.
     """
-    return convert(known_fields(json_object(body), fields_of(kind), unsupported), kind)
+    return convert(known_fields(json_object(body), fields_of(kind)), kind)
 
 
 def json_object(body: bytes) -> dict[str, Any]:
@@ -180,17 +177,14 @@ def fields_of(kind: type[msgspec.Struct]) -> frozenset[str]:
 def known_fields(
     content: Mapping[str, Any],
     known: frozenset[str],
-    unsupported: Mapping[str, Accepted],
     place: str = "",
-    *,
-    instead: Mapping[str, str] = SEND_INSTEAD,
+    unsupported: Mapping[str, Accepted] = UNSUPPORTED,
 ) -> dict[str, Any]:
     """Return the known fields that are not null. Unknown ones are noted as ignored (`unknown_fields`).
 
     Args:
-        unsupported: fields beside these, with the values that are accepted.
         place: where the fields stand in the body, as a path.
-        instead: fields by which this API says the same as by some of these.
+        unsupported: fields beside these, with the values that are accepted.
 
     Raises:
         ApiError: 400, a field whose value is not accepted, or that misspells a known one.
@@ -203,7 +197,8 @@ def known_fields(
         if name in known:
             kept[name] = value
         elif name in unsupported:
-            _check_unsupported(f"{place}.{name}" if place else name, value, unsupported[name], instead.get(name))
+            param = f"{place}.{name}" if place else name
+            _check_unsupported(param, value, unsupported[name], instead_of(name, known))
         else:
             unknown.append(name)
     if unknown:

@@ -6,12 +6,12 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from sluice.types.request_limits import NO_TIER
@@ -70,10 +70,9 @@ class AnthropicErrorDetails(msgspec.Struct):
     message: str
 
 
-class AnthropicError(msgspec.Struct):
+class AnthropicError(msgspec.Struct, tag_field="type", tag="error"):
     """The same in the shape of Anthropic's API."""
 
-    type: Literal["error"]
     error: AnthropicErrorDetails
 
 
@@ -102,32 +101,34 @@ class ApiError(Exception):
         self.code = code
         self.retry_after = retry_after
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> Error:
         """Return the error in the shape of OpenAI's API."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        return Error(ErrorDetails(self.message, kind, self.param, self.code))
 
-    def ollama_body(self) -> dict[str, Any]:
+    def ollama_body(self) -> OllamaError:
         """Return the error in the shape of Ollama's API."""
-        return {"error": self.message}
+        return OllamaError(self.message)
 
     @property
     def anthropic_status(self) -> int:
         return OVERLOADED if self.status == 503 and self.code in OVERLOAD_CODES else self.status
 
-    def anthropic_body(self) -> dict[str, Any]:
+    def anthropic_body(self) -> AnthropicError:
         """Return the error in the shape of Anthropic's API."""
         status = self.anthropic_status
         kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": self.message}}
+        return AnthropicError(AnthropicErrorDetails(kind, self.message))
 
-    def response(self, path: str) -> JSONResponse:
+    def response(self, path: str) -> Response:
         """Return the answer to a request of a path."""
         headers = None if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        status = self.status
         if ANTHROPIC_PATHS.fullmatch(path):
-            return JSONResponse(self.anthropic_body(), status_code=self.anthropic_status, headers=headers)
-        body = self.ollama_body() if path.startswith(OLLAMA_PREFIX) else self.body()
-        return JSONResponse(body, status_code=self.status, headers=headers)
+            body, status = msgspec.json.encode(self.anthropic_body()), self.anthropic_status
+        else:
+            body = msgspec.json.encode(self.ollama_body() if path.startswith(OLLAMA_PREFIX) else self.body())
+        return Response(body, status, headers, "application/json")
 
 
 def _clipped(text: str, length: int) -> str:

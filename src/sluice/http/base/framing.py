@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 from sluice.http.base.errors import ApiError
 from sluice.http.base.routes import EVENT_STREAM, NDJSON
@@ -28,21 +29,22 @@ class Framing:
     after: bytes
     done: bytes
     """What follows the last event."""
-    failure: Callable[[ApiError], Iterable[dict[str, Any]]]
+    failure: Callable[[ApiError], Iterable[msgspec.Struct]]
     """Returns the last events of a stream that failed."""
     comment: bytes = COMMENT
     """What says that the answer goes on, and is no event; empty: such answers have an event for it."""
     names_events: bool = False
-    """An event's `type` stands before its data, too."""
+    """The tag of an event stands before its data, too."""
 
-    def heartbeat(self, contents: Iterable[dict[str, Any]]) -> Heartbeat:
+    def heartbeat(self, contents: Iterable[msgspec.Struct]) -> Heartbeat:
         """Return what says that the answer goes on: events, or a comment if there are none."""
         return Heartbeat(b"".join(self.frames(contents)) or self.comment)
 
-    def frames(self, contents: Iterable[dict[str, Any]]) -> Iterator[bytes]:
+    def frames(self, contents: Iterable[msgspec.Struct]) -> Iterator[bytes]:
         """Yield events, long ones in fragments."""
         for content in contents:
-            whole, before = at_once(content), self._before(content)
+            whole = at_once(content)
+            before = self._name(content) + self.before if self.names_events else self.before
             if whole is not None:
                 yield before + whole + self.after
             else:
@@ -50,8 +52,8 @@ class Framing:
                 yield from fragments(content)
                 yield self.after
 
-    def _before(self, content: dict[str, Any]) -> bytes:
-        return f"event: {content['type']}\n".encode() + self.before if self.names_events else self.before
+    def _name(self, content: msgspec.Struct) -> bytes:
+        return f"event: {content.__struct_config__.tag}\n".encode()
 
 
 SERVER_SENT = Framing(EVENT_STREAM, b"data: ", b"\n\n", b"data: [DONE]\n\n", lambda error: [error.body()])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+
+import msgspec
 
 from sluice.engine.messages import Stats
 from sluice.engine.prompt_meter import PromptProgress
@@ -14,18 +15,14 @@ WAIT_SECONDS = 0.5
 """After which an engine in a long step is not waited for: its last answer counts."""
 
 
-class Progress(NamedTuple):
-    """How far the prompts of one call are read together."""
+class Progress(msgspec.Struct, frozen=True):
+    """How far the prompts of a call are read, with `stream_options.include_progress`."""
 
-    read: int
-    """Tokens that are computed, or were cached."""
-    total: int
+    prompt_tokens_read: int
+    """Computed, or found in the cache."""
+    prompt_tokens: int
     seconds_left: float | None
-    """Until all of them are read, as expected; None while that is not known, as before the first one was begun."""
-
-    def as_json(self) -> dict[str, Any]:
-        seconds = None if self.seconds_left is None else round(self.seconds_left, 3)
-        return {"prompt_tokens_read": self.read, "prompt_tokens": self.total, "seconds_left": seconds}
+    """As expected; null while that is not known, as before the first one was begun."""
 
 
 def together(prompts: Iterable[tuple[int, int, bool]], known: Sequence[PromptProgress]) -> Progress:
@@ -46,8 +43,9 @@ def together(prompts: Iterable[tuple[int, int, bool]], known: Sequence[PromptPro
         found = by_id.get(request_id)
         read += 0 if found is None else found.read
         left.append(None if found is None else found.seconds_left)
-    is_known = all(each is not None for each in left)
-    return Progress(read, total, max((each for each in left if each is not None), default=0.0) if is_known else None)
+    if any(each is None for each in left):
+        return Progress(read, total, None)
+    return Progress(read, total, round(max((each for each in left if each is not None), default=0.0), 3))
 
 
 class PromptQueries:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+T = TypeVar("T")
 PIECE_BYTES = 1 << 15
 """Bytes of JSON that are made in one piece: about 1 ms of log-probabilities."""
 PIECE_ITEMS = 256
@@ -81,9 +82,9 @@ class Recorded:
         self.value, self.record = value, record
 
 
-def json_list(items: Iterable[Any], count: int) -> list[Any] | JsonList:
-    """Return `count` items as a list if they are few, else as one that is made while it is written."""
-    return [*items] if count <= SHORT else JsonList(items)
+def json_list(items: Iterable[T], count: int) -> list[T]:
+    """Return `count` items as a list if they are few, else a `JsonList`, which only stands where a list would."""
+    return [*items] if count <= SHORT else cast("list[T]", JsonList(items))
 
 
 class _HasJsonList(Exception):
@@ -119,9 +120,9 @@ def fragments(value: Any) -> Iterator[bytes]:
         yield whole
     elif isinstance(value, Recorded):
         yield from _recorded(value)
-    elif isinstance(value, dict):
+    elif isinstance(value, dict | msgspec.Struct):
         before = b"{"
-        for name, item in value.items():
+        for name, item in _members(value):
             yield before + json_of(name) + b":"
             yield from fragments(item)
             before = b","
@@ -133,6 +134,17 @@ def fragments(value: Any) -> Iterator[bytes]:
             yield from fragments(item)
             before = b","
         yield b"]" if before == b"," else b"[]"
+
+
+def _members(value: dict[str, Any] | msgspec.Struct) -> Iterable[tuple[str, Any]]:
+    """Return the names and values of an object, as `msgspec` would write them."""
+    if isinstance(value, dict):
+        return value.items()
+    config = value.__struct_config__
+    tag = [] if config.tag is None else [(str(config.tag_field), config.tag)]
+    names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+    fields = ((name, getattr(value, field)) for name, field in names)
+    return [*tag, *((name, item) for name, item in fields if item is not msgspec.UNSET)]
 
 
 def _recorded(value: Recorded) -> Iterator[bytes]:

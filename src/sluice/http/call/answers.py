@@ -1,38 +1,25 @@
-"""Answers as one object, or as a stream of events, and their content in OpenAI's form with an event per token."""
+"""Answers as one object, or as a stream of events, whichever form their route gives them."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from sluice.http.base.errors import ApiError
-from sluice.http.base.framing import SERVER_SENT, Framing
+from sluice.http.base.framing import Framing
 from sluice.http.base.heartbeats import PROGRESS_SECONDS, SILENT_SECONDS, Heartbeats
 from sluice.http.base.progress import Progress
-from sluice.http.base.turns import Turns, fragments, in_turns, json_list, pieces
-from sluice.http.call.generate_call import GenerateCall
-from sluice.http.call.generation import Choice, Generation, Usage
-from sluice.http.call.logprobs import (
-    ScoredToken,
-    chat_logprobs,
-    completion_logprobs,
-    offsets_of,
-    prompt_logprobs,
-    prompt_offsets,
-    scored_pieces,
-)
-from sluice.http.call.openai import ChatFields, CompletionFields
-from sluice.http.call.replies import ReplyReader, delta_of, message_of
-from sluice.text.parsers.events import Reply
+from sluice.http.base.turns import Turns, fragments, in_turns, pieces
+from sluice.http.call.generation import Generation, Usage
 from sluice.text.text_stream import Piece
+from sluice.types import FinishReason
 
 T = TypeVar("T")
 
@@ -45,15 +32,15 @@ class Answer(Protocol):
         """How its streams are framed."""
         ...
 
-    def opening(self, index: int) -> Iterable[dict[str, Any]]:
+    def opening(self, index: int) -> Iterable[msgspec.Struct]:
         """Yield what comes before the first token of a choice, in a stream."""
         ...
 
-    def chunks(self, arrived: Sequence[tuple[int, Piece]]) -> Iterable[dict[str, Any]]:
+    def chunks(self, arrived: Sequence[tuple[int, Piece]]) -> Iterable[msgspec.Struct]:
         """Yield the events of a stream for pieces that arrived together, each with the index of its choice."""
         ...
 
-    def waiting(self, progress: Progress | None) -> Iterable[dict[str, Any]]:
+    def waiting(self, progress: Progress | None) -> Iterable[msgspec.Struct]:
         """Yield the events that say that the answer goes on while no token comes; none if a comment is enough.
 
         Args:
@@ -61,7 +48,7 @@ class Answer(Protocol):
         """
         ...
 
-    def closing(self, usage: Usage) -> Iterable[dict[str, Any]]:
+    def closing(self, usage: Usage) -> Iterable[msgspec.Struct]:
         """Yield what comes after the last token of all choices, in a stream."""
         ...
 
@@ -74,190 +61,11 @@ def text_of(pieces: Sequence[Piece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-class _OpenAIAnswer(ABC):
-    """What the answers of completions and chats have in common: one event for each token.
-
-    Args:
-        prefix: of the id.
-        kind: the `object` of a whole answer.
-        event_kind: the `object` of an event.
-    """
-
-    framing = SERVER_SENT
-
-    def __init__(
-        self, call: GenerateCall[Any], generation: Generation, *, prefix: str, kind: str, event_kind: str
-    ) -> None:
-        service = generation.service
-
-        def head(kind: str) -> dict[str, Any]:
-            id = f"{prefix}-{generation.id}"
-            head = {"id": id, "object": kind, "created": generation.created, "model": service.model}
-            return head | {"store": False} if call.fields.store else head
-
-        self._head, self._last_head = head(kind), head(event_kind)
-        # As in OpenAI's streams, `usage` is null in all events but the last if that one brings the counts.
-        self._event_head = self._last_head | ({"usage": None} if call.include_usage else {})
-        self._include_usage = call.include_usage
-        self._returns_ids = bool(call.fields.return_token_ids)
-        self._has_continuous_usage = call.continuous_usage
-        self._counts = [0] * len(generation.choices)
-        self._generation = generation
-        self._tokenizer = service.tokenizer
-
-    def _event(self, choice: dict[str, Any]) -> dict[str, Any]:
-        return self._event_head | {"choices": [choice]}
-
-    @abstractmethod
-    def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
-        """Return the event of one token of a choice."""
-
-    def chunks(self, arrived: Sequence[tuple[int, Piece]]) -> Iterator[dict[str, Any]]:
-        for index, piece in arrived:
-            chunk = self.chunk(index, piece)
-            yield chunk | self._usage(index, piece) if self._has_continuous_usage else chunk
-
-    def _ids(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """Return the ids of some pieces, if the call asks for them."""
-        if not self._returns_ids:
-            return {}
-        ids = [piece.token_id for piece in pieces if piece.token_id is not None]
-        return {"token_ids": json_list(ids, len(ids))}
-
-    def _prompt_ids(self, index: int) -> dict[str, Any]:
-        """Return the ids of a choice's prompt, if the call asks for them."""
-        if not self._returns_ids:
-            return {}
-        prompt = self._generation.choices[index].prompt
-        return {"prompt_token_ids": json_list(prompt, len(prompt))}
-
-    def _usage(self, index: int, piece: Piece) -> dict[str, Any]:
-        """Return the usage of a choice so far."""
-        self._counts[index] += piece.token_id is not None
-        choice = self._generation.choices[index]
-        return {"usage": Usage(len(choice.prompt), choice.cached, self._counts[index]).as_json()}
-
-    def waiting(self, progress: Progress | None) -> list[dict[str, Any]]:
-        return [] if progress is None else [self._event_head | {"choices": [], "progress": progress.as_json()}]
-
-    def closing(self, usage: Usage) -> list[dict[str, Any]]:
-        return [self._last_head | {"choices": [], "usage": usage.as_json()}] if self._include_usage else []
-
-
-class CompletionAnswer(_OpenAIAnswer):
-    """The answer to `POST /v1/completions`."""
-
-    def __init__(self, call: GenerateCall[CompletionFields], generation: Generation) -> None:
-        super().__init__(call, generation, prefix="cmpl", kind="text_completion", event_kind="text_completion")
-        self._has_prompt_logprobs = call.fields.prompt_logprobs is not None
-        self._echo: list[str] = []
-        """The prompt of each choice as the client wrote it, or what its token ids spell."""
-        self._skips_special: list[bool] = []
-        """Whether a choice's prompt is repeated without special tokens; those in a text of the client's stay."""
-        self._num_added: list[int] = []
-        """Special tokens that the tokenizer put before the prompt of each choice."""
-        if call.fields.echo:
-            samples = call.sampling.n
-            for prompt, choice in zip(call.prompts, generation.choices[::samples], strict=True):
-                text = prompt if isinstance(prompt, str) else self._spelled(call, choice)
-                self._echo += [text] * samples
-                skips_special = call.text.skip_special_tokens and not isinstance(prompt, str)
-                self._skips_special += [skips_special] * samples
-                is_marked = isinstance(prompt, str) and call.add_special_tokens
-                self._num_added += [self._tokenizer.num_special_before if is_marked else 0] * samples
-
-    def _spelled(self, call: GenerateCall[CompletionFields], choice: Choice) -> str:
-        return self._tokenizer.decode(choice.prompt, skip_special_tokens=call.text.skip_special_tokens)
-
-    def opening(self, index: int) -> list[dict[str, Any]]:
-        if not (self._echo or self._returns_ids):
-            return []
-        echo = self._echo[index] if self._echo else ""
-        choice = {"index": index, "text": echo, "logprobs": None, "finish_reason": None}
-        return [self._event(choice | self._prompt_ids(index))]
-
-    def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
-        offset = len(self._echo[index]) if self._echo else 0
-        logprobs = completion_logprobs(self._tokenizer, scored_pieces([piece]), offsets_of([piece], offset))
-        choice = {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
-        return self._event(choice | self._ids([piece]) if self._returns_ids else choice)
-
-    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> dict[str, Any]:
-        answers = (self._choice(index, pieces) for index, pieces in enumerate(choices))
-        return self._head | {"choices": json_list(answers, len(choices)), "usage": usage.as_json()}
-
-    def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
-        echo = self._echo[index] if self._echo else ""
-        in_prompt = self._generation.prompt_logprobs(index)
-        scored, offsets = scored_pieces(pieces), offsets_of(pieces, len(echo))
-        if echo and in_prompt is not None:
-            prompt = self._generation.choices[index].prompt
-            scored = [*map(ScoredToken, prompt, in_prompt), *scored]
-            added, skips_special = self._num_added[index], self._skips_special[index]
-            own = prompt_offsets(self._tokenizer, prompt, added, skip_special_tokens=skips_special)
-            offsets = itertools.chain(own, offsets)
-        choice = {
-            "index": index,
-            "text": echo + text_of(pieces),
-            "logprobs": completion_logprobs(self._tokenizer, scored, offsets),
-            "finish_reason": pieces[-1].finish_reason,
-        }
-        if self._has_prompt_logprobs and in_prompt is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(self._tokenizer, in_prompt)
-        return choice | self._prompt_ids(index) | self._ids(pieces)
-
-
-class ChatAnswer(_OpenAIAnswer):
-    """The answer to `POST /v1/chat/completions`."""
-
-    def __init__(self, call: GenerateCall[ChatFields], generation: Generation) -> None:
-        kind = "chat.completion"
-        super().__init__(call, generation, prefix="chatcmpl", kind=kind, event_kind=f"{kind}.chunk")
-        self._readers = [ReplyReader(choice.parser) for choice in generation.choices]
-        self._shows_tokens = self._returns_ids or self._has_continuous_usage or call.fields.logprobs
-
-    def opening(self, index: int) -> list[dict[str, Any]]:
-        delta = {"role": "assistant", "content": ""}
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return [self._event(choice) | (self._prompt_ids(index) if index == 0 else {})]
-
-    def chunks(self, arrived: Sequence[tuple[int, Piece]]) -> Iterator[dict[str, Any]]:
-        chunks = zip(arrived, super().chunks(arrived), strict=True)
-        # A token may be a part of a marker, which brings nothing by itself.
-        return (chunk for (_, piece), chunk in chunks if self._brings(chunk["choices"][0]["delta"], piece))
-
-    def _brings(self, delta: dict[str, Any], piece: Piece) -> bool:
-        return bool(delta) or piece.finish_reason is not None or self._shows_tokens
-
-    def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
-        logprobs = chat_logprobs(self._tokenizer, [piece])
-        reader = self._readers[index]
-        delta = {"content": piece.text} if reader.is_plain else delta_of(reader.push(piece))
-        reason = reader.finish_reason(piece.finish_reason)
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return self._event(choice | self._ids([piece]) if self._returns_ids else choice)
-
-    def closing(self, usage: Usage) -> list[dict[str, Any]]:
-        return super().closing(self._counted(usage))
-
-    def _counted(self, usage: Usage) -> Usage:
-        return replace(usage, reasoning_tokens=sum(reader.reasoning_tokens for reader in self._readers))
-
-    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> dict[str, Any]:
-        replies = [reader.read(pieces) for reader, pieces in zip(self._readers, choices, strict=True)]
-        answers = (self._choice(index, pieces, replies[index]) for index, pieces in enumerate(choices))
-        answer = self._head | {"choices": json_list(answers, len(choices))}
-        if (in_prompt := self._generation.prompt_logprobs(0)) is not None:
-            answer["prompt_logprobs"] = prompt_logprobs(self._tokenizer, in_prompt)
-        return answer | {"usage": self._counted(usage).as_json()} | self._prompt_ids(0)
-
-    def _choice(self, index: int, pieces: Sequence[Piece], reply: Reply) -> dict[str, Any]:
-        return {
-            "index": index,
-            "message": message_of(reply),
-            "logprobs": chat_logprobs(self._tokenizer, pieces),
-            "finish_reason": self._readers[index].finish_reason(pieces[-1].finish_reason),
-        } | self._ids(pieces)
+def end_of(pieces: Sequence[Piece]) -> FinishReason:
+    """Return why an answer ended, from all its pieces."""
+    reason = pieces[-1].finish_reason
+    assert reason is not None, "the answer has not ended"
+    return reason
 
 
 async def whole(generation: Generation, answer: Answer) -> Any:

@@ -6,12 +6,16 @@ them. Both are made from the same `Change`s, so that they cannot differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from sluice.http.call.replies import ReplyReader
 from sluice.text.parsers.events import ArgumentsDelta, CallBegun, CallEnded, Event, ReasoningDelta, TextDelta
+from sluice.text.parsers.parsing import AnswerParser
+from sluice.text.text_stream import Piece
+from sluice.types import FinishReason
 
 
 class Kind(Enum):
@@ -103,3 +107,35 @@ class Blocks:
     def _grown(self, text: str) -> Change:
         self.all[-1].parts.append(text)
         return Change(Step.GREW, self.all[-1], text)
+
+
+class BlockReader:
+    """Makes blocks of the pieces of one answer.
+
+    Args:
+        parser: tells text, reasoning and calls apart.
+    """
+
+    def __init__(self, parser: AnswerParser) -> None:
+        self.blocks = Blocks()
+        self.finish_reason: FinishReason | None = None
+        self._reader = ReplyReader(parser)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens up to the first text or call, if there is reasoning before it."""
+        return self._reader.reasoning_tokens
+
+    def push(self, piece: Piece) -> Iterator[Change]:
+        """Add a piece, and yield what it changes. The last one ends the last block."""
+        return self._changes(self._reader.push(piece), piece.finish_reason)
+
+    def push_all(self, pieces: Sequence[Piece]) -> Iterator[Change]:
+        """Add all pieces of the answer, and yield what they change together."""
+        return self._changes(self._reader.events_of(pieces), pieces[-1].finish_reason)
+
+    def _changes(self, events: Iterable[Event], reason: FinishReason | None) -> Iterator[Change]:
+        yield from self.blocks.push(events)
+        if reason is not None:
+            self.finish_reason = reason
+            yield from self.blocks.end(is_complete=reason is FinishReason.STOP)

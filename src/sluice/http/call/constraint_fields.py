@@ -192,7 +192,7 @@ def _of_format(content: dict[str, Any]) -> Shape | None:
     kind = _type_of(content, FORMAT_TYPES, place)
     if kind == "structural_tag":
         return structural_tag(content, place)
-    fields = convert(known_fields(content, fields_of(ResponseFormat), {}, place), ResponseFormat, place)
+    fields = convert(known_fields(content, fields_of(ResponseFormat), place, {}), ResponseFormat, place)
     if kind == "text":
         return None
     if kind == "json_object":
@@ -222,13 +222,13 @@ def flat_shape(content: dict[str, Any], place: str) -> Shape | None:
     given = {name: value for name, value in content.items() if name != "type"}
     if kind == "json_schema":
         return _bounded(_named(given, place))
-    known_fields(given, frozenset(), {}, place)
+    known_fields(given, frozenset(), place, {})
     return None if kind == "text" else JsonSchema(ANY_OBJECT, place)
 
 
 def _named(content: dict[str, Any], place: str) -> Shape:
     """Return the shape of a schema with a name."""
-    named = convert(known_fields(content, fields_of(NamedSchema), {}, place), NamedSchema, place)
+    named = convert(known_fields(content, fields_of(NamedSchema), place, {}), NamedSchema, place)
     place = f"{place}.schema"
     require(named.schema is not None, f"{place} is required", param=place)
     shape = _schema(named.schema, place)
@@ -238,7 +238,7 @@ def _named(content: dict[str, Any], place: str) -> Shape:
 
 def _of_structured(content: dict[str, Any]) -> Shape | None:
     place = "structured_outputs"
-    fields = convert(known_fields(content, fields_of(StructuredOutputs), {}, place), StructuredOutputs, place)
+    fields = convert(known_fields(content, fields_of(StructuredOutputs), place, {}), StructuredOutputs, place)
     values = {name: getattr(fields, name) for name in MAKERS}
     found = _shapes(values, f"{place}.")
     if fields.json_object:

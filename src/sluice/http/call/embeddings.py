@@ -6,14 +6,17 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
-from sluice.http.base import unsupported_fields
+import msgspec
+
 from sluice.http.base.body import read_fields
 from sluice.http.base.errors import bad_request
 from sluice.http.base.routes import Body
 from sluice.http.base.turns import json_list
+from sluice.http.call import generation as counts
 from sluice.http.call.generate_call import GenerateCall, Prompt, RequestFields, checked_prompts, documented, terms_of
-from sluice.http.call.generation import Generation, Usage
+from sluice.http.call.generation import Generation
 from sluice.http.call.openai import PROMPT_SCHEMA
+from sluice.http.call.usage import Usage, usage_json
 from sluice.text.vectors import unit_vector
 from sluice.types import NO_SAMPLING
 from sluice.types.request_limits import LimitError
@@ -42,7 +45,7 @@ E = TypeVar("E", bound=EmbedFields)
 class EmbedAnswer(Protocol):
     """How one route spells what it makes of embeddings."""
 
-    def whole(self, embeddings: Sequence[bytes], usage: Usage) -> Any:
+    def whole(self, embeddings: Sequence[bytes], usage: counts.Usage) -> msgspec.Struct:
         """Return the answer.
 
         Args:
@@ -88,8 +91,26 @@ def parse_embedding(body: bytes) -> GenerateCall[EmbeddingFields]:
     Raises:
         ApiError: 400, naming the field.
     """
-    fields = read_fields(body, EmbeddingFields, unsupported_fields.EMBEDDING)
+    fields = read_fields(body, EmbeddingFields)
     return embed_call(fields, checked_prompts("input", fields.input, 1), {"prompt": "input"})
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+    """A vector of length 1; or, on request, its little-endian float32 in base64."""
+
+
+class Embeddings(msgspec.Struct, kw_only=True):
+    """The answer to `POST /v1/embeddings`."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: Usage
 
 
 class EmbeddingAnswer:
@@ -105,19 +126,19 @@ class EmbeddingAnswer:
         self._dimensions = checked_dimensions(generation, call.fields.dimensions)
         self._is_base64 = call.fields.encoding_format == "base64"
 
-    def whole(self, embeddings: Sequence[bytes], usage: Usage) -> dict[str, Any]:
+    def whole(self, embeddings: Sequence[bytes], usage: counts.Usage) -> Embeddings:
         entries = (
-            {"object": "embedding", "index": index, "embedding": self._encoded(embedding)}
+            Embedding(object="embedding", index=index, embedding=self._encoded(embedding))
             for index, embedding in enumerate(embeddings)
         )
-        return {
-            "id": self._id,
-            "object": "list",
-            "created": self._created,
-            "model": self._model,
-            "data": json_list(entries, len(embeddings)),
-            "usage": usage.as_json(),
-        }
+        return Embeddings(
+            id=self._id,
+            object="list",
+            created=self._created,
+            model=self._model,
+            data=json_list(entries, len(embeddings)),
+            usage=usage_json(usage),
+        )
 
     def _encoded(self, embedding: bytes) -> str | list[float]:
         vector = unit_vector(embedding, self._dimensions)
@@ -140,7 +161,7 @@ def checked_dimensions(generation: Generation, dimensions: int | None) -> int | 
     return dimensions
 
 
-async def embedded(generation: Generation, answer: EmbedAnswer) -> Any:
+async def embedded(generation: Generation, answer: EmbedAnswer) -> msgspec.Struct:
     """Return the answer of a call whose prompts are embedded.
 
     Raises:

@@ -47,30 +47,6 @@ class Usage:
     drafted: Drafted = NO_DRAFTS
     """Tokens that were guessed; those that were right are among them."""
 
-    def as_json(self) -> dict[str, Any]:
-        details = {"reasoning_tokens": self.reasoning_tokens} | predicted(self.drafted)
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached.total} | by_tier(self.cached),
-        } | ({"completion_tokens_details": details} if any(details.values()) else {})
-
-
-def predicted(drafted: Drafted) -> dict[str, int]:
-    """Return how many guessed tokens were right and how many wrong, under OpenAI's names; nothing without any."""
-    if not drafted.tokens:
-        return {}
-    wrong = drafted.tokens - drafted.accepted
-    return {"accepted_prediction_tokens": drafted.accepted, "rejected_prediction_tokens": wrong}
-
-
-def by_tier(cached: CachedTokens) -> dict[str, Any]:
-    """Return where cached tokens lay, under SGLang's name for it; nothing if all of them lay on the device."""
-    if cached.device == cached.total:
-        return {}
-    return {"cached_tokens_details": {"device": cached.device, "host": cached.host, "disk": cached.disk}}
-
 
 @dataclass(slots=True)
 class Choice:

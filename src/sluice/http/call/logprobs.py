@@ -7,15 +7,56 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sluice.http.base.turns import JsonList, json_list
+import msgspec
+
+from sluice.http.base.turns import json_list
 from sluice.text.text_stream import Piece
 from sluice.text.tokenizer import Tokenizer
 from sluice.types import TokenLogprobs
 
 LEAST = -9999.0
 """OpenAI's number for a probability of zero. JSON has no infinity."""
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Lists with an item for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    """The most likely tokens and the token itself, by text."""
+    text_offset: list[int]
+    """Where the token begins in `text`, in characters."""
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatToken(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[ChatToken]
+    refusal: None
+
+
+class PromptToken(msgspec.Struct):
+    """A token at a place of the prompt (vLLM)."""
+
+    logprob: float
+    rank: int | None
+    """None: it is not among the most likely, and its rank is unknown."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptToken] | None]
+"""For each token of the prompt the token itself and the most likely ones, by id; null for the first."""
 
 
 class ScoredToken(NamedTuple):
@@ -54,41 +95,32 @@ def prompt_offsets(
 
 def completion_logprobs(
     tokenizer: Tokenizer, scored: Sequence[ScoredToken], offsets: Iterable[int]
-) -> dict[str, Any] | None:
+) -> CompletionLogprobs | None:
     """Return the `logprobs` of a completion's choice; None if no token has any.
-
-    `top_logprobs` holds the most likely tokens and the token itself; `text_offset` is where a token begins in the
-    choice's `text`.
 
     Args:
         offsets: of the tokens, in characters.
     """
     if not scored:
         return None
-    items = [item.logprobs for item in scored]
-    fields = {
-        "tokens": (completion_token(tokenizer, item.token_id) for item in scored),
-        "token_logprobs": (None if item is None else finite(item.logprob) for item in items),
-        "top_logprobs": (None if item is None else _top(tokenizer, item) for item in items),
-        "text_offset": offsets,
-    }
-    return {name: json_list(values, len(scored)) for name, values in fields.items()}
+    items, count = [item.logprobs for item in scored], len(scored)
+    return CompletionLogprobs(
+        json_list((completion_token(tokenizer, item.token_id) for item in scored), count),
+        json_list((None if item is None else finite(item.logprob) for item in items), count),
+        json_list((None if item is None else _top(tokenizer, item) for item in items), count),
+        json_list(offsets, count),
+    )
 
 
-def chat_logprobs(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> dict[str, Any] | None:
+def chat_logprobs(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> ChatLogprobs | None:
     """Return the `logprobs` of a chat's choice; None if no token has any."""
     items = [piece.logprobs for piece in pieces if piece.logprobs is not None]
     if not items:
         return None
-    content = (
-        _chat_token(tokenizer, item.token_id, item.logprob)
-        | {"top_logprobs": [_chat_token(tokenizer, token, logprob) for token, logprob in item.top]}
-        for item in items
-    )
-    return {"content": json_list(content, len(items)), "refusal": None}
+    return ChatLogprobs(json_list((_chat_token(tokenizer, item) for item in items), len(items)), None)
 
 
-def prompt_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs | None]) -> list[Any] | JsonList:
+def prompt_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs | None]) -> PromptLogprobs:
     """Return for each token of a prompt the token itself and the most likely ones, by id; None for the first.
 
     The rank of a token that is not among the most likely is unknown, and None.
@@ -96,14 +128,13 @@ def prompt_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs | Non
     return json_list((None if item is None else _by_id(tokenizer, item) for item in logprobs), len(logprobs))
 
 
-def _by_id(tokenizer: Tokenizer, item: TokenLogprobs) -> dict[str, Any]:
+def _by_id(tokenizer: Tokenizer, item: TokenLogprobs) -> dict[str, PromptToken]:
     ranked: list[tuple[int, float, int | None]]
     ranked = [(token, logprob, rank) for rank, (token, logprob) in enumerate(item.top, start=1)]
     if item.token_id not in {token for token, _, _ in ranked}:
         ranked.insert(0, (item.token_id, item.logprob, None))
     return {
-        str(token): {"logprob": finite(logprob), "rank": rank, "decoded_token": _readable(tokenizer, token)}
-        for token, logprob, rank in ranked
+        str(token): PromptToken(finite(logprob), rank, _readable(tokenizer, token)) for token, logprob, rank in ranked
     }
 
 
@@ -124,13 +155,14 @@ def completion_token(tokenizer: Tokenizer, token_id: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled or b"")
 
 
-def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+def _chat_token(tokenizer: Tokenizer, item: TokenLogprobs) -> ChatToken:
+    top = [TopLogprob(*_spelled(tokenizer, token, logprob)) for token, logprob in item.top]
+    return ChatToken(*_spelled(tokenizer, item.token_id, item.logprob), top)
+
+
+def _spelled(tokenizer: Tokenizer, token_id: int, logprob: float) -> tuple[str, float, list[int] | None]:
     spelled = tokenizer.spelled(token_id)
-    return {
-        "token": _readable(tokenizer, token_id),
-        "logprob": finite(logprob),
-        "bytes": None if spelled is None else list(spelled),
-    }
+    return _readable(tokenizer, token_id), finite(logprob), None if spelled is None else list(spelled)
 
 
 def _readable(tokenizer: Tokenizer, token_id: int) -> str:

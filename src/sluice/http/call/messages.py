@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from sluice.http.base import unsupported_fields
 from sluice.http.base.body import convert, fields_of, known_fields
 from sluice.http.base.errors import ApiError, bad_request, require
 from sluice.http.base.json_bounds import check_contents, check_nesting
+from sluice.http.base.unsupported_fields import IN_PARTS
 from sluice.http.call.generate_call import documented
 
 MAX_MESSAGES = 10_000
@@ -115,7 +115,7 @@ def _argument_texts(messages: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _message(place: str, content: dict[str, Any]) -> dict[str, Any]:
-    used = known_fields(content, fields_of(Message), unsupported_fields.MESSAGE, place)
+    used = known_fields(content, fields_of(Message), place, IN_PARTS)
     message = convert(used, Message, place, MESSAGE_ACCEPTS)
     for name, role in ROLE_OF.items():
         is_fine = message.role == role or not getattr(message, name)

@@ -5,12 +5,10 @@ Fields that would change the answer and are not implemented are refused by name 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from sluice.http.base import unsupported_fields
 from sluice.http.base.body import convert, fields_of, given_fields, json_object, known_fields, take_fields
 from sluice.http.base.errors import require
 from sluice.http.base.routes import Body
@@ -97,7 +95,7 @@ def parse_completion(body: bytes) -> GenerateCall[CompletionFields]:
     Raises:
         ApiError: 400, naming the field.
     """
-    fields, sampling, _, shape, given = _read(json_object(body), CompletionFields, unsupported_fields.COMPLETION)
+    fields, sampling, _, shape, given = _read(json_object(body), CompletionFields)
     max_tokens, name = _max_tokens(fields, sampling)
     is_empty = max_tokens == 0
     message = f"{name} must be at least 1, got 0; 0 is only allowed with echo: true"
@@ -131,7 +129,7 @@ def parse_chat(body: bytes) -> GenerateCall[ChatFields]:
     """
     content = json_object(body)
     tools = tools_of(convert(given_fields(content, ToolFields), ToolFields))
-    fields, sampling, template, shape, given = _read(content, ChatFields, unsupported_fields.CHAT)
+    fields, sampling, template, shape, given = _read(content, ChatFields)
     check_top_logprobs(fields.top_logprobs, are_asked=fields.logprobs)
     max_tokens, name = _max_tokens(fields, sampling)
     params = sampling_params(
@@ -149,15 +147,15 @@ def parse_chat(body: bytes) -> GenerateCall[ChatFields]:
 
 
 def _read(
-    content: dict[str, Any], kind: type[B], unsupported: Mapping[str, Any]
+    content: dict[str, Any], kind: type[B]
 ) -> tuple[B, SamplingFields, TemplateFields, Shape | None, frozenset[str]]:
     """Split a body into the fields of sampling, those of the chat template, what constrains the answer, and the others.
 
     The last value is the names of the fields of sampling that the body has.
     """
-    of_template = fields_of(TemplateFields) if kind is ChatFields else frozenset[str]()
+    of_chat = fields_of(TemplateFields) | fields_of(ToolFields) if kind is ChatFields else frozenset[str]()
     own = fields_of(kind) | fields_of(SamplingFields) | fields_of(ConstraintFields)
-    content = known_fields(content, own | of_template, unsupported)
+    content = known_fields(content, own | of_chat)
     sampling = take_fields(content, SamplingFields)
     template = take_fields(content, TemplateFields)
     constraints = convert(take_fields(content, ConstraintFields), ConstraintFields)

@@ -3,15 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from sluice.text.parsers.events import ArgumentsDelta, CallBegun, Event, ReasoningDelta, Reply, TextDelta, whole_of
 from sluice.text.parsers.parsing import AnswerParser, TextOnly
 from sluice.text.text_stream import Piece
 from sluice.types import FinishReason
 
+R = TypeVar("R", bound=FinishReason | None)
 TOOL_CALLS = "tool_calls"
 """Why an answer ended that calls tools."""
+
+
+class CalledFunction(msgspec.Struct):
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+class ToolCall(msgspec.Struct):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AssistantMessage(msgspec.Struct, kw_only=True):
+    role: Literal["assistant"]
+    content: str | None
+    """null: the message only calls tools."""
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    """The same as `reasoning_content`."""
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class FunctionDelta(msgspec.Struct, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+    """More of the JSON text."""
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    """A part of a call. The first has all fields."""
+
+    index: int
+    """Of the call in the answer."""
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
+class Delta(msgspec.Struct, kw_only=True, gc=False):
+    role: Literal["assistant"] | UnsetType = UNSET
+    """Only in the first event of a choice."""
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    """The same as `reasoning_content`."""
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+NO_DELTA = Delta()
 
 
 class ReplyReader:
@@ -59,7 +114,7 @@ class ReplyReader:
             events += rest
         return events
 
-    def finish_reason(self, reason: FinishReason | None) -> str | None:
+    def finish_reason(self, reason: R) -> R | str:
         """Return why the answer ended, as OpenAI says it."""
         return TOOL_CALLS if reason is FinishReason.STOP and self.has_called else reason
 
@@ -73,38 +128,34 @@ class ReplyReader:
             self.reasoning_tokens = self._num_before - (is_token and self._has_answered)
 
 
-def delta_of(events: Sequence[Event]) -> dict[str, Any]:
+def delta_of(events: Sequence[Event]) -> Delta:
     """Return what events bring as a delta; an empty one if they bring nothing."""
-    delta: dict[str, Any] = {}
-    calls: dict[int, dict[str, Any]] = {}
+    delta = Delta()
+    calls: dict[int, ToolCallDelta] = {}
     for event in events:
         match event:
             case TextDelta(text):
-                delta["content"] = delta.get("content", "") + text
+                delta.content = (delta.content or "") + text
             case ReasoningDelta(text):
-                delta |= _reasoning(delta.get("reasoning", "") + text)
+                delta.reasoning = delta.reasoning_content = (delta.reasoning or "") + text
             case CallBegun(index, id, name):
-                function = {"name": name, "arguments": ""}
-                calls[index] = {"index": index, "id": id, "type": "function", "function": function}
+                calls[index] = ToolCallDelta(
+                    index=index, id=id, type="function", function=FunctionDelta(name=name, arguments="")
+                )
             case ArgumentsDelta(index, text):
-                call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
-                call["function"]["arguments"] += text
-    return delta | ({"tool_calls": [*calls.values()]} if calls else {})
+                call = calls.setdefault(index, ToolCallDelta(index=index, function=FunctionDelta(arguments="")))
+                call.function.arguments += text
+    delta.tool_calls = [*calls.values()] or UNSET
+    return delta
 
 
-def message_of(reply: Reply) -> dict[str, Any]:
+def message_of(reply: Reply) -> AssistantMessage:
     """Return a whole answer as a message."""
-    message: dict[str, Any] = {"role": "assistant", "content": reply.text or (None if reply.calls else "")}
-    if reply.reasoning:
-        message |= _reasoning(reply.reasoning)
-    if reply.calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in reply.calls
-        ]
-    return message
-
-
-def _reasoning(text: str) -> dict[str, str]:
-    """Return reasoning under both of its names: DeepSeek's, and vLLM's newer one."""
-    return {"reasoning_content": text, "reasoning": text}
+    calls = [ToolCall(call.id, "function", CalledFunction(call.name, call.arguments)) for call in reply.calls]
+    return AssistantMessage(
+        role="assistant",
+        content=reply.text or (None if calls else ""),
+        reasoning_content=reply.reasoning or UNSET,
+        reasoning=reply.reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )

@@ -101,7 +101,7 @@ def structural_tag(value: Any, place: str) -> Shape:
         isinstance(content, dict), f"{place} must be an object or its JSON text, got {kind_of(content)}", param=place
     )
     if "format" in content:
-        kept = known_fields(content, frozenset(("format", "type")), {}, place)
+        kept = known_fields(content, frozenset(("format", "type")), place, {})
         return _Reader().shape(kept.get("format"), f"{place}.format", 0)
     return _older(_fields(content, _Structures, place), place)
 
@@ -121,7 +121,7 @@ def _older(fields: _Structures, place: str) -> Shape:
 
 def _fields(content: Any, kind: type[Any], place: str) -> Any:
     require(isinstance(content, dict), f"{place} must be an object, got {kind_of(content)}", param=place)
-    return convert(known_fields(content, fields_of(kind), {}, place), kind, place)
+    return convert(known_fields(content, fields_of(kind), place, {}), kind, place)
 
 
 class _Reader:

@@ -9,21 +9,17 @@ import msgspec
 
 from sluice.http.base.body import convert, fields_of, kind_of, known_fields
 from sluice.http.base.errors import bad_request
-from sluice.http.base.unsupported_fields import Accepted
+from sluice.http.base.unsupported_fields import IN_PARTS
 
 Kinds = Mapping[str, type[msgspec.Struct]]
-NOTHING: Mapping[str, Accepted] = {}
 
 
-def tagged(
-    content: Any, kinds: Kinds, place: str, unsupported: Mapping[str, Accepted] = NOTHING, *, default: str | None = None
-) -> Any:
+def tagged(content: Any, kinds: Kinds, place: str, *, default: str | None = None) -> Any:
     """Return an object as the struct that its `type` names. Unknown fields are noted as ignored (`unknown_fields`).
 
     Args:
         kinds: type -> its struct, whose fields do not name the type.
         place: where the object stands in the body, as a path.
-        unsupported: fields beside those of the structs, with the values that are accepted.
         default: the type of objects without one.
 
     Raises:
@@ -37,4 +33,4 @@ def tagged(
         what = "is required" if name is None else f"{name!r} is not supported"
         raise bad_request(f"{place}.type {what}; accepted: {', '.join(kinds)}", param=f"{place}.type")
     given = {field: value for field, value in content.items() if field != "type"}
-    return convert(known_fields(given, fields_of(kind), unsupported, place), kind, place)
+    return convert(known_fields(given, fields_of(kind), place, IN_PARTS), kind, place)

@@ -8,12 +8,12 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from sluice.http.base import unsupported_fields
 from sluice.http.base.backend import Service
-from sluice.http.base.body import convert, fields_of, json_object, known_fields, read_fields, take_fields
+from sluice.http.base.body import convert, fields_of, json_object, known_fields, take_fields
 from sluice.http.base.errors import bad_request, require, unavailable
 from sluice.http.base.routes import Body
 from sluice.http.base.tokenizer_threads import Check, TokenizerThreads, TooManyTokens, bounded_ids
+from sluice.http.base.unsupported_fields import OF_TEXTS
 from sluice.http.call.generate_call import ID_SCHEMA, Conversation, GenerateCall, Prompt, documented
 from sluice.http.call.logprobs import completion_token
 from sluice.http.call.messages import AnyMessage
@@ -190,7 +190,7 @@ def parse_tokenize(body: bytes) -> TokenizeCall:
         ApiError: 400, naming the field.
     """
     known = fields_of(TokenizeFields) | fields_of(TemplateFields)
-    content = known_fields(json_object(body), known, unsupported_fields.TOKENIZE)
+    content = known_fields(json_object(body), known, unsupported=OF_TEXTS)
     template = take_fields(content, TemplateFields)
     fields = convert(content, TokenizeFields)
     require((fields.prompt is None) != (fields.messages is None), "send either prompt or messages", param="prompt")
@@ -234,7 +234,8 @@ def parse_detokenize(body: bytes) -> DetokenizeFields:
     Raises:
         ApiError: 400, naming the field.
     """
-    return read_fields(body, DetokenizeFields, unsupported_fields.DETOKENIZE)
+    content = known_fields(json_object(body), fields_of(DetokenizeFields), unsupported=OF_TEXTS)
+    return convert(content, DetokenizeFields)
 
 
 async def detokenize(service: Service, threads: TokenizerThreads, fields: DetokenizeFields) -> bytes:

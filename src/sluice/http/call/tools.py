@@ -155,9 +155,9 @@ def check_readable(use: ToolUse | None, replies: ReplyFormat) -> None:
 
 
 def _tool(place: str, content: dict[str, Any]) -> Tool:
-    given = convert(known_fields(content, fields_of(ChatTool), {}, place), ChatTool, place, {"type": "function"})
+    given = convert(known_fields(content, fields_of(ChatTool), place, {}), ChatTool, place, {"type": "function"})
     place = f"{place}.function"
-    function = convert(known_fields(given.function, fields_of(ChatFunction), {}, place), ChatFunction, place)
+    function = convert(known_fields(given.function, fields_of(ChatFunction), place, {}), ChatFunction, place)
     return Tool(function.name, function.description, function.parameters, function.strict, f"{place}.parameters")
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import sys
 import termios
 
 import h11
+import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sluice.http.base.errors import bad_request
@@ -100,7 +100,7 @@ class TimeLimitedProtocol(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.close()
             return
-        body = json.dumps(bad_request(msg).body()).encode()
+        body = msgspec.json.encode(bad_request(msg).body())
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),

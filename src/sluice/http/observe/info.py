@@ -8,6 +8,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sluice.assembly.explain import Setting
+from sluice.config import flag
 from sluice.engine.messages import Stats
 from sluice.engine.meter import LATE_BY, ItlTotals, RingTotals
 from sluice.engine.trace import StepRecord
@@ -17,12 +19,23 @@ from sluice.http.base.openapi import openapi
 from sluice.http.base.routes import Routes, json_answer
 from sluice.http.observe.info_types import (
     CacheFlushed,
+    ClassTargets,
+    EffectiveOption,
+    EngineHealth,
     Health,
+    ItlState,
+    LastStep,
     Model,
     ModelInfo,
     ModelList,
+    PromptState,
+    Recovery,
+    RegimeTimes,
+    RingState,
     ServerInfo,
     Status,
+    StepPace,
+    TierState,
     Version,
 )
 from sluice.process.client import EngineGone
@@ -59,7 +72,7 @@ def add_health(routes: Routes, backend: Backend) -> None:
         unavailable=Status,
     )
     async def ready(request: Request) -> Response:
-        return _readiness(backend.is_ready, {"status": backend.status})
+        return _readiness(backend.is_ready, Status(backend.status))
 
     @routes.add(
         "GET",
@@ -70,10 +83,11 @@ def add_health(routes: Routes, backend: Backend) -> None:
         unavailable=Health,
     )
     async def health(request: Request) -> Response:
-        return _readiness(backend.is_well, {"status": backend.status, "engine": backend.engine.as_json()})
+        engine = EngineHealth(**backend.engine.as_json())
+        return _readiness(backend.is_well, Health(backend.status, engine))
 
 
-def _readiness(is_fine: bool, body: dict[str, Any]) -> Response:
+def _readiness(is_fine: bool, body: Status) -> Response:
     if is_fine:
         return json_answer(body)
     return json_answer(body, 503, headers={"Retry-After": str(RETRY_SECONDS)})
@@ -139,7 +153,7 @@ def _model(service: Service, name: str, created: int) -> Model:
     return Model(name, "model", created, "sluice", service.limits.max_request_tokens)
 
 
-async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:
+async def server_info(service: Service, engine: EngineState) -> ServerInfo:
     """Return every option with its reason, and the state of the engine at the end of its step.
 
     While another engine is started, the answer comes at once: no request runs, and there is no page.
@@ -150,28 +164,31 @@ async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:
         if stats is None
         else stats.occupancy
     )
-    return {
-        "model": service.model,
-        "config": {setting.name: setting.as_json() for setting in service.settings},
-        "engine_pid": engine.pid,
-        "engine_restarts": engine.stats.restarts,
-        "recovery": engine.stats.as_json(),
-        "disabled_tiers": dict(engine.disabled_tiers),
-        **occupancy_as_json(occupancy),
-        "memory": service.memory.as_dict(),
-        "priority_classes": {each.name: targets_as_json(each) for each in service.limits.classes},
-        "prompts": [] if stats is None else [each._asdict() for each in stats.prompts],
-        "ring": (RingTotals() if stats is None else stats.totals.ring)._asdict(),
-        "itl": None if stats is None or stats.totals.itl is None else itl_as_json(stats.totals.itl),
-        "last_step": None if stats is None or stats.last_step is None else _step(stats.last_step),
-    }
+    return ServerInfo(
+        model=service.model,
+        config={setting.name: _option(setting) for setting in service.settings},
+        engine_pid=engine.pid,
+        engine_restarts=engine.stats.restarts,
+        recovery=Recovery(**engine.stats.as_json()),
+        disabled_tiers=dict(engine.disabled_tiers),
+        memory=service.memory,
+        priority_classes={each.name: _targets(each) for each in service.limits.classes},
+        prompts=[] if stats is None else [PromptState(**each._asdict()) for each in stats.prompts],
+        ring=RingState(**(RingTotals() if stats is None else stats.totals.ring)._asdict()),
+        itl=None if stats is None or stats.totals.itl is None else _itl(stats.totals.itl),
+        last_step=None if stats is None or stats.last_step is None else _step(stats.last_step),
+        **occupancy_fields(occupancy),
+    )
 
 
-def occupancy_as_json(occupancy: Occupancy) -> dict[str, Any]:
-    """Return how full the pool is, and each other tier."""
+def occupancy_fields(occupancy: Occupancy) -> dict[str, Any]:
+    """Return the fields of `ServerInfo` that say how full the pool is, and each other tier."""
     fields = occupancy._asdict()
-    # SGLang's word for it, which the answer has had from the start.
-    return fields | {"retractions": fields["preemptions"], "tiers": [use._asdict() for use in occupancy.tiers]}
+    # `retractions` is SGLang's word.
+    return fields | {
+        "retractions": fields["preemptions"],
+        "tiers": [TierState(**use._asdict()) for use in occupancy.tiers],
+    }
 
 
 async def _or_none(stats: Awaitable[Stats]) -> Stats | None:
@@ -182,24 +199,23 @@ async def _or_none(stats: Awaitable[Stats]) -> Stats | None:
         return None
 
 
-def _step(record: StepRecord) -> dict[str, Any]:
+def _option(setting: Setting) -> EffectiveOption:
+    return EffectiveOption(setting.value, setting.reason, setting.group, flag(setting.name))
+
+
+def _step(record: StepRecord) -> LastStep:
     """Return a step with its length in place of its times, which are seconds of a clock without a known zero."""
     numbers = record._asdict()
     seconds = numbers.pop("ended_at") - numbers.pop("launched_at")
-    pace = None if record.pace is None else record.pace._asdict()
-    return numbers | {"pace": pace, "seconds": seconds}
+    pace = None if record.pace is None else StepPace(**record.pace._asdict())
+    return LastStep(**numbers | {"pace": pace, "seconds": seconds})
 
 
-def targets_as_json(one: PriorityClass) -> dict[str, Any]:
-    """Return the targets of a class, in seconds."""
-    return {
-        "ttft_target": one.ttft_target / 1e6,
-        "itl_target": one.itl_target / 1e6 if one.itl_target else None,
-    }
+def _targets(one: PriorityClass) -> ClassTargets:
+    return ClassTargets(one.ttft_target / 1e6, one.itl_target / 1e6 if one.itl_target else None)
 
 
-def itl_as_json(itl: ItlTotals) -> dict[str, Any]:
-    """Return how steps keep the ITL target, in seconds."""
+def _itl(itl: ItlTotals) -> ItlState:
     late = {f"over_{share:.0%}": count for share, count in zip(LATE_BY, itl.late, strict=True)}
-    regimes = {str(name): totals._asdict() for name, totals in itl.regimes.items()}
-    return itl._asdict() | {"regimes": regimes, "late": late}
+    regimes = {name: RegimeTimes(**totals._asdict()) for name, totals in itl.regimes.items()}
+    return ItlState(itl.target, itl.margin, regimes, late, itl.infeasible)

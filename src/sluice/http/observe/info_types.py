@@ -1,4 +1,4 @@
-"""The answers of the routes that describe the server, as types: `/openapi.json` describes answers by them."""
+"""The answers of the routes that describe the server."""
 
 from __future__ import annotations
 

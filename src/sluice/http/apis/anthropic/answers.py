@@ -2,28 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
 
 from sluice.http.apis.anthropic.fields import MessagesFields
 from sluice.http.base.framing import Framing
 from sluice.http.base.progress import Progress
 from sluice.http.base.routes import EVENT_STREAM
-from sluice.http.call.blocks import Block, Change, Kind, Step
+from sluice.http.call.blocks import Block, BlockReader, Change, Kind, Step
 from sluice.http.call.generate_call import GenerateCall
 from sluice.http.call.generation import Generation, Usage
-from sluice.http.call.parsed_answer import ParsedAnswer
 from sluice.text.parsers.json_text import object_of
 from sluice.text.text_stream import Piece
 from sluice.types import FinishReason
 
 FRAMING = Framing(EVENT_STREAM, b"data: ", b"\n\n", b"", lambda error: [error.anthropic_body()], names_events=True)
-DELTAS: Mapping[Kind, tuple[str, str]] = {
-    Kind.TEXT: ("text_delta", "text"),
-    Kind.REASONING: ("thinking_delta", "thinking"),
-    Kind.CALL: ("input_json_delta", "partial_json"),
-}
-"""The type of a delta of each kind of block, and the field with what it adds."""
+
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
+class MessageUsage(msgspec.Struct):
+    input_tokens: int
+    """Of the prompt, but for the cached ones."""
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class TextContent(msgspec.Struct, tag_field="type", tag="text"):
+    text: str
+
+
+class ThinkingContent(msgspec.Struct, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str
+    """Empty: reasoning that comes back is taken as it is."""
+
+
+class ToolUseContent(msgspec.Struct, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Content = TextContent | ThinkingContent | ToolUseContent
+
+
+class MessageAnswer(msgspec.Struct, kw_only=True):
+    """The answer to `POST /v1/messages`."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[Content]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class MessageStart(msgspec.Struct, tag_field="type", tag="message_start"):
+    message: MessageAnswer
+
+
+class Ping(msgspec.Struct, tag_field="type", tag="ping"):
+    pass
+
+
+class BlockStart(msgspec.Struct, tag_field="type", tag="content_block_start"):
+    index: int
+    content_block: Content
+
+
+class TextDelta(msgspec.Struct, tag_field="type", tag="text_delta"):
+    text: str
+
+
+class ThinkingDelta(msgspec.Struct, tag_field="type", tag="thinking_delta"):
+    thinking: str
+
+
+class InputDelta(msgspec.Struct, tag_field="type", tag="input_json_delta"):
+    partial_json: str
+
+
+class BlockDelta(msgspec.Struct, tag_field="type", tag="content_block_delta"):
+    index: int
+    delta: TextDelta | ThinkingDelta | InputDelta
+
+
+class BlockStop(msgspec.Struct, tag_field="type", tag="content_block_stop"):
+    index: int
+
+
+class Stopped(msgspec.Struct):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta"):
+    delta: Stopped
+    usage: MessageUsage
+
+
+class MessageStop(msgspec.Struct, tag_field="type", tag="message_stop"):
+    pass
+
+
+MessageEvent = MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
+"""An event of its stream."""
 
 
 class AnthropicAnswer:
@@ -34,93 +124,89 @@ class AnthropicAnswer:
     def __init__(self, call: GenerateCall[MessagesFields], generation: Generation) -> None:
         self._call = call
         self._generation = generation
-        self._parsed = ParsedAnswer(generation.parser())
+        self._reader = BlockReader(generation.parser())
 
-    def opening(self, index: int) -> Iterator[dict[str, Any]]:
-        yield {"type": "message_start", "message": self._message([], None, self._generation.usage())}
-        yield {"type": "ping"}
+    def opening(self, index: int) -> Iterator[MessageEvent]:
+        yield MessageStart(self._message([], None, self._generation.usage()))
+        yield Ping()
 
-    def chunks(self, arrived: Sequence[tuple[int, Piece]]) -> Iterator[dict[str, Any]]:
+    def chunks(self, arrived: Sequence[tuple[int, Piece]]) -> Iterator[MessageEvent]:
         for _, piece in arrived:
-            yield from map(_event, self._parsed.push(piece))
+            yield from map(_event, self._reader.push(piece))
 
-    def waiting(self, progress: Progress | None) -> Iterator[dict[str, Any]]:
-        yield {"type": "ping"}
+    def waiting(self, progress: Progress | None) -> Iterator[MessageEvent]:
+        yield Ping()
 
-    def closing(self, usage: Usage) -> Iterator[dict[str, Any]]:
-        reason, stop = self._end()
-        delta = {"stop_reason": reason, "stop_sequence": stop}
-        yield {"type": "message_delta", "delta": delta, "usage": usage_of(usage)}
-        yield {"type": "message_stop"}
+    def closing(self, usage: Usage) -> Iterator[MessageEvent]:
+        yield MessageDelta(Stopped(*self._end()), usage_of(usage))
+        yield MessageStop()
 
-    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> dict[str, Any]:
-        for _ in self._parsed.push_all(choices[0]):
+    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> MessageAnswer:
+        for _ in self._reader.push_all(choices[0]):
             pass
-        content = [content_of(block) for block in self._parsed.blocks.all]
+        content = [content_of(block) for block in self._reader.blocks.all]
         return self._message(content, self._end(), usage)
 
-    def _message(self, content: list[Any], end: tuple[str, str | None] | None, usage: Usage) -> dict[str, Any]:
+    def _message(
+        self, content: list[Content], end: tuple[StopReason, str | None] | None, usage: Usage
+    ) -> MessageAnswer:
         reason, stop = end or (None, None)
-        return {
-            "id": f"msg_{self._generation.id}",
-            "type": "message",
-            "role": "assistant",
-            "model": self._generation.service.model,
-            "content": content,
-            "stop_reason": reason,
-            "stop_sequence": stop,
-            "usage": usage_of(usage),
-        }
+        return MessageAnswer(
+            id=f"msg_{self._generation.id}",
+            type="message",
+            role="assistant",
+            model=self._generation.service.model,
+            content=content,
+            stop_reason=reason,
+            stop_sequence=stop,
+            usage=usage_of(usage),
+        )
 
-    def _end(self) -> tuple[str, str | None]:
+    def _end(self) -> tuple[StopReason, str | None]:
         """Return why the answer ended, and the stop string that ended it."""
         (choice,) = self._generation.choices
         asked, given = self._call.sampling.max_tokens, choice.request.sampling.max_tokens
-        if self._parsed.finish_reason is FinishReason.LENGTH:
+        if self._reader.finish_reason is FinishReason.LENGTH:
             return ("max_tokens" if given == asked else "model_context_window_exceeded"), None
         if choice.text.stop_string is not None:
             return "stop_sequence", choice.text.stop_string
         # A call that went wrong is not to be made.
-        calls = [block for block in self._parsed.blocks.all if block.kind is Kind.CALL]
+        calls = [block for block in self._reader.blocks.all if block.kind is Kind.CALL]
         return ("tool_use" if calls and all(call.is_complete for call in calls) else "end_turn"), None
 
 
-def usage_of(usage: Usage) -> dict[str, int]:
+def usage_of(usage: Usage) -> MessageUsage:
     """Return the tokens of a call as Anthropic counts them: those of the prompt without the cached ones."""
-    return {
-        "input_tokens": usage.prompt_tokens - usage.cached.total,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached.total,
-        "output_tokens": usage.completion_tokens,
-    }
+    cached = usage.cached.total
+    return MessageUsage(usage.prompt_tokens - cached, 0, cached, usage.completion_tokens)
 
 
-def _event(change: Change) -> dict[str, Any]:
+def _event(change: Change) -> MessageEvent:
     block = change.block
     match change.step:
         case Step.BEGAN:
-            return {"type": "content_block_start", "index": block.index, "content_block": _empty(block)}
+            return BlockStart(block.index, content_of(block))
         case Step.GREW:
-            kind, field = DELTAS[block.kind]
-            return {"type": "content_block_delta", "index": block.index, "delta": {"type": kind, field: change.text}}
-    return {"type": "content_block_stop", "index": block.index}
+            return BlockDelta(block.index, _delta(block.kind, change.text))
+    return BlockStop(block.index)
 
 
-def _empty(block: Block) -> dict[str, Any]:
-    """Return a block without what its deltas add."""
+def _delta(kind: Kind, text: str) -> TextDelta | ThinkingDelta | InputDelta:
+    match kind:
+        case Kind.TEXT:
+            return TextDelta(text)
+        case Kind.REASONING:
+            return ThinkingDelta(text)
+    return InputDelta(text)
+
+
+def content_of(block: Block) -> Content:
+    """Return a block as far as it has come. The input of a call is empty until it is complete, and if it was cut off or
+    went wrong: its JSON is no object."""
     match block.kind:
         case Kind.TEXT:
-            return {"type": "text", "text": ""}
+            return TextContent(block.text)
         case Kind.REASONING:
-            return {"type": "thinking", "thinking": "", "signature": ""}
-    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}}
-
-
-def content_of(block: Block) -> dict[str, Any]:
-    """Return a whole block. The input of a call that was cut off or went wrong is empty: its JSON is no object."""
-    match block.kind:
-        case Kind.TEXT:
-            return _empty(block) | {"text": block.text}
-        case Kind.REASONING:
-            return _empty(block) | {"thinking": block.text}
-    return _empty(block) | {"input": (object_of(block.text) if block.is_complete else None) or {}}
+            return ThinkingContent(block.text, "")
+    found = object_of(block.text) if block.is_complete else None
+    return ToolUseContent(block.call_id, block.name, found or {})

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from sluice.http.apis.anthropic import unsupported
 from sluice.http.base.body import convert, fields_of, known_fields
 from sluice.http.base.errors import bad_request, require
 from sluice.http.base.json_bounds import check_nesting
@@ -122,7 +121,7 @@ def _are_one_turn(one: Message, other: Message) -> bool:
 
 
 def _turn(content: dict[str, Any], place: str) -> Iterator[Message]:
-    turn = convert(known_fields(content, fields_of(Turn), {}, place), Turn, place)
+    turn = convert(known_fields(content, fields_of(Turn), place, {}), Turn, place)
     kinds = ROLES.get(turn.role)
     if kinds is None:
         raise bad_request(
@@ -139,11 +138,7 @@ def _turn(content: dict[str, Any], place: str) -> Iterator[Message]:
 def _blocks(content: str | list[Any], place: str, kinds: Mapping[str, type[msgspec.Struct]]) -> list[msgspec.Struct]:
     if isinstance(content, str):
         return [TextBlock(content)]
-    table = unsupported.MESSAGES_BLOCK
-    blocks: list[msgspec.Struct] = []
-    for index, each in enumerate(content):
-        blocks.append(tagged(each, kinds, f"{place}[{index}]", table))
-    return blocks
+    return [tagged(each, kinds, f"{place}[{index}]") for index, each in enumerate(content)]
 
 
 def _joined(content: str | list[Any], place: str, kinds: Mapping[str, type[msgspec.Struct]]) -> str:

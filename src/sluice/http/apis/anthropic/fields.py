@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from sluice.http.apis.anthropic import unsupported
 from sluice.http.apis.anthropic.content import MESSAGE_SCHEMA, TEXT_BLOCK_SCHEMA, chat_messages
 from sluice.http.apis.anthropic.tools import CHOICE_SCHEMA, TOOL_SCHEMA, tools_of
 from sluice.http.base.body import convert, fields_of, json_object, known_fields, take_fields
 from sluice.http.base.errors import bad_request, require
 from sluice.http.base.routes import Body
+from sluice.http.base.unsupported_fields import IN_PARTS
 from sluice.http.call.constraint_fields import flat_shape
 from sluice.http.call.generate_call import (
     Conversation,
@@ -110,8 +110,7 @@ def parse_count(body: bytes) -> GenerateCall[CountFields]:
 
 def _read(body: bytes, kind: type[P]) -> GenerateCall[P]:
     known = fields_of(kind) | fields_of(MessagesSampling)
-    table, instead = unsupported.MESSAGES, unsupported.MESSAGES_SEND_INSTEAD
-    content = known_fields(json_object(body), known, table, instead=instead)
+    content = known_fields(json_object(body), known)
     given = take_fields(content, MessagesSampling)
     fields, sampling = convert(content, kind), convert(given, MessagesSampling, accepted={"n": "1"})
     require(bool(fields.model), "model is required: its name must not be empty", param="model")
@@ -149,7 +148,7 @@ def _thinking(given: dict[str, Any] | None) -> dict[str, Any]:
     """Return what the chat template is told of `thinking`, by the names that models with a switch have for it."""
     if given is None:
         return {}
-    thinking = tagged(given, THINKING, "thinking", unsupported.THINKING)
+    thinking = tagged(given, THINKING, "thinking")
     if isinstance(thinking, _Enabled):
         name, least = "thinking.budget_tokens", LEAST_BUDGET
         message = f"{name} must be at least {least}, got {thinking.budget_tokens}"
@@ -159,13 +158,13 @@ def _thinking(given: dict[str, Any] | None) -> dict[str, Any]:
 
 def _output_config(given: dict[str, Any]) -> _OutputConfig:
     place = "output_config"
-    known = known_fields(given, fields_of(_OutputConfig), unsupported.OUTPUT_CONFIG, place)
+    known = known_fields(given, fields_of(_OutputConfig), place, IN_PARTS)
     return convert(known, _OutputConfig, place)
 
 
 def _check_edits(given: dict[str, Any]) -> None:
     """Refuse edits of the context: prompts are never shortened. Those of thoughts alone change nothing."""
-    edits = known_fields(given, frozenset({"edits"}), {}, "context_management").get("edits", [])
+    edits = known_fields(given, frozenset({"edits"}), "context_management", IN_PARTS).get("edits", [])
     kinds = [edit.get("type") if isinstance(edit, dict) else None for edit in edits] if isinstance(edits, list) else []
     for index, kind in enumerate(kinds):
         if not (isinstance(kind, str) and kind.startswith(KEPT_EDITS)):

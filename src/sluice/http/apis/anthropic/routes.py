@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sluice.http.apis.anthropic.answers import AnthropicAnswer
+from sluice.http.apis.anthropic.answers import AnthropicAnswer, MessageAnswer, MessageEvent
 from sluice.http.apis.anthropic.fields import COUNT_BODY, MESSAGES_BODY, parse_count, parse_messages
-from sluice.http.apis.anthropic.types import MessageAnswer, MessageEvent, TokenCount
 from sluice.http.base.backend import Backend
 from sluice.http.base.body import BodyReader
 from sluice.http.base.errors import OVERLOADED, AnthropicError
@@ -17,6 +17,12 @@ from sluice.http.base.routes import Routes, json_answer
 from sluice.http.base.tokenizer_threads import TokenizerThreads
 from sluice.http.call.generating import CallHandler, while_client_is_there
 from sluice.http.call.tokenize import count_tokens
+
+
+class TokenCount(msgspec.Struct):
+    """The answer to `POST /v1/messages/count_tokens`."""
+
+    input_tokens: int
 
 
 def add_anthropic(

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from sluice.http.apis.anthropic import unsupported
 from sluice.http.call.tagged import tagged
 from sluice.http.call.tools import NAME, checked_tools, tool_use
 from sluice.text.parsers.tools import Choice, Tool, ToolUse
@@ -81,5 +80,5 @@ def tools_of(tools: list[dict[str, Any]], choice: dict[str, Any] | None) -> Tool
 
 
 def _tool(place: str, content: dict[str, Any]) -> Tool:
-    given = tagged(content, CUSTOM, place, unsupported.MESSAGES_TOOL, default="custom")
+    given = tagged(content, CUSTOM, place, default="custom")
     return Tool(given.name, given.description, given.input_schema, given.strict, f"{place}.input_schema")

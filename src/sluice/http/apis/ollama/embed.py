@@ -10,7 +10,6 @@ import msgspec
 from sluice.http.apis.ollama.answers import nanoseconds
 from sluice.http.apis.ollama.fields import PLACE, OllamaOptions, OllamaSampling, read_options
 from sluice.http.apis.ollama.names import served_name
-from sluice.http.base import unsupported_fields
 from sluice.http.base.backend import Service
 from sluice.http.base.body import read_fields
 from sluice.http.base.errors import require
@@ -51,7 +50,7 @@ def parse_ollama_embed(service: Service, body: bytes) -> GenerateCall[OllamaEmbe
     Raises:
         ApiError: 400, naming the field; 404, another model.
     """
-    fields = read_fields(body, OllamaEmbedFields, unsupported_fields.OLLAMA_EMBED)
+    fields = read_fields(body, OllamaEmbedFields)
     texts = [fields.input] if isinstance(fields.input, str) else fields.input
     require(bool(texts) and all(texts), "input must be a text or a list of texts, none empty", param="input")
     message = f"input has {len(texts)} texts; at most {MAX_CHOICES} are accepted in one call"
@@ -65,7 +64,7 @@ def parse_ollama_embedding(service: Service, body: bytes) -> GenerateCall[Ollama
     Raises:
         ApiError: 400, naming the field; 404, another model.
     """
-    fields = read_fields(body, OllamaEmbeddingFields, unsupported_fields.OLLAMA_EMBEDDING)
+    fields = read_fields(body, OllamaEmbeddingFields)
     require(bool(fields.prompt), "prompt must be a non-empty text", param="prompt")
     return _call(service, fields, fields.options, [fields.prompt], "prompt")
 
@@ -75,6 +74,23 @@ def _call(service: Service, fields: E, options: dict[str, Any], texts: Sequence[
     _, others, _ = read_options(options)
     names = {"prompt": name, "num_ctx": f"{PLACE}.num_ctx"}
     return embed_call(fields, texts, names, model=served_name(service, fields.model or ""), num_ctx=others.num_ctx)
+
+
+class OllamaEmbed(msgspec.Struct):
+    """The answer to `POST /api/embed`."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    """Both in nanoseconds."""
+    prompt_eval_count: int
+
+
+class OllamaEmbedding(msgspec.Struct):
+    """The answer to `POST /api/embeddings`."""
+
+    embedding: list[float]
 
 
 class OllamaEmbedAnswer:
@@ -89,18 +105,18 @@ class OllamaEmbedAnswer:
         self._generation = generation
         self._dimensions = checked_dimensions(generation, call.fields.dimensions)
 
-    def whole(self, embeddings: Sequence[bytes], usage: Usage) -> dict[str, Any]:
+    def whole(self, embeddings: Sequence[bytes], usage: Usage) -> OllamaEmbed:
         generation = self._generation
         ended = generation.service.client.now()
         submitted = generation.came_at if generation.submitted_at is None else generation.submitted_at
         vectors = (unit_vector(each, self._dimensions).tolist() for each in embeddings)
-        return {
-            "model": self._model,
-            "embeddings": json_list(vectors, len(embeddings)),
-            "total_duration": nanoseconds(ended - generation.came_at),
-            "load_duration": nanoseconds(submitted - generation.came_at),
-            "prompt_eval_count": usage.prompt_tokens,
-        }
+        return OllamaEmbed(
+            model=self._model,
+            embeddings=json_list(vectors, len(embeddings)),
+            total_duration=nanoseconds(ended - generation.came_at),
+            load_duration=nanoseconds(submitted - generation.came_at),
+            prompt_eval_count=usage.prompt_tokens,
+        )
 
 
 class OllamaEmbeddingAnswer:
@@ -109,5 +125,5 @@ class OllamaEmbeddingAnswer:
     def __init__(self, call: GenerateCall[OllamaEmbeddingFields], generation: Generation) -> None:
         pass
 
-    def whole(self, embeddings: Sequence[bytes], usage: Usage) -> dict[str, Any]:
-        return {"embedding": unit_vector(embeddings[0]).tolist()}
+    def whole(self, embeddings: Sequence[bytes], usage: Usage) -> OllamaEmbedding:
+        return OllamaEmbedding(unit_vector(embeddings[0]).tolist())

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from sluice.http.apis.ollama.names import served_name
-from sluice.http.base import unsupported_fields
 from sluice.http.base.backend import Service
-from sluice.http.base.body import convert, fields_of, json_object, kind_of, known_fields
+from sluice.http.base.body import convert, fields_of, kind_of, known_fields, read_fields
 from sluice.http.base.errors import require
 from sluice.http.base.routes import Body
+from sluice.http.base.unsupported_fields import IN_PARTS
 from sluice.http.call.constraint_fields import ollama_shape
 from sluice.http.call.generate_call import (
     Conversation,
@@ -109,7 +109,7 @@ def parse_ollama_chat(service: Service, body: bytes) -> GenerateCall[OllamaChatF
     Raises:
         ApiError: 400, naming the field; 404, another model.
     """
-    fields = _read(service, body, OllamaChatFields, unsupported_fields.OLLAMA_CHAT)
+    fields = _read(service, body, OllamaChatFields)
     tools = tools_of(ToolFields(tools=fields.tools))
     messages = [_message(f"messages[{index}]", each) for index, each in enumerate(fields.messages)]
     prompts = (_conversation(messages, fields, tools),) if messages else ()
@@ -124,7 +124,7 @@ def parse_ollama_generate(service: Service, body: bytes) -> GenerateCall[OllamaG
     Raises:
         ApiError: 400, naming the field; 404, another model.
     """
-    fields = _read(service, body, OllamaGenerateFields, unsupported_fields.OLLAMA_GENERATE)
+    fields = _read(service, body, OllamaGenerateFields)
     is_raw = fields.raw or not (service.tokenizer.has_chat_template or fields.system)
     require(not (fields.raw and fields.system), "raw: true excludes system; send one of them", param="system")
     prompt: str | Conversation = fields.prompt
@@ -136,11 +136,8 @@ def parse_ollama_generate(service: Service, body: bytes) -> GenerateCall[OllamaG
     return _call(service, fields, prompts, "prompt", tools, add_special_tokens=is_raw)
 
 
-def _read(service: Service, body: bytes, kind: type[B], unsupported: Mapping[str, Any]) -> B:
-    content = known_fields(
-        json_object(body), fields_of(kind), unsupported, instead=unsupported_fields.OLLAMA_SEND_INSTEAD
-    )
-    fields = convert(content, kind)
+def _read(service: Service, body: bytes, kind: type[B]) -> B:
+    fields = read_fields(body, kind)
     require(bool(fields.model), "model is required: its name must not be empty", param="model")
     _check_think(service, fields.think)
     return fields
@@ -201,7 +198,7 @@ def read_options(content: dict[str, Any]) -> tuple[OllamaSampling, OllamaOptions
         ApiError: 400, naming the option.
     """
     known = fields_of(OllamaSampling) | fields_of(OllamaOptions)
-    given = known_fields(content, known, unsupported_fields.OLLAMA_OPTIONS, PLACE, instead={})
+    given = known_fields(content, known, PLACE)
     others = {name: given.pop(name) for name in fields_of(OllamaOptions) & given.keys()}
     sampling = convert(given, OllamaSampling, PLACE, {"n": "1"})
     return sampling, convert(others, OllamaOptions, PLACE), frozenset(given)
@@ -257,8 +254,7 @@ class OllamaToolCall(msgspec.Struct):
 
 def _message(place: str, content: dict[str, Any]) -> dict[str, Any]:
     """Return a message in OpenAI's form."""
-    unsupported = unsupported_fields.OLLAMA_MESSAGE
-    given = convert(known_fields(content, fields_of(OllamaMessage), unsupported, place), OllamaMessage, place)
+    given = convert(known_fields(content, fields_of(OllamaMessage), place, IN_PARTS), OllamaMessage, place)
     calls = [
         convert(call, OllamaToolCall, f"{place}.tool_calls[{index}]")
         for index, call in enumerate(given.tool_calls or ())

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from sluice.http.apis.ollama.names import served_name, with_tag
-from sluice.http.base import unsupported_fields
 from sluice.http.base.backend import Service
 from sluice.http.base.body import read_fields
 from sluice.http.base.errors import bad_request
@@ -29,32 +28,93 @@ class ShowFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     name: str | None = None
     """The former name of `model`."""
+    options: dict[str, Any] | None = None
+    """Without effect."""
 
 
 SHOW_BODY = Body((ShowFields,))
 
 
-def tags(service: Service, started: int) -> dict[str, Any]:
+class OllamaDetails(msgspec.Struct):
+    """What a checkpoint is."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+    """The type of the numbers, such as `bfloat16`."""
+
+
+class _OllamaModel(msgspec.Struct, kw_only=True):
+    name: str
+    model: str
+    size: int
+    """Bytes."""
+    digest: str
+    details: OllamaDetails
+
+
+class OllamaModel(_OllamaModel, kw_only=True):
+    modified_at: str
+
+
+class OllamaTags(msgspec.Struct):
+    """The answer to `GET /api/tags`."""
+
+    models: list[OllamaModel]
+
+
+class OllamaRunningModel(_OllamaModel, kw_only=True):
+    size_vram: int
+    expires_at: str
+    context_length: int
+
+
+class OllamaRunning(msgspec.Struct):
+    """The answer to `GET /api/ps`."""
+
+    models: list[OllamaRunningModel]
+
+
+class OllamaShown(msgspec.Struct):
+    """The answer to `POST /api/show`."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: OllamaDetails
+    model_info: dict[str, str | int]
+    """Facts by name, such as `qwen3.context_length`."""
+    capabilities: list[str]
+    modified_at: str
+
+
+def tags(service: Service, started: int) -> OllamaTags:
     """Return the answer to `GET /api/tags`: a model for each name.
 
     Args:
         started: when the server was, in Unix seconds.
     """
-    return {"models": [_model(service, name) | {"modified_at": _time(started)} for name in service.models]}
+    modified = _time(started)
+    return OllamaTags([OllamaModel(modified_at=modified, **_facts(service, name)) for name in service.models])
 
 
-def running(service: Service) -> dict[str, Any]:
+def running(service: Service) -> OllamaRunning:
     """Return the answer to `GET /api/ps`: the same models, all of them loaded."""
     memory = service.memory
     size = memory.weights_bytes + memory.device_kv_bytes
     on_gpu = size if str(_setting(service, "device")).startswith("cuda") else 0
-    state = {
-        "size": size,
-        "size_vram": on_gpu,
-        "expires_at": NEVER,
-        "context_length": service.limits.max_request_tokens,
-    }
-    return {"models": [_model(service, name) | state for name in service.models]}
+    length = service.limits.max_request_tokens
+    return OllamaRunning(
+        [
+            OllamaRunningModel(
+                size_vram=on_gpu, expires_at=NEVER, context_length=length, **_facts(service, name) | {"size": size}
+            )
+            for name in service.models
+        ]
+    )
 
 
 def parse_show(body: bytes) -> str:
@@ -63,14 +123,14 @@ def parse_show(body: bytes) -> str:
     Raises:
         ApiError: 400, naming the field.
     """
-    fields = read_fields(body, ShowFields, unsupported_fields.OLLAMA_SHOW)
+    fields = read_fields(body, ShowFields)
     name = fields.model or fields.name
     if not name:
         raise bad_request("model is required", param="model")
     return name
 
 
-def show(service: Service, name: str, started: int) -> dict[str, Any]:
+def show(service: Service, name: str, started: int) -> OllamaShown:
     """Return the answer to `POST /api/show`.
 
     Raises:
@@ -79,26 +139,27 @@ def show(service: Service, name: str, started: int) -> dict[str, Any]:
     own = served_name(service, name)
     family = _family(service)
     defaults = service.sampling_defaults.as_dict()
-    return {
-        "modelfile": f"# {own} is served by Sluice from a checkpoint, not from a Modelfile\n",
-        "parameters": "\n".join(f"{DEFAULTS.get(key, key)} {value}" for key, value in defaults.items()),
-        "template": service.tokenizer.chat_template_source or "{{ .Prompt }}",
-        "details": _details(service),
-        "model_info": {
+    return OllamaShown(
+        modelfile=f"# {own} is served by Sluice from a checkpoint, not from a Modelfile\n",
+        parameters="\n".join(f"{DEFAULTS.get(key, key)} {value}" for key, value in defaults.items()),
+        template=service.tokenizer.chat_template_source or "{{ .Prompt }}",
+        details=_details(service),
+        model_info={
             "general.architecture": family,
             f"{family}.context_length": service.limits.max_model_len,
             f"{family}.vocab_size": service.limits.vocab_size,
         },
-        "capabilities": [
+        capabilities=[
             "completion",
             *(["tools"] if service.replies.tools is not None else []),
             *(["thinking"] if service.replies.tells_reasoning else []),
         ],
-        "modified_at": _time(started),
-    }
+        modified_at=_time(started),
+    )
 
 
-def _model(service: Service, name: str) -> dict[str, Any]:
+def _facts(service: Service, name: str) -> dict[str, Any]:
+    """Return the fields of a `_OllamaModel`."""
     return {
         "name": with_tag(name),
         "model": with_tag(name),
@@ -114,16 +175,9 @@ def _digest(service: Service, name: str) -> str:
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
 
 
-def _details(service: Service) -> dict[str, Any]:
+def _details(service: Service) -> OllamaDetails:
     family = _family(service)
-    return {
-        "parent_model": "",
-        "format": "safetensors",
-        "family": family,
-        "families": [family],
-        "parameter_size": "",
-        "quantization_level": str(_setting(service, "dtype") or ""),
-    }
+    return OllamaDetails("", "safetensors", family, [family], "", str(_setting(service, "dtype") or ""))
 
 
 def _family(service: Service) -> str:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from sluice.http.apis.ollama.answers import OllamaChatAnswer, OllamaGenerateAnswer
+from sluice.http.apis.ollama.answers import OllamaChat, OllamaChatAnswer, OllamaGenerateAnswer, OllamaGenerated
 from sluice.http.apis.ollama.embed import (
     OLLAMA_EMBED_BODY,
     OLLAMA_EMBEDDING_BODY,
+    OllamaEmbed,
     OllamaEmbedAnswer,
+    OllamaEmbedding,
     OllamaEmbeddingAnswer,
     parse_ollama_embed,
     parse_ollama_embedding,
@@ -23,21 +26,20 @@ from sluice.http.apis.ollama.fields import (
     parse_ollama_chat,
     parse_ollama_generate,
 )
-from sluice.http.apis.ollama.models import SHOW_BODY, parse_show, running, show, tags
-from sluice.http.apis.ollama.types import (
-    OllamaChat,
-    OllamaEmbed,
-    OllamaEmbedding,
-    OllamaGenerated,
+from sluice.http.apis.ollama.models import (
+    SHOW_BODY,
     OllamaRunning,
     OllamaShown,
     OllamaTags,
-    OllamaVersion,
+    parse_show,
+    running,
+    show,
+    tags,
 )
 from sluice.http.base.backend import Backend
 from sluice.http.base.body import BodyReader
 from sluice.http.base.errors import ApiError, OllamaError
-from sluice.http.base.routes import NDJSON, Handler, Routes
+from sluice.http.base.routes import NDJSON, Handler, Routes, json_answer
 from sluice.http.call.generating import CallHandler
 
 Add = partial[Callable[[Handler], Handler]]
@@ -54,6 +56,12 @@ REFUSED = {
 """What to do instead of a POST that is not supported."""
 
 
+class OllamaVersion(msgspec.Struct):
+    """The answer to `GET /api/version`."""
+
+    version: str
+
+
 def add_ollama(routes: Routes, backend: Backend, bodies: BodyReader, calls: CallHandler, started: int) -> None:
     """Add the routes of Ollama's API.
 
@@ -67,7 +75,7 @@ def add_ollama(routes: Routes, backend: Backend, bodies: BodyReader, calls: Call
 
     @add("GET", "/api/version", summary="The version of Ollama whose API this is", answer=OllamaVersion)
     async def version(request: Request) -> Response:
-        return JSONResponse({"version": API_VERSION})
+        return json_answer(OllamaVersion(API_VERSION))
 
     for path, instead in REFUSED.items():
         add("POST", path, summary=f"Refused: {instead} (Ollama)")(_refusal(path, instead))
@@ -124,16 +132,16 @@ def _add_embeddings(add: Add, backend: Backend, calls: CallHandler) -> None:
 def _add_models(add: Add, backend: Backend, bodies: BodyReader, started: int) -> None:
     @add("GET", "/api/tags", summary="The model that is served, by each of its names (Ollama)", answer=OllamaTags)
     async def list_models(request: Request) -> Response:
-        return JSONResponse(tags(backend.service(), started))
+        return json_answer(tags(backend.service(), started))
 
     @add("GET", "/api/ps", summary="The same, with its memory (Ollama)", answer=OllamaRunning)
     async def list_running(request: Request) -> Response:
-        return JSONResponse(running(backend.service()))
+        return json_answer(running(backend.service()))
 
     @add("POST", "/api/show", summary="What is known of the model (Ollama)", body=SHOW_BODY, answer=OllamaShown)
     async def show_model(request: Request) -> Response:
         name = await bodies.read(request, parse_show)
-        return JSONResponse(show(backend.service(), name, started))
+        return json_answer(show(backend.service(), name, started))
 
 
 def _refusal(path: str, instead: str) -> Handler:

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from sluice.http.apis.responses import unsupported
 from sluice.http.apis.responses.items import INPUT_SCHEMA, Item, chat_messages, items_of
 from sluice.http.apis.responses.store import ResponseStore, owner_of
-from sluice.http.apis.responses.tools import CHOICE_SCHEMA, TOOL_SCHEMA, tools_json, tools_of
+from sluice.http.apis.responses.tools import CHOICE_SCHEMA, TOOL_SCHEMA, tools_of
 from sluice.http.base.body import convert, fields_of, json_object, kind_of, known_fields, take_fields
 from sluice.http.base.errors import require
 from sluice.http.base.routes import Body
+from sluice.http.base.unsupported_fields import IN_PARTS
 from sluice.http.call.constraint_fields import flat_shape
 from sluice.http.call.generate_call import (
     Conversation,
@@ -30,7 +30,6 @@ from sluice.http.call.generate_call import (
     sampling_params,
     terms_of,
 )
-from sluice.http.call.generation import Generation
 from sluice.http.call.template_fields import TemplateFields, conversation_of
 from sluice.text.parsers.tools import ToolUse
 
@@ -118,8 +117,7 @@ def parse_response(store: ResponseStore, api_key: bytes, body: bytes) -> Respons
         ApiError: 400, naming the field; 404, there is no such previous response.
     """
     known = fields_of(ResponseFields) | fields_of(ResponseSampling)
-    table, instead = unsupported.RESPONSES, unsupported.RESPONSES_SEND_INSTEAD
-    content = known_fields(json_object(body), known, table, instead=instead)
+    content = known_fields(json_object(body), known)
     given = take_fields(content, ResponseSampling)
     fields, sampling = _fields(content), convert(given, ResponseSampling, accepted={"n": "1"})
     owner = owner_of(api_key, fields.cache_salt or "")
@@ -150,7 +148,7 @@ def _fields(content: dict[str, Any]) -> ResponseFields:
     """Return the fields that are none of sampling, each checked by its name."""
     text = content.get("text")
     if isinstance(text, dict):
-        content["text"] = known_fields(text, fields_of(TextConfig), {}, "text")
+        content["text"] = known_fields(text, fields_of(TextConfig), "text", IN_PARTS)
     fields = convert(content, ResponseFields)
     unknown = next((each for each in fields.include if each not in INCLUDED), None)
     message = f"include holds {unknown!r}; accepted: {', '.join(INCLUDED)}"
@@ -198,36 +196,3 @@ def _conversation(fields: ResponseFields, tools: ToolUse, items: list[Item], num
         verbosity=fields.text.verbosity,
     )
     return conversation_of(messages, template, tools)
-
-
-def response_head(call: ResponseCall, generation: Generation) -> dict[str, Any]:
-    """Return a response that has just begun: what it repeats of the call, and nothing generated."""
-    fields, sampling = call.fields, generation.settled.sampling
-    return {
-        "id": f"resp_{generation.id}",
-        "object": "response",
-        "created_at": generation.created,
-        "completed_at": None,
-        "status": "in_progress",
-        "background": False,
-        "error": None,
-        "incomplete_details": None,
-        "instructions": fields.instructions,
-        "max_output_tokens": sampling.max_tokens,
-        "metadata": fields.metadata,
-        "model": generation.service.model,
-        "output": [],
-        "parallel_tool_calls": fields.parallel_tool_calls,
-        "previous_response_id": fields.previous_response_id,
-        "reasoning": {"effort": fields.reasoning.effort, "summary": fields.reasoning.summary},
-        "store": call.input is not None,
-        "temperature": sampling.temperature,
-        "text": {"format": fields.text.format or {"type": "text"}, "verbosity": fields.text.verbosity},
-        "tool_choice": fields.tool_choice,
-        "tools": [] if call.tools is None else tools_json(call.tools),
-        "top_logprobs": fields.top_logprobs,
-        "top_p": sampling.top_p,
-        "truncation": "disabled",
-        "usage": None,
-        "user": fields.user,
-    }

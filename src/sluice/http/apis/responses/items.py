@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from sluice.http.apis.responses import unsupported
 from sluice.http.base.errors import require
 from sluice.http.base.json_bounds import check_contents
 from sluice.http.call.messages import arguments_of
@@ -130,7 +129,7 @@ def _has_more(message: Message) -> bool:
 
 def _parts_of(item: Any, place: str) -> Iterator[tuple[str, Any]]:
     """Yield what an item adds: a message, or a field of the assistant's message."""
-    checked = tagged(item, ITEMS, place, unsupported.RESPONSES_ITEM, default="message")
+    checked = tagged(item, ITEMS, place, default="message")
     match checked:
         case MessageItem(role, content):
             message = f"{place}.role must be one of {', '.join(ROLES)}, got {role!r}"
@@ -153,9 +152,9 @@ def _text(content: str | list[Any], place: str, kinds: Mapping[str, type[msgspec
     """Return a text, or the texts of parts, joined by line breaks."""
     if isinstance(content, str):
         return content
-    table, texts = unsupported.RESPONSES_PART, []
+    texts: list[str] = []
     for index, each in enumerate(content):
-        part = tagged(each, kinds, f"{place}[{index}]", table)
+        part = tagged(each, kinds, f"{place}[{index}]")
         texts.append(part.refusal if isinstance(part, RefusalPart) else part.text)
     return "\n".join(texts)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from sluice.http.apis.responses import unsupported
 from sluice.http.base.body import kind_of
 from sluice.http.base.errors import require
 from sluice.http.call.tagged import tagged
@@ -68,5 +67,5 @@ def tools_json(use: ToolUse) -> list[dict[str, Any]]:
 
 
 def _tool(place: str, content: dict[str, Any]) -> Tool:
-    given = tagged(content, TOOLS, place, unsupported.RESPONSES_TOOL)
+    given = tagged(content, TOOLS, place)
     return Tool(given.name, given.description, given.parameters, given.strict, f"{place}.parameters")

@@ -1,4 +1,4 @@
-"""The answers of the routes of OpenAI's Responses API, as types (see `answer_types`)."""
+"""The parts of responses in the form of OpenAI's Responses API, and the events of their streams."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sluice.http.call.answer_types import ChatToken
+from sluice.http.call.logprobs import ChatToken
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
