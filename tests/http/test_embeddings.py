@@ -165,3 +165,16 @@ def test_scores_are_of_pairs_or_of_one_text_with_each() -> None:
             assert refused.json()["error"]["param"] == "text_1"
 
     run(test)
+
+
+def test_settings_of_generation_are_ignored() -> None:
+    """Clients send their settings with every call; a refusal of `temperature` would help none of them."""
+
+    async def test() -> None:
+        async with serving() as server:
+            answer = await server.post("/v1/embeddings", input="ab", temperature=0.5, max_tokens=3, tools=[{}])
+            assert answer.status_code == 200
+            assert answer.headers["x-sluice-ignored-fields"] == "temperature, max_tokens, tools"
+            assert (await server.post("/v1/embeddings", input="ab", prompt_embeds="x")).status_code == 400
+
+    run(test)

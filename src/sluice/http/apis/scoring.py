@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 from sluice.http.base.body import read_fields
 from sluice.http.base.errors import require
 from sluice.http.base.routes import Body
+from sluice.http.base.unsupported_fields import OF_EMBEDDINGS
 from sluice.http.call import generation as counts
 from sluice.http.call.embeddings import EmbedFields, embed_call
 from sluice.http.call.generate_call import MAX_CHOICES, GenerateCall, Text, documented
@@ -55,7 +56,7 @@ def parse_rerank(body: bytes) -> GenerateCall[RerankFields]:
     Raises:
         ApiError: 400, naming the field.
     """
-    fields = read_fields(body, RerankFields)
+    fields = read_fields(body, RerankFields, OF_EMBEDDINGS)
     require(fields.top_n >= 0, f"top_n must be at least 0, got {fields.top_n}", param="top_n")
     _check_texts("query", [fields.query])
     _check_texts("documents", texts := _texts(fields))
@@ -68,7 +69,7 @@ def parse_score(body: bytes) -> GenerateCall[ScoreFields]:
     Raises:
         ApiError: 400, naming the field.
     """
-    fields = read_fields(body, ScoreFields)
+    fields = read_fields(body, ScoreFields, OF_EMBEDDINGS)
     ones, others = _listed(fields.text_1), _listed(fields.text_2)
     _check_texts("text_1", ones)
     _check_texts("text_2", others)

@@ -144,13 +144,16 @@ async def parsed(parse: Callable[[bytes], T], body: bytes, parsers: Executor, ma
     return await asyncio.get_running_loop().run_in_executor(parsers, context.run, parse, body)
 
 
-def read_fields(body: bytes, kind: type[S]) -> S:
+def read_fields(body: bytes, kind: type[S], unsupported: Mapping[str, Accepted] = UNSUPPORTED) -> S:
     """Return a JSON body as a struct.
+
+    Args:
+        unsupported: see `known_fields`.
 
     Raises:
         ApiError: 400, naming the field.
     """
-    return convert(known_fields(json_object(body), fields_of(kind)), kind)
+    return convert(known_fields(json_object(body), fields_of(kind), unsupported=unsupported), kind)
 
 
 def json_object(body: bytes) -> dict[str, Any]:

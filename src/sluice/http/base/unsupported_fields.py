@@ -86,6 +86,17 @@ OF_TEXTS: Mapping[str, Accepted] = {
     name: UNSUPPORTED[name] for name in ("chat_template", "ids", "input", "input_ids", "mm_processor_kwargs", "text")
 }
 """Of calls that only count or spell tokens, to which clients send the body of a chat: most of it concerns none."""
+_GENERATION = frozenset(
+    (
+        *("frequency_penalty", "max_completion_tokens", "max_tokens", "min_p", "presence_penalty", "reasoning_effort"),
+        *("repetition_penalty", "seed", "stop", "temperature", "tool_choice", "tools", "top_k", "top_logprobs"),
+        *("top_p", "verbosity"),
+    )
+)
+OF_EMBEDDINGS: Mapping[str, Accepted] = {
+    name: accepted for name, accepted in UNSUPPORTED.items() if name not in _GENERATION
+}
+"""Of calls that embed texts. Settings of generation change none of these, and clients send them to all routes."""
 IN_PARTS: Mapping[str, Accepted] = {
     **dict.fromkeys(("audio", "function_call"), ({}, [])),
     **dict.fromkeys(("created_by", "display", "encrypted_content", "id", "namespace", "phase", "status"), str),

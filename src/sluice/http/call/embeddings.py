@@ -12,6 +12,7 @@ from sluice.http.base.body import read_fields
 from sluice.http.base.errors import bad_request
 from sluice.http.base.routes import Body
 from sluice.http.base.turns import json_list
+from sluice.http.base.unsupported_fields import OF_EMBEDDINGS
 from sluice.http.call import generation as counts
 from sluice.http.call.generate_call import GenerateCall, Prompt, RequestFields, checked_prompts, documented, terms_of
 from sluice.http.call.generation import Generation
@@ -91,7 +92,7 @@ def parse_embedding(body: bytes) -> GenerateCall[EmbeddingFields]:
     Raises:
         ApiError: 400, naming the field.
     """
-    fields = read_fields(body, EmbeddingFields)
+    fields = read_fields(body, EmbeddingFields, OF_EMBEDDINGS)
     return embed_call(fields, checked_prompts("input", fields.input, 1), {"prompt": "input"})
 
 

@@ -15,6 +15,7 @@ from sluice.http.base.body import read_fields
 from sluice.http.base.errors import require
 from sluice.http.base.routes import Body
 from sluice.http.base.turns import json_list
+from sluice.http.base.unsupported_fields import OF_EMBEDDINGS
 from sluice.http.call.embeddings import E, EmbedFields, checked_dimensions, embed_call
 from sluice.http.call.generate_call import MAX_CHOICES, GenerateCall, Text, documented
 from sluice.http.call.generation import Generation, Usage
@@ -50,7 +51,7 @@ def parse_ollama_embed(service: Service, body: bytes) -> GenerateCall[OllamaEmbe
     Raises:
         ApiError: 400, naming the field; 404, another model.
     """
-    fields = read_fields(body, OllamaEmbedFields)
+    fields = read_fields(body, OllamaEmbedFields, OF_EMBEDDINGS)
     texts = [fields.input] if isinstance(fields.input, str) else fields.input
     require(bool(texts) and all(texts), "input must be a text or a list of texts, none empty", param="input")
     message = f"input has {len(texts)} texts; at most {MAX_CHOICES} are accepted in one call"
@@ -64,7 +65,7 @@ def parse_ollama_embedding(service: Service, body: bytes) -> GenerateCall[Ollama
     Raises:
         ApiError: 400, naming the field; 404, another model.
     """
-    fields = read_fields(body, OllamaEmbeddingFields)
+    fields = read_fields(body, OllamaEmbeddingFields, OF_EMBEDDINGS)
     require(bool(fields.prompt), "prompt must be a non-empty text", param="prompt")
     return _call(service, fields, fields.options, [fields.prompt], "prompt")
 
