@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sluice.cli.chat.answers import STOPPED, AnswerError
-from sluice.cli.chat.conversation import Conversation
+from sluice.cli.chat.conversation import ChatHistory
 from sluice.cli.chat.lines import Entered, History, read_message
 from sluice.cli.chat.stopping import Stopper
 
@@ -32,7 +32,7 @@ class Chat:
         read: shows a prompt and returns a line, as `input` does.
     """
 
-    def __init__(self, conversation: Conversation, history: History, read: Callable[[str], str] = input) -> None:
+    def __init__(self, conversation: ChatHistory, history: History, read: Callable[[str], str] = input) -> None:
         self._talk = conversation
         self._history = history
         self._read = read
@@ -114,7 +114,7 @@ class Chat:
         return True
 
 
-def answer_once(conversation: Conversation, text: str) -> None:
+def answer_once(conversation: ChatHistory, text: str) -> None:
     """Answer one message, which may have many lines.
 
     Raises:
