@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 from sluice.cli.chat.answers import AnswerPart, Messages
-from sluice.cli.chat.conversation import Conversation
+from sluice.cli.chat.conversation import ChatHistory
 from sluice.cli.chat.screen import Screen
 from sluice.cli.chat.stopping import Stopper
 from sse_server import Call
@@ -50,7 +50,7 @@ class FakeSource:
         pass
 
 
-def conversation(*answers: Sequence[AnswerPart | Exception], terminal: bool = True) -> tuple[Conversation, FakeSource]:
+def conversation(*answers: Sequence[AnswerPart | Exception], terminal: bool = True) -> tuple[ChatHistory, FakeSource]:
     """A conversation whose screen is a `StringIO`."""
     source = FakeSource(list(answers))
-    return Conversation(source, Screen(io.StringIO(), terminal)), source
+    return ChatHistory(source, Screen(io.StringIO(), terminal)), source

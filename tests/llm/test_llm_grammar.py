@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 
 from sluice import LLM, SamplingParams
 from sluice.llm.outputs import GenerationError
-from sluice.llm.runs import OpenRequest
+from sluice.llm.runs import LocalRequest
 from sluice.types import Submit
 
 PERSON = LLMatcher.grammar_from_json_schema(
@@ -37,7 +37,7 @@ def llm() -> Iterator[LLM]:
         yield llm
 
 
-def generate(llm: LLM, grammars: list[str], params: SamplingParams, **options: Any) -> list[OpenRequest]:
+def generate(llm: LLM, grammars: list[str], params: SamplingParams, **options: Any) -> list[LocalRequest]:
     """Run a request for each grammar, together."""
     runs = []
     for index, grammar in enumerate(grammars):
@@ -51,7 +51,7 @@ def generate(llm: LLM, grammars: list[str], params: SamplingParams, **options: A
     return runs
 
 
-def text_of(run: OpenRequest) -> str:
+def text_of(run: LocalRequest) -> str:
     return run.sample().text
 
 

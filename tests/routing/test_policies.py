@@ -9,7 +9,7 @@ import pytest
 from routed import Asked, text
 from sluice.config import ConfigError
 from sluice.kv.digests import page_digests
-from sluice.routing.dispatch import Dispatcher, NoReplica, ReplicaLoad
+from sluice.routing.dispatch import Dispatcher, NoReplica, QueuedWork
 from sluice.routing.policies import POLICIES, RouterOptions, make_policy
 from sluice.routing.prefixes import PrefixIndex
 
@@ -31,12 +31,12 @@ def test_least_loaded_counts_prompt_tokens_until_the_first_token() -> None:
     assert [router.route(number, Asked(text(number, 100))) for number in (1, 2, 3)] == ["1"] * 3
     router.first_token(0)
     router.first_token(0)
-    assert router.loads["0"] == ReplicaLoad(0, 1)
+    assert router.loads["0"] == QueuedWork(0, 1)
     assert router.route(4, Asked(text(4, 100))) == "0"
     assert router.queued == [1, 2, 3, 4]
     router.ended(0)
     router.ended(4)
-    assert router.loads["0"] == ReplicaLoad(0, 0)
+    assert router.loads["0"] == QueuedWork(0, 0)
     assert router.open == [1, 2, 3]
 
 
@@ -125,7 +125,7 @@ def test_replicas_come_and_go(name: str) -> None:
     assert set(chosen) == {"1", "new"}
     for number in range(40):
         router.ended(number)
-    assert router.loads == {"1": ReplicaLoad(), "new": ReplicaLoad()}, "requests of a replica that has gone end too"
+    assert router.loads == {"1": QueuedWork(), "new": QueuedWork()}, "requests of a replica that has gone end too"
 
 
 def test_a_replica_that_comes_again_owes_nothing_of_its_former_life() -> None:
@@ -134,7 +134,7 @@ def test_a_replica_that_comes_again_owes_nothing_of_its_former_life() -> None:
     router.route(0, Asked(text(1, 320)))
     router.remove_replica("0")
     router.add_replica("0")
-    assert router.loads == {"0": ReplicaLoad()}
+    assert router.loads == {"0": QueuedWork()}
     router.route(1, Asked(text(1, 320)))
     assert router.loads["0"].order == (320, 1), "its cache is empty"
     router.ended(0)

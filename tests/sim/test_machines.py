@@ -16,8 +16,8 @@ from sluice.scheduler.cost import StepLoad
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.calibrate import Observed, Timed, fit
 from sluice.sim.hardware import predicted_machine
-from sluice.sim.inputs import machine_of
 from sluice.sim.machine import Machine, read_machine, write_machine
+from sluice.sim.measure import machine_of
 from sluice.sim.settings import changed
 from sluice.sim.world import CopyRates, StepWork
 from sluice.tracing.format import TraceError

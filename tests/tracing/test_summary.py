@@ -16,7 +16,7 @@ from sluice.tracing.file import TraceReader
 from sluice.tracing.perfetto import Converter
 from sluice.tracing.run import Prefill
 from sluice.tracing.spread import percentile, spread
-from sluice.tracing.summary import Preempted, Spread, report
+from sluice.tracing.summary import LatencySpread, Preempted, report
 from sluice.types import NGRAM, BatchPlan, BatchResult, DraftLimits, PriorityClass, TierLimits
 from worlds import World, limits_of, offload_of
 
@@ -47,7 +47,7 @@ def test_numbers_of_a_known_run(tmp_path: Path) -> None:
     assert (summary.prompt_tokens, summary.cached_tokens) == (63, 0)
     assert summary.bound_by == {"nothing": 12}
     assert summary.outcomes == {"length": 2}
-    assert summary.device_ms == Spread(p50=1.0, p99=8.0, max=8.0)
+    assert summary.device_ms == LatencySpread(p50=1.0, p99=8.0, max=8.0)
     assert summary.seconds == pytest.approx((1.3 + 2 * 1 + 8 + 2 + 7 * 1) / 1000)
     first, second = summary.table
     assert (first.ttft_ms, first.itl_p50_ms, first.itl_max_ms) == (1.3, 1.0, 8.0)
@@ -214,7 +214,7 @@ def test_aborted_and_open_requests_are_named_so(tmp_path: Path) -> None:
 
 def test_a_trace_of_nothing(tmp_path: Path) -> None:
     summary = summary_of(record(tmp_path / "trace"))
-    assert (summary.steps, summary.device_ms, summary.seconds) == (0, Spread(0, 0, 0), 0)
+    assert (summary.steps, summary.device_ms, summary.seconds) == (0, LatencySpread(0, 0, 0), 0)
     assert "steps     0: 0 mixed (-)" in report(summary, table=True)
 
 
@@ -236,8 +236,8 @@ def test_percentiles_by_rank() -> None:
     assert percentile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.0
     assert percentile([1.0, 2.0, 3.0], 0.5) == 2.0
     assert percentile([5.0], 0.99) == 5.0
-    assert spread([3.0, 1.0, 2.0]) == Spread(2.0, 3.0, 3.0)
-    assert spread(range(1, 201)) == Spread(100, 198, 200)
+    assert spread([3.0, 1.0, 2.0]) == LatencySpread(2.0, 3.0, 3.0)
+    assert spread(range(1, 201)) == LatencySpread(100, 198, 200)
 
 
 def test_how_a_target_was_kept(tmp_path: Path) -> None:

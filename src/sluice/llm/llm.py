@@ -32,7 +32,7 @@ from sluice.llm.requests import (
     one_each,
     talks_of,
 )
-from sluice.llm.runs import LocalLink, OpenRequest, embedding_of, result_of
+from sluice.llm.runs import LocalLink, LocalRequest, embedding_of, result_of
 from sluice.text.text_stream import Piece
 from sluice.types import NO_SAMPLING, Priority, SamplingParams, Submit
 
@@ -251,7 +251,7 @@ class LLM:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _finish(self, runs: Sequence[OpenRequest]) -> None:
+    def _finish(self, runs: Sequence[LocalRequest]) -> None:
         """Run until all have ended, or one has failed; then end the others."""
         try:
             self._link.submit(*runs)
@@ -262,7 +262,7 @@ class LLM:
         finally:
             self._end(*runs)
 
-    def _pieces(self, run: OpenRequest, on_prefill: OnPrefill | None) -> Generator[Piece, None, None]:
+    def _pieces(self, run: LocalRequest, on_prefill: OnPrefill | None) -> Generator[Piece, None, None]:
         number, total = run.submit.request_id, len(run.submit.prompt)
         if on_prefill is not None:
             self._watch.watch(number)
@@ -284,14 +284,14 @@ class LLM:
 
     def _runs(
         self, index: int, prompt: Prompt, sampling: SamplingParams, cache_salt: str, priority: Priority
-    ) -> list[OpenRequest]:
+    ) -> list[LocalRequest]:
         """Check the arguments for one prompt, and return a run for each of its samples, not submitted yet."""
         self._open_engine()
         submits = self._requests.generated(index, prompt, sampling, cache_salt, priority)
         return [self._run(submit, sampling) for submit in submits]
 
-    def _run(self, submit: Submit, sampling: SamplingParams) -> OpenRequest:
-        return OpenRequest(submit, self._requests.text(submit, sampling))
+    def _run(self, submit: Submit, sampling: SamplingParams) -> LocalRequest:
+        return LocalRequest(submit, self._requests.text(submit, sampling))
 
     def _open_engine(self) -> Engine:
         if self._engine is None:
@@ -307,7 +307,7 @@ class LLM:
             self.close()
             raise
 
-    def _end(self, *runs: OpenRequest) -> None:
+    def _end(self, *runs: LocalRequest) -> None:
         """Forget runs and abort those that are not done. If none is left, step until the engine is idle."""
         self._link.forget(*runs)
         link = self._link

@@ -16,7 +16,7 @@ from sluice.types import FinishReason, Output, Submit
 
 
 @dataclass(slots=True, eq=False)
-class OpenRequest:
+class LocalRequest:
     """A request and its outputs so far."""
 
     submit: Submit
@@ -54,7 +54,7 @@ class OpenRequest:
         )
 
 
-def result_of(runs: Sequence[OpenRequest]) -> Result:
+def result_of(runs: Sequence[LocalRequest]) -> Result:
     """Return the result of one prompt from the runs of its samples."""
     first, *_ = runs
     logprobs = None if first.submit.sampling.prompt_logprobs is None else tuple(first.text.prompt_logprobs)
@@ -62,7 +62,7 @@ def result_of(runs: Sequence[OpenRequest]) -> Result:
     return Result(first.submit.prompt, total, samples, logprobs, host, disk)
 
 
-def embedding_of(run: OpenRequest, dimensions: int | None) -> Embedding:
+def embedding_of(run: LocalRequest, dimensions: int | None) -> Embedding:
     """Return the result of a run that embeds."""
     run.raise_error()
     return Embedding(run.submit.prompt, unit_vector(run.embedding, dimensions), run.text.cached.total)
@@ -72,15 +72,15 @@ class LocalLink:
     """The engine's link to runs in the same thread."""
 
     def __init__(self) -> None:
-        self.runs: dict[int, OpenRequest] = {}
+        self.runs: dict[int, LocalRequest] = {}
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
 
-    def submit(self, *runs: OpenRequest) -> None:
+    def submit(self, *runs: LocalRequest) -> None:
         for run in runs:
             self.runs[run.submit.request_id] = run
             self.inbox.put(run.submit)
 
-    def forget(self, *runs: OpenRequest) -> None:
+    def forget(self, *runs: LocalRequest) -> None:
         for run in runs:
             if self.runs.pop(run.submit.request_id, None) is not None and not run.is_done:
                 self.inbox.put(Abort(run.submit.request_id))

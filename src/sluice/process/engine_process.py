@@ -221,10 +221,6 @@ def _watch_stdin() -> None:
     os._exit(1)
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 class FaultInjector:
     """A runner that crashes, hangs, is slow or runs out of memory at certain steps.
 
@@ -274,3 +270,7 @@ class SlowStep:
             never.wait(min(left, TICK_SECONDS))
             left -= TICK_SECONDS
         return self._inner.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

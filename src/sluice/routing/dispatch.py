@@ -46,7 +46,7 @@ class RoutedRequest(Protocol):
 
 
 @dataclass(slots=True)
-class ReplicaLoad:
+class QueuedWork:
     """What a replica has to do."""
 
     queued_tokens: int = 0
@@ -104,7 +104,7 @@ USUAL_SHARE = 0.1
 measured as much as the others has its own speed, and one that has computed prompts of a few words has theirs."""
 
 
-def usual_speed(loads: Collection[ReplicaLoad]) -> UsualSpeed:
+def usual_speed(loads: Collection[QueuedWork]) -> UsualSpeed:
     """Return the mean seconds of a prompt token of the replicas that have published theirs, by how much they have
     measured. If none has, a token counts as a second, and times are numbers of tokens."""
     known = [load.published for load in loads if load.published is not None]
@@ -149,7 +149,7 @@ class Policy(ABC):
         return 0
 
     @abstractmethod
-    def choose(self, request: RoutedRequest, loads: Mapping[str, ReplicaLoad], now: float) -> ReplicaChoice:
+    def choose(self, request: RoutedRequest, loads: Mapping[str, QueuedWork], now: float) -> ReplicaChoice:
         """Return the replica that serves a request. It is sent there.
 
         Args:
@@ -158,7 +158,7 @@ class Policy(ABC):
 
 
 class _Sent(NamedTuple):
-    load: ReplicaLoad
+    load: QueuedWork
     uncached_tokens: int
     at: float
 
@@ -171,10 +171,10 @@ class Dispatcher:
     """
 
     def __init__(self, policy: Policy, replicas: Iterable[str] = ()) -> None:
-        self.loads: dict[str, ReplicaLoad] = {}
+        self.loads: dict[str, QueuedWork] = {}
         self.policy = policy
         self._queued: dict[int, _Sent] = {}
-        self._open: dict[int, ReplicaLoad] = {}
+        self._open: dict[int, QueuedWork] = {}
         for key in replicas:
             self.add_replica(key)
 
@@ -186,7 +186,7 @@ class Dispatcher:
         """
         if key in self.loads:
             raise ValueError(f"there is a replica {key!r} already")
-        self.loads[key] = ReplicaLoad()
+        self.loads[key] = QueuedWork()
         self.policy.add_replica(key)
 
     def remove_replica(self, key: str) -> None:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sluice.routing.dispatch import Policy, ReplicaChoice, ReplicaLoad, RoutedRequest, usual_speed
+from sluice.routing.dispatch import Policy, QueuedWork, ReplicaChoice, RoutedRequest, usual_speed
 from sluice.routing.prefixes import PrefixIndex
 
 ALIKE = 1.05
@@ -86,7 +86,7 @@ class ExpectedTtft(Policy):
         indexes = sum(index.most_bytes for index in self._indexes.values())
         return indexes + self._most_sessions * BYTES_PER_SESSION
 
-    def choose(self, request: RoutedRequest, loads: Mapping[str, ReplicaLoad], now: float) -> ReplicaChoice:
+    def choose(self, request: RoutedRequest, loads: Mapping[str, QueuedWork], now: float) -> ReplicaChoice:
         digests = request.digests(self._page_size)
         places = self._places(request, digests, loads, now)
         chosen = self._home(request, places) or self._best(places)
@@ -95,7 +95,7 @@ class ExpectedTtft(Policy):
         return ReplicaChoice(chosen.key, chosen.uncached_tokens)
 
     def _places(
-        self, request: RoutedRequest, digests: Sequence[bytes], loads: Mapping[str, ReplicaLoad], now: float
+        self, request: RoutedRequest, digests: Sequence[bytes], loads: Mapping[str, QueuedWork], now: float
     ) -> dict[str, _Place]:
         """Return what each replica is expected to take for a request."""
         usual, found = usual_speed(loads.values()), dict[str, _Place]()

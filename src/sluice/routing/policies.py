@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from sluice.config import ConfigError
-from sluice.routing.dispatch import Policy, ReplicaChoice, ReplicaLoad, RoutedRequest
+from sluice.routing.dispatch import Policy, QueuedWork, ReplicaChoice, RoutedRequest
 from sluice.routing.expected import ExpectedTtft
 from sluice.routing.prefixes import PrefixIndex
 
@@ -19,7 +19,7 @@ class RoundRobin(Policy):
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, request: RoutedRequest, loads: Mapping[str, ReplicaLoad], now: float) -> ReplicaChoice:
+    def choose(self, request: RoutedRequest, loads: Mapping[str, QueuedWork], now: float) -> ReplicaChoice:
         chosen = self._next % len(loads)
         self._next = chosen + 1
         return ReplicaChoice(list(loads)[chosen], request.num_tokens)
@@ -31,7 +31,7 @@ class LeastLoaded(Policy):
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, request: RoutedRequest, loads: Mapping[str, ReplicaLoad], now: float) -> ReplicaChoice:
+    def choose(self, request: RoutedRequest, loads: Mapping[str, QueuedWork], now: float) -> ReplicaChoice:
         keys, count = list(loads), len(loads)
         chosen = min(((self._next + step) % count for step in range(count)), key=lambda place: loads[keys[place]].order)
         self._next = chosen + 1
@@ -49,7 +49,7 @@ class PowerOfTwo(Policy):
     def __init__(self, seed: int = 0) -> None:
         self._rng = random.Random(seed)
 
-    def choose(self, request: RoutedRequest, loads: Mapping[str, ReplicaLoad], now: float) -> ReplicaChoice:
+    def choose(self, request: RoutedRequest, loads: Mapping[str, QueuedWork], now: float) -> ReplicaChoice:
         drawn = self._rng.sample(list(loads), min(2, len(loads)))
         return ReplicaChoice(min(drawn, key=lambda key: loads[key].order), request.num_tokens)
 
@@ -89,7 +89,7 @@ class PrefixAware(Policy):
         digests, size = request.digests(self._page_size), self._page_size
         return {key: self._indexes[key].uncached(digests, size, request.num_tokens) for key in keys}
 
-    def choose(self, request: RoutedRequest, loads: Mapping[str, ReplicaLoad], now: float) -> ReplicaChoice:
+    def choose(self, request: RoutedRequest, loads: Mapping[str, QueuedWork], now: float) -> ReplicaChoice:
         digests, size = request.digests(self._page_size), self._page_size
         uncached = {key: self._indexes[key].uncached(digests, size, request.num_tokens) for key in loads}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from sluice.routing.dispatch import Dispatcher, Policy, ReplicaLoad, RoutedRequest
+from sluice.routing.dispatch import Dispatcher, Policy, QueuedWork, RoutedRequest
 from sluice.routing.policies import TOLD, RoundRobin, RouterOptions, make_policy
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.publishing import PUBLISH_SECONDS, Published
@@ -46,7 +46,7 @@ class SimRouter:
         self.dispatcher = Dispatcher(policy, map(str, range(replicas)))
 
     @property
-    def loads(self) -> Sequence[ReplicaLoad]:
+    def loads(self) -> Sequence[QueuedWork]:
         """What the replicas have to do, as far as the router knows."""
         return list(self.dispatcher.loads.values())
 

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
 
-from sluice.tracing.run import Offloaded, Prefill, StepRun, TracedRun
+from sluice.tracing.run import OffloadedSlice, Prefill, StepRun, TracedRun
 
 CAUSES_SHOWN = 3
 """Steps named for each gap: those that took most of it; and requests that arrived in it."""
@@ -21,7 +21,7 @@ class Cause:
     """How much of the gap the runner was at it."""
     num_decodes: int
     prefills: tuple[Prefill, ...]
-    offloaded: tuple[Offloaded, ...]
+    offloaded: tuple[OffloadedSlice, ...]
     failed: bool
 
 

@@ -23,7 +23,7 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class Offloaded:
+class OffloadedSlice:
     """A slice of the work on a chunk of a context longer than the device."""
 
     request_id: int
@@ -52,7 +52,7 @@ class StepRun(NamedTuple):
     """Pages to be copied from the device to a tier, or from the host to the disk."""
     loads: int
     """Pages to be copied to the device."""
-    offloaded: tuple[Offloaded, ...]
+    offloaded: tuple[OffloadedSlice, ...]
     """A slice that completes its chunk is among the decodes or prefills as well."""
     micros: int = 0
     """What it added to the gaps of streams."""
@@ -232,7 +232,9 @@ def _add_step(run: TracedRun, record: Step) -> None:
             stores=sum(copy.target is not Tier.DEVICE for copy in plan.copies),
             loads=sum(copy.target is Tier.DEVICE for copy in plan.copies),
             offloaded=tuple(
-                Offloaded(each.chunk.request_id, each.chunk.start, each.chunk.length, each.first, each.stop, each.total)
+                OffloadedSlice(
+                    each.chunk.request_id, each.chunk.start, each.chunk.length, each.first, each.stop, each.total
+                )
                 for each in plan.slices
             ),
             micros=record.micros,

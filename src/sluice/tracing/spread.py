@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class LatencySpread:
     """Percentiles and the maximum, in milliseconds."""
 
     p50: float
@@ -16,12 +16,12 @@ class Spread:
     max: float
 
 
-def spread(values: Iterable[float]) -> Spread:
+def spread(values: Iterable[float]) -> LatencySpread:
     """Return percentiles by nearest rank; zeros if there are no values."""
     ordered = sorted(values)
     if not ordered:
-        return Spread(0.0, 0.0, 0.0)
-    return Spread(percentile(ordered, 0.5), percentile(ordered, 0.99), ordered[-1])
+        return LatencySpread(0.0, 0.0, 0.0)
+    return LatencySpread(percentile(ordered, 0.5), percentile(ordered, 0.99), ordered[-1])
 
 
 def percentile(ordered: list[float], share: float) -> float:

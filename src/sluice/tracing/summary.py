@@ -13,7 +13,7 @@ from sluice.tracing.gaps import Cause, Gap, find_gaps
 from sluice.tracing.pacing import PacingSummary, report_pace, summarize_pace
 from sluice.tracing.request_table import RequestRow, acceptance_length, row_of, table_of
 from sluice.tracing.run import Refusal, RowFailure, StepRun, TracedRun
-from sluice.tracing.spread import Spread, spread
+from sluice.tracing.spread import LatencySpread, spread
 
 GAPS_SHOWN = 20
 FAILURES_SHOWN = 10
@@ -74,9 +74,9 @@ class TraceSummary:
     """Tokens that a row with drafts brought, on average; None if there were none."""
     bound_by: dict[str, int]
     """Steps by the limit that kept them from holding more, most first."""
-    device_ms: Spread
+    device_ms: LatencySpread
     """Time of a step in the runner."""
-    host_ms: Spread
+    host_ms: LatencySpread
     """Time of a step in the scheduler."""
     stages_idle: tuple[float, ...]
     """Share of the time with steps in flight in which each stage of a pipeline computed nothing; () without one."""
@@ -308,7 +308,7 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f}%" if whole else "-"
 
 
-def _spread(spread: Spread) -> str:
+def _spread(spread: LatencySpread) -> str:
     return f"p50 {spread.p50:.2f} ms, p99 {spread.p99:.2f} ms, max {spread.max:.2f} ms"
 
 

@@ -12,18 +12,18 @@ import pytest
 from scripted_chat import conversation
 from sluice.cli.chat.answers import STOPPED, AnswerError, AnswerPart, AnswerUsage
 from sluice.cli.chat.chat import COMMANDS, HELP, Chat, answer_once
-from sluice.cli.chat.conversation import AnswerTimes, Conversation
+from sluice.cli.chat.conversation import AnswerTimes, ChatHistory
 from sluice.cli.chat.stopping import Stopper
 
 ENDS = AnswerPart(usage=AnswerUsage(20, 8, 4), finish_reason="stop")
 
 
-def shown(talk: Conversation) -> str:
+def shown(talk: ChatHistory) -> str:
     assert isinstance(talk.screen.out, io.StringIO)
     return talk.screen.out.getvalue()
 
 
-def chat(talk: Conversation, *entries: str | type[BaseException]) -> None:
+def chat(talk: ChatHistory, *entries: str | type[BaseException]) -> None:
     """Enter messages; a class of exceptions stands for a key that raises it."""
     given: Iterator[Any] = iter([*entries, EOFError])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sluice.cli.chat.answers import STOPPED, AnswerError
-from sluice.cli.chat.conversation import Conversation
+from sluice.cli.chat.conversation import ChatHistory
 from sluice.cli.chat.message import Entered, message_of
 from sluice.cli.chat.stopping import Stopper
 
@@ -32,7 +32,7 @@ class Chat:
         read: shows a prompt and returns a message.
     """
 
-    def __init__(self, conversation: Conversation, read: Callable[[], str]) -> None:
+    def __init__(self, conversation: ChatHistory, read: Callable[[], str]) -> None:
         self._talk = conversation
         self._read = read
         self._stopper = Stopper()
@@ -112,7 +112,7 @@ class Chat:
         return True
 
 
-def answer_once(conversation: Conversation, text: str) -> None:
+def answer_once(conversation: ChatHistory, text: str) -> None:
     """Answer one message, which may have many lines.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any
 
 from sluice.cli.chat.answers import AnswerSource
 from sluice.cli.chat.chat import COMMANDS, Chat, answer_once
-from sluice.cli.chat.conversation import Conversation
+from sluice.cli.chat.conversation import ChatHistory
 from sluice.cli.chat.keys import Keys, key_for
 from sluice.cli.chat.screen import Screen
 from sluice.config import ConfigError, EngineConfig, flag
@@ -69,7 +69,7 @@ def run_chat(given: dict[str, Any], *, keys: Keys, history: Path) -> int:
     open_source = _source(given, asked, keys)
     piped = "" if is_conversation else sys.stdin.read()
     with closing(open_source()) as source:
-        talk = Conversation(source, Screen(sys.stdout, is_conversation), system)
+        talk = ChatHistory(source, Screen(sys.stdout, is_conversation), system)
         if not is_conversation:
             answer_once(talk, piped)
             return 0

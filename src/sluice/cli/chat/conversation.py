@@ -18,7 +18,7 @@ TOGETHER_SECONDS = 0.001
 
 
 @dataclass(slots=True)
-class Conversation:
+class ChatHistory:
     """The messages so far, with a source that answers them."""
 
     source: AnswerSource

@@ -70,7 +70,7 @@ class Replies:
                 continue
             reply = decode_reply(frame)
             if isinstance(reply, Problem):
-                raise RankFailed(rank, reply)
+                raise FailedRankError(rank, reply)
             if kept is not None and reply.result.step <= kept.step:
                 raise GroupError(f"rank {rank} answered step {reply.result.step} after step {kept.step}")
             self._kept[rank] = reply.result
@@ -88,7 +88,7 @@ class Replies:
         return None
 
 
-class RankFailed(GroupError):
+class FailedRankError(GroupError):
     """A rank has said that it failed."""
 
     def __init__(self, rank: int, problem: Problem) -> None:
@@ -208,11 +208,11 @@ class Leader:
     def _cause(self, error: Exception) -> GroupError:
         if not isinstance(error, GroupError):
             return GroupError(f"rank 0 failed: {type(error).__name__}: {error}")
-        found = {error.rank: error} if isinstance(error, RankFailed) else {}
+        found = {error.rank: error} if isinstance(error, FailedRankError) else {}
         for timeout in (0.0, PROBLEM_SECONDS):
             for rank in (place.rank for place in self._others):
                 if rank not in found and (problem := self._replies.problem(rank, timeout)) is not None:
-                    found[rank] = RankFailed(rank, problem)
+                    found[rank] = FailedRankError(rank, problem)
                 if rank in found and not found[rank].problem.is_consequence:
                     return found[rank]
         return min(found.values(), key=lambda failed: failed.rank, default=error)
