@@ -89,7 +89,9 @@ def _alignment(metadata: Metadata) -> int:
 def _read_table(cursor: Cursor, count: int, alignment: int) -> Mapping[str, TensorInfo]:
     room = (cursor.size - cursor.at) // SMALLEST
     if count > min(room, MOST):
-        raise cursor.error(f"it says that it has {count} tensors, and at most {min(room, MOST)} have room")
+        raise cursor.error(
+            f"it says that it has {count} tensors, and at most {min(room, MOST)} have room: it is cut off, or damaged"
+        )
     found: dict[str, TensorInfo] = {}
     for index in range(count):
         info = _read_info(cursor, f"tensor {index} of {count}", alignment)

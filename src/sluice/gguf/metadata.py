@@ -184,7 +184,9 @@ def read_metadata(cursor: Cursor, count: int) -> Metadata:
     """
     room = (cursor.size - cursor.at) // SMALLEST
     if count > min(room, MOST):
-        raise cursor.error(f"it says that it has {count} keys, and at most {min(room, MOST)} have room")
+        raise cursor.error(
+            f"it says that it has {count} keys, and at most {min(room, MOST)} have room: it is cut off, or damaged"
+        )
     places: dict[str, _Place] = {}
     for index in range(count):
         key = cursor.text(f"key {index} of {count}", LONGEST_KEY)
