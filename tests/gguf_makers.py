@@ -59,7 +59,7 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, name)
     _add_fields(writer, config, name, fields, leave)
     for field, value in general.items():
-        writer.add_uint16(field, value)
+        (writer.add_string if isinstance(value, str) else writer.add_uint32)(field, value)
     if tokens is not None:
         _add_tokenizer(writer, source, config)
     plain, weights = {}, load_file(source / "model.safetensors")

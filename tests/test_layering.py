@@ -33,10 +33,11 @@ ARROWS = {
         "kv": "types",
         "scheduler": "types kv",
         "engine": "types kv scheduler",
-        "text": "types",
+        "gguf": "",
+        "text": "types gguf",
         "parallel": "",
         "attention": "config kernels",
-        "models": "version kernels parallel attention",
+        "models": "version gguf kernels parallel attention",
         "device": "config attention",
         "storage": "types kernels device",
         "runner": "types kernels kv engine parallel attention models device storage",
@@ -167,7 +168,7 @@ def test_the_core_has_no_mutable_module_state() -> None:
 
 
 def test_finding_a_checkpoint_loads_no_torch() -> None:
-    """Only a GGUF file needs it. Servers over the shadow model and clients name the bundled model, too."""
+    """Servers over the shadow model and clients name the bundled model, too."""
     code = "import sys, sluice.models.hub; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -27,6 +27,7 @@ from sluice.http.base.backend import Backend
 from sluice.http.base.body import BodyLimits
 from sluice.http.base.calls import Listener, RequestLog
 from sluice.http.base.chat_template_file import read_chat_template
+from sluice.http.base.early_tokenizer import EarlyTokenizer
 from sluice.http.base.isolation import read_isolation
 from sluice.http.base.origins import allowed_origins
 from sluice.http.base.parsers import check_parsers
@@ -84,7 +85,8 @@ class IngressParts:
             listeners: list[Listener] = [RequestLog(), IgnoredFieldsLog()]
             if server.otlp_traces_endpoint is not None:
                 listeners.append(undo.enter_context(contextlib.closing(open_traces(server.otlp_traces_endpoint))))
-            model = await ServedModel.open(server, ready, tokenizer_folder(plan, ready), template, plan.given)
+            tokenizers = EarlyTokenizer(server, None, template)
+            model = await ServedModel.open(server, ready, tokenizer_folder(plan, ready), tokenizers, plan.given)
             undo.callback(model.close)
             chooser = chooser_of(plan, ready, client.now)
             apart = None

@@ -30,6 +30,7 @@ from sluice.http.base.backend import Backend
 from sluice.http.base.body import BodyLimits
 from sluice.http.base.calls import Listener, RequestLog
 from sluice.http.base.chat_template_file import read_chat_template
+from sluice.http.base.early_tokenizer import EarlyTokenizer, place_of
 from sluice.http.base.isolation import read_isolation
 from sluice.http.base.origins import allowed_origins
 from sluice.http.base.parsers import check_parsers
@@ -168,8 +169,9 @@ async def serve(
     http = HttpServer.of(app, server.max_connections, tls)
     serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
     url = url_of(server.host, port, scheme="http" if tls is None else "https")
+    tokenizers = EarlyTokenizer(server, place_of(engine.model), chat_template)
     living = asyncio.create_task(
-        live(backend, supervisor, client, server, url, metrics, chat_template, given=given), name="engine"
+        live(backend, supervisor, client, server, url, metrics, tokenizers, given=given), name="engine"
     )
     signals = StopSignals()
     try:
@@ -265,21 +267,18 @@ async def live(
     server: ServerConfig,
     url: str,
     metrics: Metrics,
-    chat_template: str | None,
+    tokenizers: EarlyTokenizer,
     *,
     given: Collection[str],
 ) -> str:
     """Start the engine, and serve with it and with those that follow it. Returns why there is none any more.
 
-    Args:
-        chat_template: source of a template in place of the checkpoint's.
-
     Raises:
         EngineStartError, TokenizerError: the checkpoint cannot be served.
     """
-    ready = await supervisor.start()
-    folder = Path(ready.tokenizer_folder)
-    model = await ServedModel.open(server, ready, folder, chat_template, given)
+    with contextlib.closing(tokenizers):
+        ready = await supervisor.start()
+        model = await ServedModel.open(server, ready, Path(ready.tokenizer_folder), tokenizers, given)
     with contextlib.closing(model):
         name = metrics.model = model.names[0]
         freeze_gc()

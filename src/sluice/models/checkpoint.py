@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+LONGEST_SHOWN = 200
+"""Characters of a value in an error."""
+
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be served: it is missing or broken, or it requires something that is not supported.
@@ -67,7 +70,9 @@ class Fields:
 
     def error(self, name: str, accepted: str) -> CheckpointError:
         """Return the error for a field whose value is not accepted."""
-        return CheckpointError(f"{self.source}: {name} must be {accepted}, got {self._values.get(name)!r}")
+        shown = repr(self._values.get(name))
+        shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}..."
+        return CheckpointError(f"{self.source}: {name} must be {accepted}, got {shown}")
 
     def integer(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
         value = self._given(name, default)

@@ -22,23 +22,13 @@ from typing import Any
 
 import tokenizers
 
-GGUF = "model.gguf"
-CONVERTIBLE = ("tokenizer.model", "spm.model", "tiktoken.model", "vocab.json", GGUF)
-"""Files that transformers converts: SentencePiece or tiktoken, SentencePiece, tiktoken, GPT-2's with merges.txt,
-llama.cpp's."""
+CONVERTIBLE = ("tokenizer.model", "spm.model", "tiktoken.model", "vocab.json")
+"""Files that transformers converts: SentencePiece or tiktoken, SentencePiece, tiktoken, GPT-2's with merges.txt."""
 OTHER = ("tekken.json", "*.tiktoken", "*.model", "vocab.txt")
 """Files of tokenizers that are not converted, to name them."""
 NEEDED = ("transformers", "sentencepiece", "tiktoken", "google.protobuf")
-NEEDED_FOR_GGUF = ("transformers", "gguf")
-COPIED = (
-    *(name for name in CONVERTIBLE if name != GGUF),
-    "merges.txt",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "tokenizer_config.json",
-)
+COPIED = (*CONVERTIBLE, "merges.txt", "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
 INSTALL = "pip install 'sluice-llm[transformers]'"
-INSTALL_FOR_GGUF = "pip install 'sluice-llm[quantized]'"
 SECONDS = 300.0
 """After which a conversion is given up."""
 PROBES = ("Hello, world", "two  spaces\nand lines\n", "numbers 12345 (and) signs!?", "été 日本語 🙂", "\tdef f(x):")
@@ -76,10 +66,9 @@ def convert(path: Path) -> Converted:
     """
     if path.name not in CONVERTIBLE:
         raise ConversionError(f"its {path.name} is of no format that is accepted ({', '.join(CONVERTIBLE)})")
-    needed, install = (NEEDED_FOR_GGUF, INSTALL_FOR_GGUF) if path.name == GGUF else (NEEDED, INSTALL)
-    missing = [package for package in needed if not _is_installed(package)]
+    missing = [package for package in NEEDED if not _is_installed(package)]
     if missing:
-        raise ConversionError(f"its {path.name} needs {', '.join(missing)} to be converted: {install}")
+        raise ConversionError(f"its {path.name} needs {', '.join(missing)} to be converted: {INSTALL}")
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "sluice.text.conversion", str(path)],  # -P: as for the engine
@@ -115,12 +104,8 @@ def _converted(path: Path) -> Any:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     with TemporaryDirectory(prefix="sluice-") as copy:
         try:
-            if path.name == GGUF:
-                (Path(copy) / GGUF).symlink_to(path.resolve())
-                tokenizer = AutoTokenizer.from_pretrained(copy, gguf_file=GGUF, local_files_only=True)
-            else:
-                _copy(path.parent, Path(copy))
-                tokenizer = AutoTokenizer.from_pretrained(copy, local_files_only=True)
+            _copy(path.parent, Path(copy))
+            tokenizer = AutoTokenizer.from_pretrained(copy, local_files_only=True)
         except Exception as error:  # transformers has no exception of its own for this
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise ConversionError(reason) from error
@@ -186,13 +171,11 @@ def main(arguments: list[str]) -> None:
     sys.stdout.write("\n" + json.dumps({"tokenizer": tokenizer.backend_tokenizer.to_str(), "special_tokens": roles}))
 
 
-def hide_torch(path: Path) -> None:
-    """Let transformers find no torch, and so import none of its models, in a process that converts a tokenizer. To read
-    a GGUF file it asks for torch."""
-    if path.name != GGUF:
-        sys.modules["torch"] = None  # type: ignore[assignment]
+def hide_torch() -> None:
+    """Let transformers find no torch, and so import none of its models, in a process that converts a tokenizer."""
+    sys.modules["torch"] = None  # type: ignore[assignment]
 
 
 if __name__ == "__main__":
-    hide_torch(Path(sys.argv[1]))
+    hide_torch()
     main(sys.argv[1:])

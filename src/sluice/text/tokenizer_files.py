@@ -1,8 +1,8 @@
 """Reads a checkpoint's tokenizer from its files.
 
-These are `tokenizer.json` (the format of the `tokenizers` library) or a tokenizer of another format, which is converted
-(`conversion`), and, if they exist, `tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json` and
-`chat_template.jinja`. No other code of a checkpoint runs.
+These are `tokenizer.json` (the format of the `tokenizers` library), a GGUF file (`gguf_tokenizer`), or a tokenizer of
+another format, which is converted (`conversion`), and, if they exist, `tokenizer_config.json`,
+`special_tokens_map.json`, `generation_config.json` and `chat_template.jinja`. No other code of a checkpoint runs.
 """
 
 from __future__ import annotations
@@ -16,14 +16,23 @@ from typing import Any
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from sluice.gguf.cursor import GGUFError
 from sluice.text.chat_template import NAMED_TOKENS, ChatTemplate, ChatTemplateError
 from sluice.text.conversion import ConversionError, convert, other_format
+from sluice.text.gguf_tokenizer import GGUFTokenizer, gguf_tokenizer, has_gguf_tokenizer
+from sluice.text.named_templates import combined
 from sluice.text.special_tokens import SpecialTokens
 from sluice.text.tokenizer import Tokenizer, TokenizerError
 
+SUFFIX = ".gguf"
+GGUF = f"model{SUFFIX}"
+"""In the folder that is made of a GGUF file."""
+BESIDE_GGUF = ("tokenizer.json", "tokenizer.model")
+"""Files that are used in place of a GGUF file's own tokenizer."""
+
 
 def load_tokenizer(
-    folder: Path,
+    place: Path,
     *,
     chat: bool = True,
     allow_special_tokens: bool = False,
@@ -32,6 +41,7 @@ def load_tokenizer(
     """Load the tokenizer of a checkpoint.
 
     Args:
+        place: the checkpoint's folder, or a GGUF file.
         chat: start the checkpoint's chat template too, if it has one.
         allow_special_tokens: text in messages that looks like a special token becomes one.
         chat_template: the source of a chat template in place of the checkpoint's.
@@ -40,7 +50,7 @@ def load_tokenizer(
         TokenizerError: `tokenizer.json` is missing and no other format can be converted, or a file cannot be read; the
             message names it.
     """
-    return TokenizerFiles.read(folder).tokenizer(
+    return TokenizerFiles.read(place).tokenizer(
         chat=chat, allow_special_tokens=allow_special_tokens, chat_template=chat_template
     )
 
@@ -54,17 +64,25 @@ class TokenizerFiles:
     settings: Mapping[str, Any]
     special: Mapping[str, str]
     """Role -> special token."""
+    ends: frozenset[int] = frozenset()
+    """Ids that end an answer, beside those of `generation_config.json`."""
 
     @classmethod
-    def read(cls, folder: Path) -> TokenizerFiles:
+    def read(cls, place: Path) -> TokenizerFiles:
         """Read a checkpoint's tokenizer. Raises `TokenizerError` as `load_tokenizer` does."""
-        backend, roles = _read_backend(folder)
+        folder, file = _folder_and_file(place)
+        if file is None or any((folder / name).is_file() for name in BESIDE_GGUF):
+            (backend, roles), ends = _read_backend(folder), frozenset[int]()
+        else:
+            found = _gguf_tokenizer(file)
+            backend, roles, ends = found.backend, dict(found.special_tokens), found.eos_token_ids
+            roles |= {} if found.chat_template is None else {"chat_template": found.chat_template}
         # The map is an older format, and gives only what the config does not.
         settings = roles | _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
         special = _special_tokens(settings)
         _add_missing_tokens(backend, settings, special, folder)
         _apply_bos_eos(backend, settings, special)
-        return cls(folder, backend, settings, special)
+        return cls(folder, backend, settings, special, ends)
 
     def tokenizer(
         self, *, chat: bool = True, allow_special_tokens: bool = False, chat_template: str | None = None
@@ -79,7 +97,7 @@ class TokenizerFiles:
                 template.start()
         except ChatTemplateError as error:
             raise TokenizerError(f"{self.folder}: {error}") from error
-        eos_token_ids = _eos_ids(self.folder, self.backend, self.special)
+        eos_token_ids = self.ends | _eos_ids(self.folder, self.backend, self.special)
         return Tokenizer(
             self.backend, eos_token_ids=eos_token_ids, chat_template=template, special_tokens=special_tokens
         )
@@ -87,7 +105,26 @@ class TokenizerFiles:
 
 def has_tokenizer(folder: Path) -> bool:
     """Return whether a checkpoint has a tokenizer, of any format."""
-    return (folder / "tokenizer.json").is_file() or other_format(folder) is not None
+    if (folder / "tokenizer.json").is_file() or other_format(folder) is not None:
+        return True
+    return (folder / GGUF).is_file() and has_gguf_tokenizer(folder / GGUF)
+
+
+def _folder_and_file(place: Path) -> tuple[Path, Path | None]:
+    """Return the folder of a tokenizer's files, and the GGUF file in it, by the name that the user knows."""
+    if place.suffix == SUFFIX and place.is_file():
+        return place.parent, place
+    file = place / GGUF
+    if not file.is_file():
+        return place, None
+    return place, file.readlink() if file.is_symlink() else file
+
+
+def _gguf_tokenizer(file: Path) -> GGUFTokenizer:
+    try:
+        return gguf_tokenizer(file)
+    except GGUFError as error:
+        raise TokenizerError(str(error)) from error
 
 
 def _read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
@@ -192,7 +229,7 @@ def _chat_template_source(folder: Path, settings: Mapping[str, Any]) -> str | No
         return path.read_text(encoding="utf-8")
     value = settings.get("chat_template")
     if isinstance(value, list):  # several named ones: [{"name": ..., "template": ...}]
-        value = {entry["name"]: entry["template"] for entry in value}.get("default")
+        value = combined({entry["name"]: entry["template"] for entry in value})
     return value if isinstance(value, str) else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,18 @@ import pytest
 import torch
 
 import tiny_models
+from gguf_bytes import TEXT, items, tensor, value, write
 from gguf_makers import write_gguf
 from models.formats.loading import assert_same, load
 from random_checkpoint import random_checkpoint
 from sluice import LLM, SamplingParams
 from sluice.models.checkpoint import CheckpointError
+from sluice.models.formats import gguf_folder
 from sluice.models.hub import resolve_checkpoint
+from sluice.text.tokenizer import TokenizerError
+from sluice.text.tokenizer_files import load_tokenizer
 
-TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q6_K")
 FAMILIES: dict[str, Callable[..., Any]] = {
     "llama": tiny_models.llama,
     "qwen2": tiny_models.qwen2,
@@ -106,8 +111,9 @@ def test_the_tokenizer_beside_the_file_is_used(tmp_path: Path) -> None:
     """A user who puts a tokenizer there means it: it may be newer than what the file holds."""
     source = saved("qwen3", tmp_path / "source")
     path, _ = write_gguf(source, tmp_path / "model.gguf", "F16")
-    with pytest.raises(CheckpointError, match="no tokenizer"):
-        resolve_checkpoint(str(write_gguf(source, tmp_path / "none.gguf", "F16", tokens=None)[0]))
+    without = resolve_checkpoint(str(write_gguf(source, tmp_path / "none.gguf", "F16", tokens=None)[0]))
+    with pytest.raises(TokenizerError, match=r"none\.gguf has no tokenizer"):
+        load_tokenizer(without)
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "mine"}')
     folder = resolve_checkpoint(str(path))
@@ -143,6 +149,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "partial rotary": ({"fields": {"rope.dimension_count": 4}}, "llama.rope.dimension_count must be the head size, 8,"),
     "scaling": ({"fields": {"rope.scaling.type": "longrope"}}, "rope.scaling.type must be none, linear or yarn, got"),
     "split": ({"general": {"split.count": 3}}, "split.count must be 1: join the files with llama-gguf-split --merge"),
+    "adapter": (
+        {"kind": "adapter"},
+        r"is a LoRA adapter, not a model \(general.type 'adapter'\): name the model's file",
+    ),
+    "projector": ({"kind": "mmproj"}, r"is the vision part of a model, not the model"),
+    "matrix": ({"kind": "imatrix"}, r"is statistics for quantising a model, not a model"),
+    "vision": ({"architecture": "clip"}, r"is the vision part of a model, not the model"),
+    "another kind": ({"kind": "poem"}, r"general.type must be 'model', got 'poem'"),
+    "version": ({"version": 3}, r"general.quantization_version must be 2: quantise the model again, got 3"),
     "missing": ({"leave": "llama.block_count"}, "llama.block_count is missing"),
 }
 
@@ -151,7 +166,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_is_not_supported_is_refused(name: str, tmp_path: Path) -> None:
     """Settings of an architecture that are not known would change the numbers unseen."""
     changes, message = REFUSED[name]
-    path, _ = write_gguf(saved("llama", tmp_path / "source"), tmp_path / "model.gguf", "F16", **changes)
+    general = {"general.type": changes["kind"]} if "kind" in changes else {}
+    general |= {"general.quantization_version": changes["version"]} if "version" in changes else {}
+    rest = {"general": general} | {key: given for key, given in changes.items() if key not in ("kind", "version")}
+    path, _ = write_gguf(saved("llama", tmp_path / "source"), tmp_path / "model.gguf", "Q8_0", **rest)
     with pytest.raises(CheckpointError, match=message):
         load(resolve_checkpoint(str(path)))
 
@@ -160,21 +178,67 @@ def test_a_damaged_file_is_refused(tmp_path: Path, cache: Path) -> None:
     """Downloads break off; an error must name the file, and nothing may be left in the cache for the next start."""
     path, _ = write_gguf(saved("llama", tmp_path / "source"), tmp_path / "model.gguf", "Q8_0")
     whole = path.read_bytes()
-    for number, content in enumerate((whole[:-5000], whole[:3000], whole[:40], b"", b"GGUF", b"not " + whole)):
+    problems = {
+        whole[:-5000]: r"tensor '\S+' needs \d+ bytes .* lacks \d+ of them: it is cut off",
+        whole[:3000]: "is cut off",
+        whole[:40]: "is cut off",
+        b"": "is not a GGUF file",
+        b"GGUF": "is cut off",
+        b"not " + whole: "is not a GGUF file",
+    }
+    for number, (content, problem) in enumerate(problems.items()):
         broken = tmp_path / f"broken-{number}.gguf"
         broken.write_bytes(content)
-        with pytest.raises(CheckpointError, match=f"{broken.name} is not a readable GGUF file, or is cut off: "):
+        with pytest.raises(CheckpointError, match=rf"{broken.name}\b.*{problem}"):
             resolve_checkpoint(str(broken))
     assert not list(cache.rglob("config.json"))
-    path.write_bytes(whole[:-5000])
+
+
+def test_two_processes_make_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two servers that start at once must not take the folder away from each other."""
+    path, _ = write_gguf(saved("llama", tmp_path / "source"), tmp_path / "model.gguf", "F16")
+    made: list[Path] = []
+
+    def meanwhile(folder: Path, source: Path) -> None:
+        monkeypatch.undo()
+        fill(folder, source)
+        made.append(gguf_folder.gguf_folder(source, tmp_path / "shared"))
+
+    fill = gguf_folder._fill
+    monkeypatch.setattr(gguf_folder, "_fill", meanwhile)
+    assert gguf_folder.gguf_folder(path, tmp_path / "shared") == made[0]
+    load(made[0])
+    assert [each.name for each in made[0].parent.iterdir()] == [made[0].name]
 
 
 def test_a_type_that_cannot_be_dequantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new quantisation of llama.cpp must be named, not read as another."""
-    path, _ = write_gguf(saved("llama", tmp_path / "source"), tmp_path / "model.gguf", "Q4_0")
-    monkeypatch.delitem(gguf.quants._type_traits, gguf.GGMLQuantizationType.Q4_0)
-    with pytest.raises(CheckpointError, match=r"tensor output.weight has type Q4_0, which the package gguf cannot"):
+    """A rare quantisation is dequantised by llama.cpp's package; without it, the message says what it needs."""
+    source = saved("llama", tmp_path / "source", 256, num_attention_heads=8, num_key_value_heads=4)
+    path, plain = write_gguf(source, tmp_path / "model.gguf", "TQ2_0")
+    assert_same(load(resolve_checkpoint(str(path)), dtype="bfloat16"), load(plain, dtype="bfloat16"))
+    problem = r"model.gguf: tensor \S+ has type TQ2_0, which "
+    monkeypatch.delitem(gguf.quants._type_traits, gguf.GGMLQuantizationType.TQ2_0)
+    with pytest.raises(CheckpointError, match=f"{problem}the package gguf cannot dequantise"):
         load(resolve_checkpoint(str(path)))
+    monkeypatch.setitem(sys.modules, "gguf.quants", None)
+    with pytest.raises(CheckpointError, match=f"{problem}needs the package gguf: pip install"):
+        load(resolve_checkpoint(str(path)))
+
+
+def test_biases_of_queries_and_keys(tmp_path: Path) -> None:
+    """llama's files have their elements in the order of the rows."""
+    source = saved("llama", tmp_path / "source", attention_bias=True)
+    path, plain = write_gguf(source, tmp_path / "model.gguf", "F16")
+    assert_same(load(resolve_checkpoint(str(path)), dtype="bfloat16"), load(plain, dtype="bfloat16"))
+
+
+def test_more_tokens_than_rows(tmp_path: Path) -> None:
+    """A prompt with such a token would read the embedding of nothing."""
+    path = tmp_path / "model.gguf"
+    keys = [("general.architecture", value(TEXT, "llama")), ("tokenizer.ggml.tokens", items(TEXT, ["a", "b", "c"]))]
+    write(path, keys, [tensor("token_embd.weight", [4, 2])], bytes(32))
+    with pytest.raises(CheckpointError, match=r"has 3 tokens, and token_embd\.weight 2 rows: each token needs one"):
+        resolve_checkpoint(str(path))
 
 
 def test_tensors_that_the_architecture_has_not(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from sluice.models.checkpoint import (
     refuse_unsupported,
 )
 from sluice.models.formats.gguf_config import model_config
-from sluice.models.formats.gguf_file import GGUFFile
+from sluice.models.formats.gguf_open import open_gguf
 from sluice.models.formats.read import read_format
 from sluice.models.loader import is_native, model_class
 from sluice.models.weights import weight_files
@@ -62,7 +62,7 @@ def judge_gguf(file: Path) -> Verdict:
     """Judge a GGUF file."""
     kind = file.stem.rpartition("-")[2]
     try:
-        fields = Fields(model_config(GGUFFile(file)), file.name)
+        fields = Fields(model_config(open_gguf(file)), file.name)
         verdict = _judge_config(parse_config(fields, file.parent))
     except CheckpointError as error:
         return Verdict(f"GGUF {kind}", _short(error, file.parent))

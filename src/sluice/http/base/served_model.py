@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +9,13 @@ from pathlib import Path
 from sluice.assembly.explain import explain
 from sluice.config import ServerConfig
 from sluice.http.base.backend import Service
+from sluice.http.base.early_tokenizer import EarlyTokenizer
 from sluice.http.base.options import model_names
 from sluice.http.base.parsers import choose_replies
 from sluice.process.client import EngineClient
 from sluice.process.wire import Ready
 from sluice.text.parsers.choosing import NO_PARSER, Chosen
 from sluice.text.tokenizer import Tokenizer
-from sluice.text.tokenizer_files import load_tokenizer
 from sluice.types import seed_source
 
 
@@ -41,23 +40,18 @@ class ServedModel:
 
     @classmethod
     async def open(
-        cls, server: ServerConfig, ready: Ready, folder: Path, chat_template: str | None, given: Collection[str]
+        cls, server: ServerConfig, ready: Ready, folder: Path, tokenizers: EarlyTokenizer, given: Collection[str]
     ) -> ServedModel:
-        """Open the tokenizer, in a thread. The caller must `close` the model.
+        """Open the tokenizer. The caller must `close` the model.
 
         Args:
             folder: of the tokenizer.
-            chat_template: source of a template in place of the checkpoint's.
+            tokenizers: reads it, or has read it.
 
         Raises:
             TokenizerError: it cannot be used.
         """
-        tokenizer = await asyncio.to_thread(
-            load_tokenizer,
-            folder,
-            allow_special_tokens=server.allow_special_tokens,
-            chat_template=chat_template,
-        )
+        tokenizer = await tokenizers.of(folder)
         try:
             return cls(server, ready, tokenizer, given)
         except BaseException:

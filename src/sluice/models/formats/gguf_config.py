@@ -1,15 +1,17 @@
-"""The `config.json` and `tokenizer_config.json` that the metadata of a GGUF file stands for."""
+"""The `config.json` that the metadata of a GGUF file stands for."""
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
+from sluice.gguf.file import GGUFFile, TensorInfo
+from sluice.gguf.metadata import Items
+from sluice.gguf.tensor_types import PLAIN as UNQUANTISED
 from sluice.models.checkpoint import CheckpointError, Fields
-from sluice.models.formats.gguf_file import GGUFFile, GGUFTensor
+from sluice.models.formats.gguf_open import fields_of
 
 METHOD = "gguf"
 ARCHITECTURES: Mapping[str, str] = {
@@ -21,8 +23,15 @@ ARCHITECTURES: Mapping[str, str] = {
 FREQUENCY_FACTORS = "rope_freqs.weight"
 """The tensor by which Llama 3.1 divides rotary frequencies."""
 PLAIN: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-CONTROL, USER_DEFINED = 3, 4
-"""Types of tokens: special ones, and others that are never cut."""
+QUANTIZATION_VERSION = 2
+OTHER_KINDS: Mapping[str, str] = {
+    "adapter": "a LoRA adapter, not a model",
+    "mmproj": "the vision part of a model, not the model",
+    "imatrix": "statistics for quantising a model, not a model",
+}
+"""Values of `general.type` -> what such a file is."""
+OTHER_ARCHITECTURES: Mapping[str, str] = {"clip": "mmproj", "imatrix": "imatrix"}
+"""Architectures of files that do not give their `general.type`."""
 READ = (
     *("block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size", "pooling_type"),
     *("attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon", "attention.causal"),
@@ -40,17 +49,21 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
     Raises:
         CheckpointError: the architecture, or a setting of it, is not supported; or a field is missing or not valid.
     """
-    metadata, tensors = file.metadata(), {tensor.name: tensor for tensor in file.tensors()}
+    metadata, tensors = fields_of(file), file.tensors
     name = metadata.text("general.architecture")
+    _check_is_model(metadata, name)
     if name not in ARCHITECTURES:
         raise metadata.error("general.architecture", f"one of {', '.join(ARCHITECTURES)}")
     if metadata.integer("split.count", 0, minimum=0) > 1:
         raise metadata.error("split.count", "1: join the files with llama-gguf-split --merge")
-    sizes = _Sizes(metadata, name)
+    _check_quantization(file, metadata)
     embedding = tensors.get("token_embd.weight")
-    if embedding is None:
-        raise CheckpointError(f"{file.name} lacks the tensor token_embd.weight")
-    matrices = Counter(tensor.kind for tensor in tensors.values() if len(tensor.shape) == 2)
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointError(f"{file.name} lacks the matrix token_embd.weight")
+    _check_tokens(metadata, embedding)
+    sizes = _Sizes(metadata, name)
+    sizes.check(file)
+    matrices = Counter(tensor.kind.name for tensor in tensors.values() if len(tensor.shape) == 2)
     return {
         "architectures": [ARCHITECTURES[name]],
         "model_type": name,
@@ -63,7 +76,7 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
         "head_dim": sizes.head_dim,
         "max_position_embeddings": sizes.integer("context_length"),
         "rms_norm_eps": metadata.number(f"{name}.attention.layer_norm_rms_epsilon"),
-        "rope_parameters": sizes.rope(tensors.get(FREQUENCY_FACTORS)),
+        "rope_parameters": sizes.rope(file, tensors.get(FREQUENCY_FACTORS)),
         "attention_bias": name == "qwen2" or "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         "tie_word_embeddings": "output.weight" not in tensors,
@@ -71,36 +84,6 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
         "dtype": PLAIN.get(matrices.most_common(1)[0][0], "bfloat16"),
         "quantization_config": {"quant_method": METHOD, "types": dict(matrices.most_common())},
     }
-
-
-def tokenizer_config(metadata: Fields) -> dict[str, Any]:
-    """Return the `tokenizer_config.json` of a file, with its chat template.
-
-    Raises:
-        CheckpointError: a field is not valid.
-    """
-    tokens, kinds = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
-    if not isinstance(tokens, list):
-        raise CheckpointError(f"{metadata.source} has no tokenizer (tokenizer.ggml.tokens): give one by --tokenizer")
-    config: dict[str, Any] = {"added_tokens_decoder": {}}
-    for number, (token, kind) in enumerate(zip(tokens, kinds if isinstance(kinds, list) else (), strict=False)):
-        if kind in (CONTROL, USER_DEFINED):
-            entry = {"content": token, "special": kind == CONTROL, "normalized": False}
-            config["added_tokens_decoder"][str(number)] = entry
-    roles = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
-    for role, name in roles.items():
-        field = f"tokenizer.ggml.{name}_token_id"
-        if metadata.get(field) is not None:
-            number = metadata.integer(field, minimum=0)
-            if number >= len(tokens):
-                raise metadata.error(field, f"the id of one of the {len(tokens)} tokens")
-            config[role] = tokens[number]
-    is_sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
-    config["add_bos_token"] = metadata.flag("tokenizer.ggml.add_bos_token", is_sentencepiece)
-    config["add_eos_token"] = metadata.flag("tokenizer.ggml.add_eos_token", False)
-    if metadata.get("tokenizer.chat_template") is not None:
-        config["chat_template"] = metadata.text("tokenizer.chat_template")
-    return config
 
 
 class _Sizes:
@@ -116,7 +99,7 @@ class _Sizes:
         prefix = f"{name}."
         for field in metadata:
             if field.startswith(prefix) and field.removeprefix(prefix) not in READ:
-                raise CheckpointError(f"{metadata.source}: {field} = {metadata.get(field)!r} is not supported")
+                raise CheckpointError(f"{metadata.source}: {field} = {metadata.get(field)!r:.100} is not supported")
         self._only("expert_count", (0, None), "0")
         self._only("attention.sliding_window", (0, None), "0")
         self._only("attention.causal", (True, None), "true")
@@ -125,11 +108,32 @@ class _Sizes:
         for field in ("rope.dimension_count", "attention.value_length"):
             self._only(field, (self.head_dim, None), f"the head size, {self.head_dim}")
 
+    def check(self, file: GGUFFile) -> None:
+        """Check that the tensors have these sizes, before anything is made in them."""
+        layers, width = self.integer("block_count"), self.integer("embedding_length")
+        kv_heads = self.integer("attention.head_count_kv", self.heads)
+        if layers > len(file.tensors):
+            raise self._metadata.error(f"{self._name}.block_count", f"at most {len(file.tensors)}, the tensors' number")
+        inner = self.integer("feed_forward_length")
+        for part, rows, columns in (
+            ("token_embd", None, width),
+            ("blk.0.attn_q", self.heads * self.head_dim, width),
+            ("blk.0.attn_k", kv_heads * self.head_dim, width),
+            ("blk.0.ffn_up", inner, width),
+        ):
+            found = file.tensors.get(f"{part}.weight")
+            shape = (found.shape[0] if rows is None and found is not None else rows, columns)
+            if found is None or found.shape != shape:
+                has = "is missing" if found is None else f"has the shape {list(found.shape)}"
+                raise CheckpointError(
+                    f"{file.name}: tensor {part}.weight {has}, and the sizes of {self._name} ask for {list(shape)}"
+                )
+
     def integer(self, field: str, default: int | None = None) -> int:
         """Return a size."""
         return self._metadata.integer(f"{self._name}.{field}", default)
 
-    def rope(self, factors: GGUFTensor | None) -> dict[str, Any]:
+    def rope(self, file: GGUFFile, factors: TensorInfo | None) -> dict[str, Any]:
         """Return `rope_parameters`."""
         theta = self._metadata.number(f"{self._name}.rope.freq_base", 10_000.0)
         kind = self._metadata.text(f"{self._name}.rope.scaling.type", "none")
@@ -138,8 +142,12 @@ class _Sizes:
         if factors is not None:
             if kind != "none":
                 raise self._metadata.error(f"{self._name}.rope.scaling.type", f"none beside {FREQUENCY_FACTORS}")
-            values = factors.dequantized(torch.float32).tolist()
-            return {"rope_type": "factors", "rope_theta": theta, "factors": values}
+            if factors.shape != (self.head_dim // 2,):
+                raise CheckpointError(
+                    f"{file.name}: tensor {factors.name} must have {self.head_dim // 2} values, one for each pair of a"
+                    f" head, got the shape {list(factors.shape)}"
+                )
+            return {"rope_type": "factors", "rope_theta": theta, "factors": _float32(file, factors)}
         if kind == "none":
             return {"rope_type": "default", "rope_theta": theta}
         scaling: dict[str, Any] = {"rope_type": kind, "rope_theta": theta}
@@ -158,6 +166,39 @@ class _Sizes:
     def _only(self, field: str, accepted: tuple[Any, ...], words: str) -> None:
         if self._metadata.get(f"{self._name}.{field}") not in accepted:
             raise self._metadata.error(f"{self._name}.{field}", words)
+
+
+def _check_is_model(metadata: Fields, architecture: str) -> None:
+    kind = metadata.text("general.type", OTHER_ARCHITECTURES.get(architecture, "model"))
+    if kind in OTHER_KINDS:
+        raise CheckpointError(
+            f"{metadata.source} is {OTHER_KINDS[kind]} (general.type {kind!r}): name the model's file"
+        )
+    if kind != "model":
+        raise metadata.error("general.type", "'model'")
+
+
+def _check_quantization(file: GGUFFile, metadata: Fields) -> None:
+    version = metadata.get("general.quantization_version")
+    is_quantised = any(tensor.kind.name not in UNQUANTISED for tensor in file.tensors.values())
+    if is_quantised and version not in (QUANTIZATION_VERSION, None):
+        raise metadata.error("general.quantization_version", f"{QUANTIZATION_VERSION}: quantise the model again")
+
+
+def _check_tokens(metadata: Fields, embedding: TensorInfo) -> None:
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, Items) and len(tokens) > embedding.shape[0]:
+        raise CheckpointError(
+            f"{metadata.source}: tokenizer.ggml.tokens has {len(tokens)} tokens, and token_embd.weight"
+            f" {embedding.shape[0]} rows: each token needs one"
+        )
+
+
+def _float32(file: GGUFFile, tensor: TensorInfo) -> list[float]:
+    """Return the values of a tensor of float32."""
+    if tensor.kind.name != "F32":
+        raise CheckpointError(f"{file.name}: tensor {tensor.name} must be of type F32, got {tensor.kind.name}")
+    return list(struct.unpack_from(f"<{tensor.nbytes // 4}f", file.data, tensor.start))
 
 
 def _ends(metadata: Fields) -> list[int]:

@@ -1,4 +1,4 @@
-"""Makes a checkpoint folder of a GGUF file: its configuration, its tokenizer's settings, and a link to the file.
+"""Makes a checkpoint folder of a GGUF file: its configuration, and links to the file and to what lies beside it.
 
 So all that reads a checkpoint reads a folder. It lies in a cache, under a name that depends on the file.
 """
@@ -15,6 +15,8 @@ from tempfile import mkdtemp
 import huggingface_hub
 
 from sluice.models.checkpoint import CheckpointError
+from sluice.models.formats.gguf_config import model_config
+from sluice.models.formats.gguf_open import open_gguf
 from sluice.version import VERSION
 
 SUFFIX = ".gguf"
@@ -23,7 +25,6 @@ BESIDE = (
     *("chat_template.jinja", "generation_config.json"),
 )
 """Files that are used in place of what the GGUF file says, if they lie beside it."""
-TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 
 
 def gguf_in(folder: Path) -> Path | None:
@@ -58,8 +59,7 @@ def gguf_folder(path: Path, cache: Path | None) -> Path:
         made = Path(mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
         try:
             _fill(made, path)
-            shutil.rmtree(folder)
-            made.rename(folder)
+            _put(made, folder)
         finally:
             shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
@@ -68,11 +68,23 @@ def gguf_folder(path: Path, cache: Path | None) -> Path:
 
 
 METHOD_FOLDER = "gguf"
+LAYOUT = "2"
+"""Of what the folder holds; folders of others are left."""
+
+
+def _put(made: Path, folder: Path) -> None:
+    """Give a folder that was made its name, unless another process has made it by now."""
+    try:
+        made.rename(folder)  # over an empty folder
+    except OSError:
+        if not (folder / "config.json").is_file():
+            shutil.rmtree(folder)
+            made.rename(folder)
 
 
 def _key(path: Path) -> str:
     """Return a name for what a folder is made of: the file, what lies beside it, and this version."""
-    parts = [VERSION]
+    parts = [VERSION, LAYOUT]
     for file in (path, *(path.parent / name for name in BESIDE)):
         if file.is_file():
             state = file.stat()
@@ -81,18 +93,8 @@ def _key(path: Path) -> str:
 
 
 def _fill(folder: Path, path: Path) -> None:
-    # They load torch, which other checkpoints are found without.
-    from sluice.models.formats.gguf_config import model_config, tokenizer_config
-    from sluice.models.formats.gguf_file import GGUFFile
-
-    file = GGUFFile(path)
-    contents = {"config.json": model_config(file)}
-    beside = [name for name in BESIDE if (path.parent / name).is_file()]
-    if not any(name in TOKENIZERS for name in beside):
-        contents["tokenizer_config.json"] = tokenizer_config(file.metadata())
-    for name in beside:
-        (folder / name).symlink_to(path.parent / name)
-    for name, content in contents.items():
-        if not (folder / name).exists():
-            (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(model_config(open_gguf(path)), indent=1), encoding="utf-8")
+    for name in BESIDE:
+        if (path.parent / name).is_file():
+            (folder / name).symlink_to(path.parent / name)
     (folder / f"model{SUFFIX}").symlink_to(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,14 +11,33 @@ import torch
 from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.base import Rows, WeightFormat
-from sluice.models.formats.extra import need
-from sluice.models.formats.gguf_config import ARCHITECTURES, FREQUENCY_FACTORS, METHOD
-from sluice.models.formats.gguf_file import GGUFFile
+from sluice.models.formats.gguf_config import FREQUENCY_FACTORS, METHOD
+from sluice.models.formats.gguf_file import tensors_of
+from sluice.models.formats.gguf_open import open_gguf
 from sluice.models.spec import INT4, holds
 from sluice.models.weights import StoredTensor, weight_files
 
 PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
 """Layers of llama's files whose rows are in another order: the two halves of each head's pairs are interleaved."""
+
+MODULES: Mapping[str, str] = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+"""Modules of a model and of its layers -> their names in GGUF."""
+LAYER = re.compile(r"model\.layers\.(?P<number>\d+)\.(?P<module>.+)")
 
 
 class GGUF(WeightFormat):
@@ -50,9 +70,10 @@ class GGUF(WeightFormat):
         return "GGUF, " + ", ".join(f"{kind} ({count})" for kind, count in self._types.items())
 
     def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype, rows: Rows) -> Iterator[StoredTensor]:
-        file = GGUFFile(weight_files(folder)[0])
+        (path,) = weight_files(folder)
+        file = open_gguf(path.readlink() if path.is_symlink() else path)  # by the name that the user knows
         names = _names(model)
-        for tensor in file.tensors():
+        for tensor in tensors_of(file):
             if tensor.name == FREQUENCY_FACTORS:
                 continue
             name = names.get(tensor.name)
@@ -70,17 +91,13 @@ class GGUF(WeightFormat):
 
 
 def _names(model: CausalLM) -> dict[str, str]:
-    """Return the names of a GGUF file's tensors -> those of the model's parameters, by the library's table."""
-    gguf = need("gguf", METHOD)
-    known = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-    architecture = next(name for name, cls in ARCHITECTURES.items() if cls == model.spec.architecture)
-    table = gguf.get_tensor_name_map(known[architecture], model.spec.num_layers)
+    """Return the names of a GGUF file's tensors -> those of the model's parameters."""
     names = {}
     for parameter in dict(model.named_parameters()):
         full = parameter if parameter == model.rules.head else model.rules.prefix + parameter
         stem, _, part = full.rpartition(".")
-        found = table.get_name(stem)
-        assert found is not None, f"no name for {full} in a GGUF file"
+        layer = LAYER.fullmatch(stem)
+        found = MODULES[stem] if layer is None else f"blk.{layer['number']}.{MODULES[layer['module']]}"
         names[f"{found}.{part}"] = full
     return names
 

@@ -1,0 +1,51 @@
+"""Opens GGUF files for what reads checkpoints: with the errors of these, and with typed access to the metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from sluice.gguf.cursor import GGUFError
+from sluice.gguf.file import GGUFFile
+from sluice.gguf.metadata import Metadata
+from sluice.models.checkpoint import CheckpointError, Fields
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """Open a file.
+
+    Raises:
+        CheckpointError: it is not a readable GGUF file.
+    """
+    try:
+        return GGUFFile(path)
+    except GGUFError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def fields_of(file: GGUFFile) -> Fields:
+    """Return the metadata of a file."""
+    return Fields(_Values(file.metadata), file.name)
+
+
+class _Values(Mapping[str, object]):
+    """The values of a file.
+
+    Raises:
+        CheckpointError: (on access) a value is damaged.
+    """
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+
+    def __getitem__(self, key: str) -> object:
+        try:
+            return self._metadata[key]
+        except GGUFError as error:
+            raise CheckpointError(str(error)) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._metadata)
+
+    def __len__(self) -> int:
+        return len(self._metadata)
