@@ -16,10 +16,10 @@ from typing import Any
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from sluice.gguf.cursor import GGUFError
 from sluice.text.chat_template import NAMED_TOKENS, ChatTemplate, ChatTemplateError
 from sluice.text.conversion import ConversionError, convert, other_format
-from sluice.text.gguf_tokenizer import GGUFTokenizer, gguf_tokenizer, has_gguf_tokenizer
+from sluice.text.gguf.cursor import GGUFError
+from sluice.text.gguf.tokenizer import GGUFTokenizer, gguf_tokenizer, has_gguf_tokenizer
 from sluice.text.named_templates import combined
 from sluice.text.special_tokens import SpecialTokens
 from sluice.text.tokenizer import Tokenizer, TokenizerError

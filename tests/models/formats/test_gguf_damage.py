@@ -9,7 +9,7 @@ from pathlib import Path
 from gguf_makers import write_gguf
 from models.formats.damaged_gguf import damaged, read
 from random_checkpoint import random_checkpoint
-from sluice.gguf.file import GGUFFile
+from sluice.text.gguf.file import GGUFFile
 
 MOST_KIB = 128 << 10
 """By which the memory may grow; a count that is believed would ask for gigabytes."""

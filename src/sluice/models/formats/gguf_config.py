@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from sluice.gguf.file import GGUFFile, TensorInfo
-from sluice.gguf.metadata import Items
-from sluice.gguf.tensor_types import PLAIN as UNQUANTISED
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.gguf_open import fields_of
+from sluice.text.gguf.file import GGUFFile, TensorInfo
+from sluice.text.gguf.metadata import Items
+from sluice.text.gguf.tensor_types import PLAIN as UNQUANTISED
 
 METHOD = "gguf"
 ARCHITECTURES: Mapping[str, str] = {

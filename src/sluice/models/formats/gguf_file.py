@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from sluice.gguf.file import GGUFFile, TensorInfo
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.formats.extra import need
 from sluice.models.formats.gguf_blocks import Q4_0, UNPACK
 from sluice.models.formats.packed import pairs
 from sluice.models.quantized import Int4Weight
+from sluice.text.gguf.file import GGUFFile, TensorInfo
 
 PLAIN: Mapping[str, torch.dtype] = {
     "F32": torch.float32,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from sluice.gguf.cursor import GGUFError
-from sluice.gguf.file import GGUFFile
-from sluice.gguf.metadata import Metadata
 from sluice.models.checkpoint import CheckpointError, Fields
+from sluice.text.gguf.cursor import GGUFError
+from sluice.text.gguf.file import GGUFFile
+from sluice.text.gguf.metadata import Metadata
 
 
 def open_gguf(path: Path) -> GGUFFile:

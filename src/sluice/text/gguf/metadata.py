@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from struct import Struct
 
-from sluice.gguf.cursor import U8, U32, U64, Cursor, GGUFError, decoded
+from sluice.text.gguf.cursor import U8, U32, U64, Cursor, GGUFError, decoded
 
 BOOL, TEXT, ARRAY = 7, 8, 9
 NUMBERS: Mapping[int, tuple[str, str]] = {

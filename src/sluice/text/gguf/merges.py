@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sluice.gguf.cursor import GGUFError
-from sluice.gguf.metadata import Metadata
-from sluice.text.gguf_vocabulary import BYTE, CONTROL, UNKNOWN, GGUFVocabulary
+from sluice.text.gguf.cursor import GGUFError
+from sluice.text.gguf.metadata import Metadata
+from sluice.text.gguf.vocabulary import BYTE, CONTROL, UNKNOWN, GGUFVocabulary
 
 
 def stored_merges(metadata: Metadata) -> list[tuple[str, str]]:

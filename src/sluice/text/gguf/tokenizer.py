@@ -16,12 +16,12 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, WordPiece
 from tokenizers.processors import TemplateProcessing
 
-from sluice.gguf.cursor import GGUFError
-from sluice.gguf.file import GGUFFile
-from sluice.gguf.metadata import Metadata
-from sluice.text.gguf_merges import merges_of_scores, stored_merges
-from sluice.text.gguf_splits import RULES, SplitRule
-from sluice.text.gguf_vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, GGUFVocabulary
+from sluice.text.gguf.cursor import GGUFError
+from sluice.text.gguf.file import GGUFFile
+from sluice.text.gguf.merges import merges_of_scores, stored_merges
+from sluice.text.gguf.metadata import Metadata
+from sluice.text.gguf.splits import RULES, SplitRule
+from sluice.text.gguf.vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, GGUFVocabulary
 from sluice.text.named_templates import combined
 
 LOGGER = logging.getLogger("sluice.text")

@@ -26,8 +26,8 @@ from gguf_vocabularies import (
     write_vocabulary,
 )
 from sluice.text.chat_template import RenderOptions
-from sluice.text.gguf_splits import RULES
-from sluice.text.gguf_tokenizer import gguf_tokenizer
+from sluice.text.gguf.splits import RULES
+from sluice.text.gguf.tokenizer import gguf_tokenizer
 from sluice.text.tokenizer import TokenizerError
 from sluice.text.tokenizer_files import has_tokenizer, load_tokenizer
 from tokenizer_makers import TEXTS

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sluice.gguf.cursor import GGUFError
-from sluice.gguf.metadata import Metadata
+from sluice.text.gguf.cursor import GGUFError
+from sluice.text.gguf.metadata import Metadata
 
 LOGGER = logging.getLogger("sluice.text")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice.gguf.cursor import U32, U64, Cursor, GGUFError
-from sluice.gguf.metadata import MOST, Metadata, read_metadata
-from sluice.gguf.tensor_types import REMOVED, TYPES, TensorType
+from sluice.text.gguf.cursor import U32, U64, Cursor, GGUFError
+from sluice.text.gguf.metadata import MOST, Metadata, read_metadata
+from sluice.text.gguf.tensor_types import REMOVED, TYPES, TensorType
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from gguf_bytes import ARRAY, BOOL, FLOAT32, INT32, TEXT, UINT8, UINT32, items, tensor, text, value, write
-from sluice.gguf.cursor import GGUFError
-from sluice.gguf.file import GGUFFile
-from sluice.gguf.metadata import Items
-from sluice.gguf.tensor_types import TYPES
+from sluice.text.gguf.cursor import GGUFError
+from sluice.text.gguf.file import GGUFFile
+from sluice.text.gguf.metadata import Items
+from sluice.text.gguf.tensor_types import TYPES
 
 
 def test_types_are_those_of_the_library() -> None:

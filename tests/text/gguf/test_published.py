@@ -16,7 +16,7 @@ import huggingface_hub
 import pytest
 import tokenizers
 
-from sluice.text.gguf_tokenizer import gguf_tokenizer
+from sluice.text.gguf.tokenizer import gguf_tokenizer
 
 ARCHIVE = "llama_cpp_python-0.3.36.tar.gz"
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
