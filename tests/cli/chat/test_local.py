@@ -51,6 +51,15 @@ def test_a_model_that_cannot_talk(
     assert "chat template" in capsys.readouterr().err
 
 
+def test_an_answer_is_as_long_as_the_context_allows() -> None:
+    """Answers ended after the library's default of 16 tokens, though the help promises the room of the context."""
+    with LLM(max_total_tokens=256, context_length=128) as short:
+        source = LocalSource(short, {"temperature": 0.0, "ignore_eos": True})
+        *_, last = source.answer(asked("Hello"), Stopper())
+        assert last.usage is not None
+        assert last.usage.completion_tokens == 128 - last.usage.prompt_tokens
+
+
 def test_the_prompt_and_the_cache_are_counted(llm: LLM) -> None:
     source = LocalSource(llm, {"max_tokens": 5, "temperature": 0.0, "ignore_eos": True})
     for is_again in (False, True):
@@ -78,7 +87,7 @@ def test_a_long_prompt_tells_how_far_it_is_read(llm: LLM) -> None:
 @pytest.mark.parametrize("after", [0, 3])
 def test_an_answer_that_is_stopped_leaves_the_model_usable(llm: LLM, after: int) -> None:
     """The library closes a model whose step is interrupted; a chat must go on."""
-    source, stopper = LocalSource(llm, {"ignore_eos": True}), Stopper()
+    source, stopper = LocalSource(llm, {"max_tokens": 50, "ignore_eos": True}), Stopper()
     if not after:
         stopper.ask()  # while the prompt is read
     parts: list[AnswerPart] = []

@@ -31,7 +31,9 @@ class LocalSource:
 
     def __init__(self, llm: LLM, asked: Mapping[str, Any]) -> None:
         self._llm = llm
-        self._sampling = llm.info.sampling_defaults.fill(SamplingParams(**asked), asked)
+        # The library's default is 16 tokens; a conversation's answers are as long as the context allows.
+        params = SamplingParams(**{"max_tokens": None, **asked})
+        self._sampling = llm.info.sampling_defaults.fill(params, asked)
         # Tells at once whether conversations are possible, and starts the process that renders them.
         llm.stream_chat([{"role": "user", "content": "Hello"}], self._sampling)
 
