@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from benchmarks.shadow_server import children_of, server
 from browser.looking import CONTRAST, TIMEOUT_MS
-from sluice.types.limits import Bound
+from sluice.types.scheduler_limits import Bound
 
 KEY = "sesame"
 STEP_MS = 4.0

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from serving import run, serving
-from sluice.http.observe.page import GREETING, page_files
+from sluice.http.observe.web_page import GREETING, page_files
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 ELSEWHERE = re.compile(r"""["'(]\s*(?:https?:)?//[\w.-]+""")

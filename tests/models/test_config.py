@@ -11,7 +11,7 @@ import torch
 
 from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError, read_config, refuse_unsupported
-from sluice.models.llama_config import LlamaConfig, read_llama_config
+from sluice.models.families.llama_config import LlamaConfig, read_llama_config
 from sluice.models.loader import ARCHITECTURES, model_class
 from sluice.models.rope import Llama3Rope, Rope, YarnRope
 

@@ -13,10 +13,10 @@ import tiny_models
 from paged import Row, empty_kv, forward_batch
 from sluice.attention.reference import ReferenceAttention
 from sluice.models.checkpoint import CheckpointError
-from sluice.models.eagle3 import Eagle3
-from sluice.models.eagle3_loader import load_eagle3
+from sluice.models.families.eagle3 import Eagle3
+from sluice.models.families.eagle3_loader import load_eagle3
+from sluice.models.families.llama import Llama
 from sluice.models.linear import Packer
-from sluice.models.llama import Llama
 from sluice.models.loader import load_model
 
 CPU = torch.device("cpu")

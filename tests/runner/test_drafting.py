@@ -20,8 +20,8 @@ from sluice.attention.reference import ReferenceAttention, ReferenceBackend
 from sluice.device.queues import plain_host_buffer
 from sluice.device.transport import staged_transport
 from sluice.models.base import PagedLM
-from sluice.models.eagle3 import Eagle3
-from sluice.models.eagle3_loader import load_eagle3
+from sluice.models.families.eagle3 import Eagle3
+from sluice.models.families.eagle3_loader import load_eagle3
 from sluice.models.linear import Packer
 from sluice.models.loader import load_model
 from sluice.runner.device_state import DeviceShape, DeviceState

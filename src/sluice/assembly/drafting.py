@@ -19,10 +19,10 @@ from sluice.attention.select import REFERENCE
 from sluice.config import ConfigError, EngineConfig
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.base import PagedLM
-from sluice.models.eagle3 import Eagle3
-from sluice.models.eagle3_loader import load_eagle3
+from sluice.models.families.eagle3 import Eagle3
+from sluice.models.families.eagle3_loader import load_eagle3
+from sluice.models.families.llama import Llama
 from sluice.models.hub import resolve_checkpoint
-from sluice.models.llama import Llama
 from sluice.models.loader import load_model
 from sluice.models.packers import packer_for
 from sluice.models.spec import ModelSpec

@@ -9,7 +9,7 @@ import torch
 from sluice.assembly.devices import CudaDevice, why_no_triton
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.base import CausalLM, PagedLM
-from sluice.models.eagle3 import Eagle3
+from sluice.models.families.eagle3 import Eagle3
 from sluice.models.native_ops import NativeOps
 from sluice.runner.cpu_logit_ops import CPU_LOGIT_OPS, NativeLogitOps
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps

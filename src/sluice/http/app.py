@@ -65,10 +65,10 @@ from sluice.http.observe.docs_page import add_docs_page
 from sluice.http.observe.info import add_description, add_health, add_info
 from sluice.http.observe.metrics import Metrics
 from sluice.http.observe.metrics_page import Page, add_metrics
-from sluice.http.observe.page import add_greeting, add_page
 from sluice.http.observe.sleep_routes import add_sleep
 from sluice.http.observe.trace_feed import TraceFeed
 from sluice.http.observe.trace_routes import add_trace
+from sluice.http.observe.web_page import add_greeting, add_page
 from sluice.process.sleep import Sleep
 from sluice.text.constraints.checker import ConstraintChecker
 

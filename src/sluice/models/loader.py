@@ -17,13 +17,13 @@ from tqdm import tqdm
 from sluice.models.base import CausalLM, PagedLM
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError, read_config, refuse_unsupported
 from sluice.models.fallback.load import load_fallback
+from sluice.models.families.gpt2 import GPT2
+from sluice.models.families.llama import Llama
+from sluice.models.families.llama_config import LLAMA_ARCHITECTURES
 from sluice.models.filler import Filler
 from sluice.models.formats.base import Rows, WeightFormat
 from sluice.models.formats.read import check_agrees, read_format
-from sluice.models.gpt2 import GPT2
 from sluice.models.linear import Packer
-from sluice.models.llama import Llama
-from sluice.models.llama_config import LLAMA_ARCHITECTURES
 from sluice.models.spec import AS_STORED, DTYPES, FP8, ON_LOAD, ModelSpec, Quantization
 from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors, weight_files
 from sluice.parallel.layout import Layout

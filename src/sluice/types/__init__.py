@@ -4,23 +4,6 @@ A request is two counters and a step closes the gap between them. A step is one 
 is one `BatchResult`. Everything here is plain data: no tensor, no clock, no text.
 """
 
-from sluice.types.limits import (
-    CHUNKS_BY_TIME,
-    CLASS_NAMES,
-    DEFAULT_CLASS,
-    ITL_AUTO,
-    NGRAM,
-    Bound,
-    ClassName,
-    DraftLimits,
-    Group,
-    NgramLimits,
-    OffloadLimits,
-    Priority,
-    PriorityClass,
-    SchedulerLimits,
-    WorkItems,
-)
 from sluice.types.plan import BatchPlan, Chunk, ChunkSlice, NewSlot, PlanError, PredictedStep, Regime
 from sluice.types.result import (
     BatchResult,
@@ -44,6 +27,23 @@ from sluice.types.sampling import (
     SamplingDefaults,
     SamplingParams,
     seed_source,
+)
+from sluice.types.scheduler_limits import (
+    CHUNKS_BY_TIME,
+    CLASS_NAMES,
+    DEFAULT_CLASS,
+    ITL_AUTO,
+    NGRAM,
+    Bound,
+    ClassName,
+    DraftLimits,
+    Group,
+    NgramLimits,
+    OffloadLimits,
+    Priority,
+    PriorityClass,
+    SchedulerLimits,
+    WorkItems,
 )
 from sluice.types.submit import NO_SAMPLING, Submit
 from sluice.types.tiers import (

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from sluice.types.limits import Bound
 from sluice.types.sampling import SamplingParams
+from sluice.types.scheduler_limits import Bound
 from sluice.types.submit import Submit
 from sluice.types.tiers import PageCopy
 

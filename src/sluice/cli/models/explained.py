@@ -16,7 +16,7 @@ from sluice.config import EngineConfig
 from sluice.models.catalog.estimate import NUMBER_SIZES, Estimate, gigabytes
 from sluice.models.catalog.sizes import ModelSizes, SizesError
 from sluice.models.catalog.suggested import SUGGESTED
-from sluice.models.llama_config import DIFFUSION_ARCHITECTURES
+from sluice.models.families.llama_config import DIFFUSION_ARCHITECTURES
 
 Value = float | int | None
 

@@ -9,7 +9,7 @@ import torch
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.models.base import PagedLM
-from sluice.models.eagle3 import Eagle3
+from sluice.models.families.eagle3 import Eagle3
 from sluice.runner.forwards import Model
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
-from sluice.models.llama import Llama
+from sluice.models.families.llama import Llama
 from sluice.runner.drafting.drafter import RunnerDrafter
 from sluice.runner.forwards import Model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError, Fields, refuse_unsupported
-from sluice.models.llama_config import LlamaConfig, read_llama_config
+from sluice.models.families.llama_config import LlamaConfig, read_llama_config
 from sluice.models.spec import ModelSpec
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")

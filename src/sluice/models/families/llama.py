@@ -12,10 +12,10 @@ from torch import nn
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.models.base import CausalLM, WeightRules
 from sluice.models.checkpoint import CheckpointConfig
+from sluice.models.families.llama_config import LlamaConfig, read_llama_config
 from sluice.models.fp8_rows import Rows, plain
 from sluice.models.layers import GatedMLP, RMSNorm, Rotary, new_embedding
 from sluice.models.linear import Layer, Packer
-from sluice.models.llama_config import LlamaConfig, read_llama_config
 from sluice.models.ops import Angles, HeadNorms, Ops
 from sluice.models.shards import LLAMA, check_layout
 from sluice.parallel.layout import Layout

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
-from sluice.models.eagle3_config import NUM_STATES, Eagle3Config
+from sluice.models.families.eagle3_config import NUM_STATES, Eagle3Config
 from sluice.models.fp8_rows import plain
 from sluice.models.layers import GatedMLP, RMSNorm, Rotary, new_embedding
 from sluice.models.linear import Layer, Packer

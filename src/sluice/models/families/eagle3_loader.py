@@ -15,11 +15,11 @@ import torch
 
 from sluice.models.base import PagedLM
 from sluice.models.checkpoint import CheckpointError, read_config
-from sluice.models.eagle3 import Eagle3
-from sluice.models.eagle3_config import Eagle3Config, read_eagle3_config
+from sluice.models.families.eagle3 import Eagle3
+from sluice.models.families.eagle3_config import Eagle3Config, read_eagle3_config
+from sluice.models.families.llama import Llama
 from sluice.models.formats.read import read_format
 from sluice.models.linear import Packer
-from sluice.models.llama import Llama
 from sluice.models.spec import DTYPES
 from sluice.models.weights import StoredTensor, stored_tensors
 
