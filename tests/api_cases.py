@@ -19,7 +19,7 @@ from sluice.http.base.errors import OVERLOADED
 from sluice.http.base.isolation import CacheIsolation
 from sluice.http.base.openapi import openapi
 from sluice.http.base.routes import EVENT_STREAM, JSON, NDJSON
-from sluice.http.observe.metrics import Metrics
+from sluice.http.observe.http_metrics import Metrics
 
 ROUTES = make_routes(Backend(), BodyReader(BodyLimits()), CacheIsolation(), Metrics(), lambda: 0.0, ResponseStore(0, 0))
 SCHEMA = schemathesis.openapi.from_dict(openapi(ROUTES.operations, "0"))

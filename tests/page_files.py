@@ -12,9 +12,9 @@ from pathlib import Path
 
 from sluice.storage.blocks import FileBlocks
 from sluice.storage.checksums import Checksum, Differs, PageRun, best_checksum
-from sluice.storage.format import FileLayout, PageGeometry, split
 from sluice.storage.opening import Opened, open_page_file
 from sluice.storage.page_file import PageFile
+from sluice.storage.page_file_format import FileLayout, PageGeometry, split
 from sluice.types import PageKey
 
 GEOMETRY = PageGeometry(

@@ -33,7 +33,7 @@ from sluice.http.base.body import BodyLimits
 from sluice.http.base.calls import Listener
 from sluice.http.base.isolation import CacheIsolation
 from sluice.http.base.origins import Origins
-from sluice.http.observe.metrics import Metrics
+from sluice.http.observe.http_metrics import Metrics
 from sluice.http.observe.trace_feed import TraceFeed
 from sluice.process.client import EngineClient
 from sluice.process.engine_state import EngineState

@@ -23,10 +23,10 @@ from sluice.storage.blocks import FileBlocks
 from sluice.storage.checksums import best_checksum
 from sluice.storage.copies import PageCopies
 from sluice.storage.disk_tier import DiskTier
-from sluice.storage.format import FileLayout, PageGeometry
 from sluice.storage.host_tier import HostTier
 from sluice.storage.opening import Opened, open_page_file
 from sluice.storage.page_file import PageFile
+from sluice.storage.page_file_format import FileLayout, PageGeometry
 from sluice.types import BatchPlan, CopyDone, PageCopy, Tier
 
 LAYERS, HEADS, HEAD_DIM, PAGE_SIZE = 3, 2, 16, 16

@@ -17,7 +17,7 @@ from sluice.assembly.loaded import Peers
 from sluice.config import ConfigError, EngineConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import OfferPages, PagesOffered, PagesTaken, TakePages
-from sluice.storage.format import BLOCK, decode_header
+from sluice.storage.page_file_format import BLOCK, decode_header
 from sluice.testing import ManualLink, resolved
 from sluice.types import PageOffer, Submit
 

@@ -26,7 +26,7 @@ from sluice.engine.messages import PagesOffered, PagesTaken
 from sluice.fleet.calls import Sent
 from sluice.fleet.ingress import replica_metrics
 from sluice.fleet.transfer_file import TransferFile, decode_engine, prefill_engine
-from sluice.http.observe.metrics_page import Page
+from sluice.http.observe.engine_metrics import Page
 from sluice.process.handover import encode_offer
 from sluice.process.observer import Observer
 from sluice.process.wire import encode

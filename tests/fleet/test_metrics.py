@@ -10,7 +10,7 @@ from pathlib import Path
 from fleet_world import FleetWorld
 from serving import run
 from sluice.fleet.ingress import replica_metrics
-from sluice.http.observe.metrics_page import Page
+from sluice.http.observe.engine_metrics import Page
 from sluice.testing import resolved
 from sluice.types import Submit
 

@@ -13,7 +13,7 @@ import pytest
 
 from serving import MODEL, expected_text, run, serving
 from shadow_engine import MAX_MODEL_LEN, VOCAB
-from sluice.http.observe.metrics_page import Page
+from sluice.http.observe.engine_metrics import Page
 from sluice.testing import SHADOW_EMBEDDING_SIZE, shadow_embedding
 from sluice.text.vectors import cosine, unit_vector
 

@@ -24,7 +24,7 @@ from sluice.engine.messages import Message
 from sluice.http.app import create_app
 from sluice.http.base.backend import Backend, Service
 from sluice.http.base.body import BodyLimits
-from sluice.http.observe.metrics import Metrics
+from sluice.http.observe.http_metrics import Metrics
 from sluice.process.client import EngineClient
 from sluice.process.engine_state import EngineState
 from sluice.process.wire import Outputs, decode, encode_outputs, portions

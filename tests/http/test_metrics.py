@@ -18,8 +18,8 @@ from sluice.engine.meter import Totals
 from sluice.http.base.backend import Backend
 from sluice.http.base.calls import CALL, Call
 from sluice.http.base.routes import Routes
-from sluice.http.observe.metrics import Metrics
-from sluice.http.observe.metrics_page import Page, add_metrics
+from sluice.http.observe.engine_metrics import Page, add_metrics
+from sluice.http.observe.http_metrics import Metrics
 from sluice.process.client import EngineClient
 from sluice.testing import Faults, resolved
 from sluice.types import FinishReason, Occupancy, Output, Submit, Tier, TierUse

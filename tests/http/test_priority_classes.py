@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from serving import run, serving
-from sluice.http.observe.metrics import Metrics
-from sluice.http.observe.metrics_page import Page
+from sluice.http.observe.engine_metrics import Page
+from sluice.http.observe.http_metrics import Metrics
 from sluice.testing import resolved
 from sluice.types import Output, PriorityClass, Submit
 

@@ -21,7 +21,7 @@ from sluice.http.base.body import BodyLimits, BodyReader
 from sluice.http.base.errors import ApiError
 from sluice.http.base.isolation import CacheIsolation
 from sluice.http.base.openapi import openapi
-from sluice.http.observe.metrics import Metrics
+from sluice.http.observe.http_metrics import Metrics
 from sluice.http.observe.trace_events import (
     DroppedEvent,
     EngineEvent,

@@ -12,7 +12,7 @@ import pytest
 import tiny_models
 from sluice import LLM, SamplingParams
 from sluice.kv.nodes import Node, copies_of
-from sluice.storage.format import decode_header
+from sluice.storage.page_file_format import decode_header
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 PROMPTS = [tiny_models.prompt(450, 1), tiny_models.prompt(333, 2)]

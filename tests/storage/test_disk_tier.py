@@ -19,8 +19,8 @@ from sluice.process.zmq_link import ZmqLink
 from sluice.storage import disk_tier
 from sluice.storage.blocks import FileBlocks
 from sluice.storage.disk_tier import DiskRead, DiskTier, DiskWrite, Erase, Report
-from sluice.storage.format import FileLayout, PageFileInUse
 from sluice.storage.page_file import PageFile, read_index
+from sluice.storage.page_file_format import FileLayout, PageFileInUse
 from sluice.types import CopyDone
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from page_files import GEOMETRY, SLOTS, keys, opened, page
 from sluice.cli import main
-from sluice.storage.format import FileLayout
+from sluice.storage.page_file_format import FileLayout
 
 
 @pytest.fixture

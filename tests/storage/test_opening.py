@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from page_files import GEOMETRY, SIZE, SLOTS, keys, opened, page
-from sluice.storage import format as page_format
-from sluice.storage.format import (
+from sluice.storage import page_file_format as page_format
+from sluice.storage.opening import check_path, open_page_file
+from sluice.storage.page_file_format import (
     BLOCK,
     Checksums,
     FileLayout,
@@ -24,7 +25,6 @@ from sluice.storage.format import (
     encode_entry,
     encode_header,
 )
-from sluice.storage.opening import check_path, open_page_file
 
 LAYOUT = FileLayout(GEOMETRY, SLOTS)
 

@@ -16,8 +16,8 @@ import pytest
 
 from page_files import GEOMETRY, SIZE, SLOTS, FaultyBlocks, blank, keys, load, opened, page
 from sluice.storage.blocks import FileBlocks
-from sluice.storage.format import BLOCK, MAGIC, VERSION, FileLayout, PageFileError, PageLost
 from sluice.storage.page_file import PageFile, read_index, restored
+from sluice.storage.page_file_format import BLOCK, MAGIC, VERSION, FileLayout, PageFileError, PageLost
 from sluice.types import StoredPage
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]

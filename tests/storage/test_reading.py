@@ -16,8 +16,8 @@ from page_files import GEOMETRY, opened, page
 from sluice.kernels.cpu.stored_parts import StoredParts
 from sluice.storage.blocks import FileBlocks
 from sluice.storage.checksums import Crc32, Crc32c
-from sluice.storage.format import BLOCK, EXTENT_BYTES, FileLayout, PageGeometry, PageLost
 from sluice.storage.page_file import PageFile
+from sluice.storage.page_file_format import BLOCK, EXTENT_BYTES, FileLayout, PageGeometry, PageLost
 
 PARTS = StoredParts(library())
 SIZES = (*range(70), 191, 192, 193, 1023, 3071, 3072, 3073, 3264, 10_000)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from page_files import GEOMETRY, SLOTS, blank, keys, opened, page
-from sluice.storage.format import FileLayout, PageLost
+from sluice.storage.page_file_format import FileLayout, PageLost
 from sluice.storage.remote_pages import RemotePages
 from sluice.types import StoredPage
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from sluice.assembly.tiers import OpenTiers, TierSetup
 from sluice.kv.handover import Taking, stored_pages
 from sluice.kv.manager import KVManager
-from sluice.storage.format import PageGeometry
+from sluice.storage.page_file_format import PageGeometry
 from sluice.storage.remote_pages import RemotePages
 from sluice.types import PageOffer
 

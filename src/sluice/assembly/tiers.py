@@ -24,10 +24,10 @@ from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.storage.checksums import best_checksum
 from sluice.storage.copies import Copies, NoTiers, PageCopies
 from sluice.storage.disk_tier import DiskTier
-from sluice.storage.format import FileLayout, PageFileError, PageGeometry
 from sluice.storage.host_tier import HostTier
 from sluice.storage.opening import check_path, open_page_file
 from sluice.storage.page_file import PageFile
+from sluice.storage.page_file_format import FileLayout, PageFileError, PageGeometry
 from sluice.storage.remote_pages import RemotePages
 from sluice.types import CopyDone, StoredPage, Tier, TierLimits
 from sluice.version import VERSION

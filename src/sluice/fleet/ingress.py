@@ -34,8 +34,8 @@ from sluice.http.base.parsers import check_parsers
 from sluice.http.base.served_model import ServedModel
 from sluice.http.base.unknown_fields import IgnoredFieldsLog
 from sluice.http.edge.hosts import answered_names
-from sluice.http.observe.metrics import Metrics
-from sluice.http.observe.metrics_page import Page
+from sluice.http.observe.engine_metrics import Page
+from sluice.http.observe.http_metrics import Metrics
 from sluice.http.observe.otel import open_traces
 from sluice.process.client import EngineClient
 from sluice.process.engine_process import freeze_gc

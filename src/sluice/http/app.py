@@ -62,9 +62,9 @@ from sluice.http.edge.connections import RefuseExtra
 from sluice.http.edge.cross_site import CrossSiteChecked, with_cors
 from sluice.http.edge.hosts import HostChecked
 from sluice.http.observe.docs_page import add_docs_page
+from sluice.http.observe.engine_metrics import Page, add_metrics
+from sluice.http.observe.http_metrics import Metrics
 from sluice.http.observe.info import add_description, add_health, add_info
-from sluice.http.observe.metrics import Metrics
-from sluice.http.observe.metrics_page import Page, add_metrics
 from sluice.http.observe.sleep_routes import add_sleep
 from sluice.http.observe.trace_feed import TraceFeed
 from sluice.http.observe.trace_routes import add_trace

@@ -41,8 +41,8 @@ from sluice.http.edge.hosts import answered_names
 from sluice.http.edge.http_server import HttpServer
 from sluice.http.edge.tls import read_certificate
 from sluice.http.observe.announcement import announcement, own_command
+from sluice.http.observe.http_metrics import Metrics
 from sluice.http.observe.loop_watchdog import LoopWatchdog
-from sluice.http.observe.metrics import Metrics
 from sluice.http.observe.otel import open_traces
 from sluice.http.observe.trace_feed import TraceFeed
 from sluice.process.client import EngineClient

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from sluice.kernels.cpu.abi import ReadOutcome
 from sluice.kernels.cpu.library import KernelsUnavailable, Library
 from sluice.kernels.cpu.stored_parts import StoredParts
-from sluice.storage.format import PageLost
+from sluice.storage.page_file_format import PageLost
 
 
 class PageRun(NamedTuple):

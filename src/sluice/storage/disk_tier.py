@@ -19,7 +19,7 @@ import torch
 
 from sluice.device.pages import DevicePages
 from sluice.device.queues import DeviceQueue, Event, HostBuffers, wait_until
-from sluice.storage.format import PageLost, split
+from sluice.storage.page_file_format import PageLost, split
 from sluice.types import CopyDone, PageKey
 
 LOGGER = logging.getLogger("sluice.disk")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from sluice.storage.blocks import FileBlocks
-from sluice.storage.format import BLOCK, FileLayout, PageFileError, PageLost, decode_header, split
 from sluice.storage.opening import open_to_look
 from sluice.storage.page_file import PageFile, read_index, restored
+from sluice.storage.page_file_format import BLOCK, FileLayout, PageFileError, PageLost, decode_header, split
 from sluice.types import StoredPage
 
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice.storage.blocks import FileBlocks
-from sluice.storage.format import (
+from sluice.storage.page_file import EMPTY_HEAD, Index, PageFile, read_index, restored
+from sluice.storage.page_file_format import (
     BLOCK,
     UNFINISHED,
     FileLayout,
@@ -30,7 +31,6 @@ from sluice.storage.format import (
     encode_header,
     is_page_file,
 )
-from sluice.storage.page_file import EMPTY_HEAD, Index, PageFile, read_index, restored
 from sluice.types import StoredPage
 
 MODE = 0o600

@@ -14,7 +14,7 @@ import numpy as np
 
 from sluice.storage.blocks import FileBlocks
 from sluice.storage.checksums import PageRun, find_checksum
-from sluice.storage.format import (
+from sluice.storage.page_file_format import (
     ENTRY_HEAD_BYTES,
     Checksums,
     FileLayout,

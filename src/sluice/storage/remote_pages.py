@@ -15,8 +15,16 @@ from typing import NamedTuple
 
 from sluice.storage.blocks import FileBlocks
 from sluice.storage.checksums import find_checksum
-from sluice.storage.format import BLOCK, Checksums, FileLayout, PageFileError, PageGeometry, PageLost, decode_header
 from sluice.storage.opening import open_to_look
+from sluice.storage.page_file_format import (
+    BLOCK,
+    Checksums,
+    FileLayout,
+    PageFileError,
+    PageGeometry,
+    PageLost,
+    decode_header,
+)
 from sluice.types import PageKey, StoredPage
 
 MAX_FILES = 16

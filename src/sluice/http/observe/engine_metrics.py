@@ -23,7 +23,7 @@ from sluice.engine.meter import LATE_BY, DraftTotals, Histogram, ItlTotals, Pace
 from sluice.engine.prompt_meter import PromptProgress
 from sluice.http.base.backend import Backend
 from sluice.http.base.routes import Routes
-from sluice.http.observe.metrics import Metrics
+from sluice.http.observe.http_metrics import Metrics
 from sluice.process.client import EngineClient, EngineGone
 from sluice.process.engine_state import KvEventCounts, RecoveryStats
 from sluice.types import Bound, FinishReason, Regime, Tier, TierUse
