@@ -105,6 +105,8 @@ class WeightFormat(ABC):
     def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype, rows: Rows) -> Iterator[StoredTensor]:
         """Iterate over the tensors of a checkpoint by their plain names.
 
+        The values of a tensor are there until the next one is asked for.
+
         Quantised weights come dequantised, apart from those that the model is to hold as they are stored.
 
         Args:

@@ -114,12 +114,10 @@ class _Sizes:
         kv_heads = self.integer("attention.head_count_kv", self.heads)
         if layers > len(file.tensors):
             raise self._metadata.error(f"{self._name}.block_count", f"at most {len(file.tensors)}, the tensors' number")
-        inner = self.integer("feed_forward_length")
         for part, rows, columns in (
             ("token_embd", None, width),
             ("blk.0.attn_q", self.heads * self.head_dim, width),
             ("blk.0.attn_k", kv_heads * self.head_dim, width),
-            ("blk.0.ffn_up", inner, width),
         ):
             found = file.tensors.get(f"{part}.weight")
             shape = (found.shape[0] if rows is None and found is not None else rows, columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -19,8 +20,9 @@ PLAIN: Mapping[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     "F64": torch.float64,
 }
-AT_ONCE = 1 << 21
-"""Elements that are dequantised at once."""
+AT_ONCE = (1 << 15) - 1
+"""Elements that are dequantised at once. They stay in the cache, and torch divides fewer than 32,768 not among threads,
+which would wait for each other longer than they work where something else runs on the processors."""
 
 
 class GGUFTensor:
@@ -34,10 +36,17 @@ class GGUFTensor:
         self.shape = info.shape
         self.nbytes = info.nbytes
 
-    def dequantized(self, dtype: torch.dtype, order: torch.Tensor | None = None) -> torch.Tensor:
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def dequantized(
+        self, dtype: torch.dtype, order: torch.Tensor | None = None, memory: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return the values in a dtype, a slice at a time.
 
         Args:
+            memory: of this dtype, one-dimensional, and long enough: what is returned lies in it. None: in new memory.
             order: [rows] int64, the stored row of each row, or element of each element of a vector; None leaves them
                 as they are.
 
@@ -48,11 +57,14 @@ class GGUFTensor:
         if len(self.shape) == 1:
             vector = self._values(stored)[0].to(dtype, copy=True)
             return vector if order is None else vector[order]
-        values = torch.empty((stored.shape[0], self.shape[-1]), dtype=dtype)
+        if memory is None:
+            memory = torch.empty(self.numel, dtype=dtype)
+        values = memory[: self.numel].view(-1, self.shape[-1])
         step = max(1, AT_ONCE // self.shape[-1])
         for start in range(0, len(values), step):
-            rows = slice(start, start + step) if order is None else order[start : start + step]
-            values[start : start + step] = self._values(stored[rows])
+            stop = start + step
+            rows = stored[start:stop] if order is None else stored.index_select(0, order[start:stop])
+            values[start:stop].copy_(self._values(rows))
         return values.view(self.shape)
 
     def kept(self, order: torch.Tensor | None = None) -> Int4Weight | None:

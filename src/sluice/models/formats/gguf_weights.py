@@ -73,6 +73,8 @@ class GGUF(WeightFormat):
         (path,) = weight_files(folder)
         file = open_gguf(path.readlink() if path.is_symlink() else path)  # by the name that the user knows
         names = _names(model)
+        # Memory is slow when it is used for the first time, so all weights are dequantised in the same.
+        memory = torch.empty(max(tensor.numel for tensor in tensors_of(file)), dtype=dtype)
         for tensor in tensors_of(file):
             if tensor.name == FREQUENCY_FACTORS:
                 continue
@@ -86,7 +88,7 @@ class GGUF(WeightFormat):
                 continue
             order = _order(name, tensor.shape[0], model)
             kept = tensor.kept(order) if holds(model.spec.quantization, INT4) else None
-            value = tensor.dequantized(dtype, order) if kept is None else kept
+            value = tensor.dequantized(dtype, order, memory) if kept is None else kept
             yield StoredTensor(name, file.name, value, tensor.nbytes)
 
 
