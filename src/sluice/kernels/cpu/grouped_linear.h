@@ -1,0 +1,203 @@
+// y = f(x W^T + bias) over weights in groups (`models/grouped.py` defines it). The sums of a group of inputs are of
+// integers and exact. Scaled, they are added in the order of the groups and of the runs, each with one rounding.
+//
+// A few rows are multiplied with the packed weights themselves. For more rows, a run of inputs of a block of outputs is
+// unpacked once, into bytes that stay in the first-level cache.
+
+// Quantise rows `from` to `until` of x in runs, and sum their values in groups of 16.
+inline void quantize_runs(const GroupedWork& work, int from, int until) {
+    const GroupedLinearCall& call = work.call;
+    const int size = call.run, runs = call.in / size;
+    for (int row = from; row < until; row++) {
+        for (int run = 0; run < runs; run++) {
+            const auto* x = static_cast<const uint16_t*>(call.x) + row * call.x_stride + run * size;
+            uint8_t* to = work.values + row * work.stride + run * size;
+            int32_t* totals = work.totals + (static_cast<int64_t>(row) * call.in + run * size) / GROUP_STEP;
+            const float largest = widen(largest_bits(x, size));
+            const bool is_zero = largest < 1e-30f;    // the inverse of its scale would not be finite
+            work.scales[static_cast<int64_t>(row) * runs + run] = is_zero ? 0.0f : largest / 127.0f;
+            if (is_zero || !std::isfinite(largest)) {
+                std::memset(to, 0, size);
+                std::memset(totals, 0, sizeof *totals * (size / GROUP_STEP));
+                continue;
+            }
+            const F inverse = set(127.0f / largest);
+            for (int k = 0; k < size; k += GROUP_STEP) {
+                store_bytes(to + k, round(mul(load(x + k), inverse)), 0);
+                int32_t total = 0;
+                for (int i = 0; i < GROUP_STEP; i++) total += static_cast<int8_t>(to[k + i]);
+                totals[k / GROUP_STEP] = total;
+            }
+        }
+    }
+}
+
+// Some rows of x in one run.
+struct RunOfRows {
+    const uint8_t* x;
+    const int32_t* totals;
+    const float* scales;
+    int64_t x_stride, totals_stride, scales_stride;
+    int parts;      // in the run
+    bool is_first;
+};
+
+INL RunOfRows run_of_rows(const GroupedWork& work, int row, int run) {
+    const GroupedLinearCall& call = work.call;
+    const int runs = call.in / call.run, in_row = call.in / GROUP_STEP;
+    return {work.values + row * work.stride + run * call.run,
+            work.totals + static_cast<int64_t>(row) * in_row + run * (call.run / GROUP_STEP),
+            work.scales + static_cast<int64_t>(row) * runs + run,
+            work.stride, in_row, runs, call.run / PART, run == 0};
+}
+
+// Add the products of one group to `sums`.
+template <class Kind, int M, class Source>
+INL void add_products(const Source& source, const uint8_t* x, int64_t stride, int group, I* sums) {
+    constexpr int QUADS = Kind::GROUP / 4;
+    if constexpr (IN_SHORTS && !Kind::IS_SIGNED) {
+        constexpr int TOGETHER = Kind::IN_SHORT < QUADS ? Kind::IN_SHORT : QUADS;
+        UNROLLED_QUADS for (int first = 0; first < QUADS; first += TOGETHER) {
+            Shorts shorts[M * 2];
+            UNROLLED for (int i = 0; i < M * 2; i++) shorts[i] = Shorts{};
+            UNROLLED_QUADS for (int quad = first; quad < first + TOGETHER; quad++) {
+                Bytes right[2];
+                source.load(group * QUADS + quad, right);
+                UNROLLED for (int i = 0; i < M * 2; i++) {
+                    shorts[i] = short_dot(shorts[i], x + i / 2 * stride + 4 * quad, right[i % 2]);
+                }
+            }
+            UNROLLED for (int i = 0; i < M * 2; i++) sums[i] = add_shorts(sums[i], shorts[i]);
+        }
+    } else {
+        UNROLLED_QUADS for (int quad = 0; quad < QUADS; quad++) {
+            Bytes right[2];
+            source.load(group * QUADS + quad, right);
+            UNROLLED for (int i = 0; i < M * 2; i++) {
+                const uint8_t* left = x + i / 2 * stride + 4 * quad;
+                if constexpr (Kind::IS_SIGNED) sums[i] = signed_dot(sums[i], left, right[i % 2]);
+                else sums[i] = nibble_dot(sums[i], left, right[i % 2]);
+            }
+        }
+    }
+}
+
+// Multiply M rows with one run of a block, and add that to `to` [M][32].
+template <class Kind, int M, class Source>
+INL void add_run(Source& source, const RunOfRows& rows, float* to) {
+    constexpr int GROUPS = PART / Kind::GROUP;
+    const uint8_t* x = rows.x;
+    const int32_t* totals = rows.totals;
+    F found[M * 2];
+    UNROLLED for (int i = 0; i < M * 2; i++) found[i] = set(0.0f);
+    for (int part = 0; part < rows.parts; part++, x += PART, totals += PART / GROUP_STEP) {
+        source.begin();
+        UNROLLED_QUADS for (int group = 0; group < GROUPS; group++) {
+            int32_t total[M];
+            UNROLLED for (int m = 0; m < M; m++) {
+                const int32_t* of_row = totals + m * rows.totals_stride;
+                total[m] = GROUPS == 2 ? of_row[group] : of_row[0] + of_row[1];
+            }
+            I sums[M * 2];
+            UNROLLED for (int i = 0; i < M * 2; i++) sums[i] = set_sums(-Kind::ZERO * total[i / 2]);
+            add_products<Kind, M>(source, x + group * Kind::GROUP, rows.x_stride, group, sums);
+            F scales[2], minimums[2];
+            source.scales(group, scales, minimums);
+            UNROLLED for (int i = 0; i < M * 2; i++) {
+                found[i] = fused(to_float(sums[i]), scales[i % 2], found[i]);
+                if constexpr (Kind::HAS_MINIMUMS) {
+                    found[i] = fused(set(static_cast<float>(total[i / 2])), minimums[i % 2], found[i]);
+                }
+            }
+        }
+        source.end();
+    }
+    UNROLLED for (int i = 0; i < M * 2; i++) {
+        const F scale = set(rows.scales[i / 2 * rows.scales_stride]);
+        store(to + 16 * i, rows.is_first ? mul(found[i], scale) : fused(found[i], scale, load(to + 16 * i)));
+    }
+}
+
+// All runs of `rows` rows, at most M, with packed weights.
+template <class Type, int M>
+void add_packed(int rows, const GroupedWork& work, int row, const uint8_t* block, float* to) {
+    if constexpr (M > 1) {
+        if (rows < M) return add_packed<Type, M - 1>(rows, work, row, block, to);
+    }
+    PackedSource<Type> source(block);
+    for (int run = 0; run < work.call.in / work.call.run; run++) {
+        add_run<KindOf<Type>, M>(source, run_of_rows(work, row, run), to);
+    }
+}
+
+// One run of `rows` rows, at most M, with weights that are unpacked.
+template <class Kind, int M>
+void add_unpacked(int rows, const RunOfRows& of_x, const uint8_t* bytes, const float* scales, float* to) {
+    if constexpr (M > 1) {
+        if (rows < M) return add_unpacked<Kind, M - 1>(rows, of_x, bytes, scales, to);
+    }
+    UnpackedSource<Kind> source(bytes, scales);
+    add_run<Kind, M>(source, of_x, to);
+}
+
+// Unpack the next run of `parts` parts: bytes [4 inputs][32 outputs][4], scales [groups][32], minimums behind them.
+template <class Type>
+void unpack_run(PackedSource<Type>& source, int parts, uint8_t* bytes, float* scales) {
+    for (int part = 0; part < parts; part++) {
+        source.begin();
+        UNROLLED_QUADS for (int quad = 0; quad < PART / 4; quad++, bytes += 128) {
+            Bytes both[2];
+            source.load(quad, both);
+            put_bytes(bytes, both[0]), put_bytes(bytes + 64, both[1]);
+        }
+        UNROLLED_QUADS for (int group = 0; group < PART / Type::GROUP; group++, scales += PACKED_BLOCK) {
+            F scale[2], minimum[2];
+            source.scales(group, scale, minimum);
+            UNROLLED for (int n = 0; n < 2; n++) {
+                store(scales + 16 * n, scale[n]);
+                if constexpr (Type::HAS_MINIMUMS) store(scales + GROUPED_SCALES + 16 * n, minimum[n]);
+            }
+        }
+        source.end();
+    }
+}
+
+// Multiply rows `from` to `until` with one block of a part, into sums [rows][32]. `unpacked` is memory for a run.
+template <class Type>
+void multiply_block(const GroupedWork& work, const uint8_t* weight, int block, int from, int until, float* sums,
+                    float* unpacked) {
+    const GroupedLinearCall& call = work.call;
+    const uint8_t* packed = weight + block * Packed<Type>::block_bytes(call.in);
+    if (until - from <= FUSED_ROWS) return add_packed<Type, FUSED_ROWS>(until - from, work, from, packed, sums);
+    auto* bytes = reinterpret_cast<uint8_t*>(unpacked + 2 * GROUPED_SCALES);
+    PackedSource<Type> source(packed);
+    for (int run = 0; run < call.in / call.run; run++) {
+        unpack_run(source, call.run / PART, bytes, unpacked);
+        packed_pieces(from, until, GROUPED_ROWS, [&](int row, int rows) {
+            float* to = sums + (row - from) * PACKED_BLOCK;
+            add_unpacked<KindOf<Type>, GROUPED_ROWS>(rows, run_of_rows(work, row, run), bytes, unpacked, to);
+        });
+    }
+}
+
+// Compute one block of the outputs of a part, for rows `from` to `until`; if gated, with its block of the part behind it.
+inline void grouped_block(const GroupedWork& work, int number, int block, int from, int until, float* buffer) {
+    const GroupedLinearCall& call = work.call;
+    const GroupedPart* part = call.parts + number;
+    int column = block * PACKED_BLOCK;
+    const int width = std::min<int>(PACKED_BLOCK, part->out - column);
+    for (int i = 0; i < number; i++) column += call.parts[i].out;
+    float bias[PACKED_BLOCK], gated_bias[PACKED_BLOCK];
+    packed_bias(work.finish, column, width, bias);
+    if (call.is_gated) packed_bias(work.finish, part->out + column, width, gated_bias);
+    float *sums = buffer, *gated_sums = call.is_gated ? buffer + GROUPED_SUMS : nullptr;
+    const auto multiply = [&](const GroupedPart& of, float* to) {
+        with_stored_type(of.type, [&](auto stored) {
+            multiply_block<decltype(stored)>(work, of.weight, block, from, until, to, buffer + 2 * GROUPED_SUMS);
+        });
+    };
+    multiply(*part, sums);
+    if (gated_sums) multiply(part[1], gated_sums);
+    uint16_t* y = static_cast<uint16_t*>(call.y) + from * call.y_stride + column;
+    packed_finish(work.finish, sums, gated_sums, bias, gated_bias, until - from, width, y);
+}
