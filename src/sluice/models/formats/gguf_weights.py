@@ -1,7 +1,8 @@
-"""The weights of a GGUF file under the names of `config.json`'s architecture, dequantised one by one."""
+"""The weights of a GGUF file under the names of `config.json`'s architecture, as they are stored or dequantised."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -11,9 +12,12 @@ from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.base import Format, Rows
 from sluice.models.formats.extra import need
+from sluice.models.formats.gguf_blocks import BLOCK_TYPES
 from sluice.models.formats.gguf_config import ARCHITECTURES, FREQUENCY_FACTORS, METHOD
-from sluice.models.formats.gguf_file import GGUFFile
-from sluice.models.spec import INT4, holds
+from sluice.models.formats.gguf_file import GGUFFile, GGUFTensor
+from sluice.models.quantized import QuantizedWeight
+from sluice.models.spec import BLOCKS, INT4, holds
+from sluice.models.stored_blocks import StoredBlocks
 from sluice.models.weights import StoredTensor, weight_files
 
 PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
@@ -31,7 +35,7 @@ class GGUF(Format):
 
     def __init__(self, types: Mapping[str, object]) -> None:
         self._types = types
-        self.kinds = (INT4,) if "Q4_0" in types else ()
+        self.kinds = (BLOCKS, INT4) if "Q4_0" in types else (BLOCKS,)
 
     @classmethod
     def read(cls, section: Fields) -> GGUF:
@@ -64,9 +68,23 @@ class GGUF(Format):
                 yield StoredTensor(name, file.name, torch.empty(tensor.shape, device="meta"), tensor.nbytes)
                 continue
             order = _order(name, tensor.shape[0], model)
-            kept = tensor.kept(order) if holds(model.spec.quantization, INT4) else None
+            kept = _kept(tensor, order, model.spec.quantization)
             value = tensor.dequantized(dtype, order) if kept is None else kept
             yield StoredTensor(name, file.name, value, tensor.nbytes)
+
+
+def _kept(tensor: GGUFTensor, order: torch.Tensor | None, quantization: str) -> QuantizedWeight | None:
+    """Return the numbers of a matrix as they are stored; None if a model of this quantisation does not hold such."""
+    if holds(quantization, BLOCKS) and tensor.kind in BLOCK_TYPES and len(tensor.shape) == 2:
+        return StoredBlocks(tensor.kind, _bytes_of(tensor), None if order is None else order.int())
+    return tensor.kept(order) if holds(quantization, INT4) else None
+
+
+def _bytes_of(tensor: GGUFTensor) -> torch.Tensor:
+    """Return the blocks of a matrix in the mapped file, [rows, bytes] uint8."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch has no tensors that cannot be written, and warns
+        return torch.from_numpy(tensor._stored.data)
 
 
 def _names(model: CausalLM) -> dict[str, str]:
