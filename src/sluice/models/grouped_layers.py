@@ -36,17 +36,19 @@ class PackedBlocks(NamedTuple):
 
 
 def pack_blocks(kernels: Kernels, weight: StoredBlocks) -> PackedBlocks:
-    """Pack a weight, on all threads."""
+    """Pack a weight, on all threads, and drop the pages of a mapped file that held it."""
     kind, inputs, outputs = BLOCK_TYPES[weight.kind].id, weight.in_features, weight.out_features
     packed = torch.empty((-(-outputs // BLOCK), kernels.packed_bytes(kind, inputs)), dtype=torch.uint8)
     call = PackBlocksCall(
         blocks=weight.blocks.data_ptr(),
         order=None if weight.order is None else weight.order.data_ptr(),
         packed=packed.data_ptr(),
+        rows=len(weight.blocks),
         stride=weight.blocks.stride(0),
         type=kind,
         out_features=outputs,
         in_features=inputs,
+        is_mapped=weight.is_mapped,
     )
     kernels.pack_blocks(call)
     return PackedBlocks(packed, weight.kind, inputs, outputs)

@@ -30,6 +30,9 @@ class StoredBlocks:
     order: torch.Tensor | None = None
     """[out_features] int32, the stored row of each output; None: in order."""
 
+    is_mapped: bool = False
+    """The blocks lie in the mapping of a file."""
+
     def __post_init__(self) -> None:
         blocks, size = self.blocks, BLOCK_TYPES[self.kind].size
         if blocks.dtype != torch.uint8 or blocks.ndim != 2 or blocks.shape[1] % size or blocks.stride(1) != 1:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -153,3 +155,17 @@ def test_packed_weights_are_as_large_as_in_the_file(kind: str) -> None:
 def test_runs_are_short_enough_for_the_kernel() -> None:
     """Its memory for a run of inputs is of a fixed size."""
     assert max(run_of(inputs) for inputs in range(32, 9000, 32)) == 256
+
+
+def test_a_mapped_file_is_only_read(tmp_path: Path) -> None:
+    """Its pages are dropped from the process, and come back from the file: beside them, nothing may be lost."""
+    kernels = Kernels(LIBRARY, LIBRARY.best(), 1)
+    blocks = random_blocks("Q4_0", 900, 512, seed=4)
+    path = tmp_path / "blocks"
+    path.write_bytes(bytes(100) + blocks.numpy().tobytes() + bytes(range(256)))
+    mapped = torch.from_numpy(np.memmap(path, mode="c"))
+    weight = StoredBlocks("Q4_0", mapped[100:-256].view(900, -1), is_mapped=True)
+    first, second = (pack_blocks(kernels, each).values for each in (weight, weight))
+    assert torch.equal(first, pack_blocks(kernels, StoredBlocks("Q4_0", blocks)).values)
+    assert torch.equal(first, second)
+    assert mapped[-256:].tolist() == list(range(256))

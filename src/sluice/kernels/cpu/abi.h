@@ -99,8 +99,9 @@ struct PackBlocksCall {
     const uint8_t* blocks;    // [rows, stride]
     const int32_t* order;     // [out] the row of each output, or null: in order
     uint8_t* packed;          // whole blocks of 32 outputs
-    int64_t stride;           // bytes of a row
+    int64_t rows, stride;     // `stride`: bytes of a row
     int32_t type, out, in;    // `type`: a `StoredType`
+    int32_t is_mapped;        // the blocks lie in the mapping of a file, whose pages are dropped once they are packed
 };
 
 // Outputs of a product whose weights are of one type.

@@ -59,8 +59,8 @@ class PackedLinearCall(ctypes.Structure):
 class PackBlocksCall(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("blocks", "order", "packed")),
-        ("stride", c_int64),
-        *((name, c_int32) for name in ("type", "out_features", "in_features")),
+        *((name, c_int64) for name in ("rows", "stride")),
+        *((name, c_int32) for name in ("type", "out_features", "in_features", "is_mapped")),
     )
 
 

@@ -49,18 +49,24 @@ constexpr bool IN_SHORTS = true;
 struct Shorts {
     __m256i a, b;
 };
+// Sums as they are: GCC adds in another order otherwise, and runs out of registers.
+template <class T>
+INL T kept(T x) {
+    __asm__("" : "+x"(x.a), "+x"(x.b));
+    return x;
+}
 INL Shorts short_dot(Shorts sum, const uint8_t* x, Bytes weights) {
     int32_t four;
     std::memcpy(&four, x, sizeof four);
     const __m256i left = _mm256_set1_epi32(four);
-    return {_mm256_add_epi16(sum.a, _mm256_maddubs_epi16(weights.a, left)),
-            _mm256_add_epi16(sum.b, _mm256_maddubs_epi16(weights.b, left))};
+    return kept(Shorts{_mm256_add_epi16(sum.a, _mm256_maddubs_epi16(weights.a, left)),
+                       _mm256_add_epi16(sum.b, _mm256_maddubs_epi16(weights.b, left))});
 }
 INL I add_shorts(I sum, Shorts x) {
     const __m256i ones = _mm256_set1_epi16(1);
     return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(x.a, ones)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(x.b, ones))};
 }
-INL I signed_dot(I sum, const uint8_t* x, Bytes weights) { return dot(sum, x, weights); }
+INL I signed_dot(I sum, const uint8_t* x, Bytes weights) { return kept(dot(sum, x, weights)); }
 INL __m256i joined(__m256i low, __m256i high, int left, int mask) {
     const __m256i moved = left > 0 ? _mm256_slli_epi16(high, left) : _mm256_srli_epi16(high, -left);
     return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask))));

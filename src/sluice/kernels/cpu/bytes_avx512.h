@@ -69,7 +69,9 @@ struct Shorts {
     __m512i v;
 };
 INL Shorts short_dot(Shorts sum, const uint8_t* x, Bytes weights) {
-    return {_mm512_add_epi16(sum.v, _mm512_maddubs_epi16(weights.v, four_bytes(x)))};
+    __m512i next = _mm512_add_epi16(sum.v, _mm512_maddubs_epi16(weights.v, four_bytes(x)));
+    __asm__("" : "+v"(next));    // as in AVX2
+    return {next};
 }
 INL I add_shorts(I sum, Shorts x) {
     return {_mm512_add_epi32(sum, _mm512_madd_epi16(x.v, _mm512_set1_epi16(1)))};

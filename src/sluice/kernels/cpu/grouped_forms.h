@@ -56,8 +56,10 @@ public:
         }
     }
 
-    // The bytes of four inputs, of outputs 0 to 15 and of outputs 16 to 31.
-    __attribute__((always_inline)) void load(int quad, Bytes* both) const {
+    // The bytes of four inputs, of outputs 0 to 15 and of outputs 16 to 31. `first` is a multiple of what a word of the
+    // high plane has, so that the shifts depend on `next` alone, and are constants.
+    __attribute__((always_inline)) void load(int first, int next, Bytes* both) const {
+        const int quad = first + next;
         if constexpr (Type::BITS == 8) {
             const auto* p = reinterpret_cast<const int8_t*>(at) + 128 * quad;
             __builtin_prefetch(p + PACKED_AHEAD);
@@ -69,11 +71,11 @@ public:
         load_nibbles(at + 64 * quad, both);
         const auto* high = reinterpret_cast<const int8_t*>(at + Layout::LOW);
         if constexpr (Type::BITS == 5) {
-            const Bytes bits = load_bytes(high + 64 * (quad / 4));
-            UNROLLED for (int n = 0; n < 2; n++) both[n] = joined(both[n], bits, 4 - 2 * (quad % 4) - n, 0x10);
+            const Bytes bits = load_bytes(high + 16 * first + 64 * (next / 4));
+            UNROLLED for (int n = 0; n < 2; n++) both[n] = joined(both[n], bits, 4 - 2 * (next % 4) - n, 0x10);
         } else if constexpr (Type::BITS == 6) {
-            const Bytes bits = load_bytes(high + 64 * (quad / 2));
-            UNROLLED for (int n = 0; n < 2; n++) both[n] = joined(both[n], bits, 4 - 4 * (quad % 2) - 2 * n, 0x30);
+            const Bytes bits = load_bytes(high + 32 * first + 64 * (next / 2));
+            UNROLLED for (int n = 0; n < 2; n++) both[n] = joined(both[n], bits, 4 - 4 * (next % 2) - 2 * n, 0x30);
         } else if constexpr (IS_IQ4<Type> || IS_MXFP4<Type>) {
             UNROLLED for (int n = 0; n < 2; n++) both[n] = looked_up(both[n], IS_MXFP4<Type> ? MXFP4_MOVED : IQ4_VALUES);
         }
@@ -131,8 +133,8 @@ public:
     UnpackedSource(const uint8_t* bytes, const float* scales) : bytes(bytes), at(scales) {}
 
     __attribute__((always_inline)) void begin() {}
-    __attribute__((always_inline)) void load(int quad, Bytes* both) const {
-        const auto* p = reinterpret_cast<const int8_t*>(bytes) + 128 * quad;
+    __attribute__((always_inline)) void load(int first, int next, Bytes* both) const {
+        const auto* p = reinterpret_cast<const int8_t*>(bytes) + 128 * (first + next);
         both[0] = load_bytes(p), both[1] = load_bytes(p + 64);
     }
     __attribute__((always_inline)) void scales(int group, F* scale, F* minimum) const {

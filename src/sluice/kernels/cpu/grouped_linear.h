@@ -55,29 +55,25 @@ INL RunOfRows run_of_rows(const GroupedWork& work, int row, int run) {
 template <class Kind, int M, class Source>
 INL void add_products(const Source& source, const uint8_t* x, int64_t stride, int group, I* sums) {
     constexpr int QUADS = Kind::GROUP / 4;
-    if constexpr (IN_SHORTS && !Kind::IS_SIGNED) {
-        constexpr int TOGETHER = Kind::IN_SHORT < QUADS ? Kind::IN_SHORT : QUADS;
-        UNROLLED_QUADS for (int first = 0; first < QUADS; first += TOGETHER) {
-            Shorts shorts[M * 2];
+    constexpr bool SHORT = IN_SHORTS && !Kind::IS_SIGNED;
+    constexpr int TOGETHER = SHORT && Kind::IN_SHORT > 4 ? QUADS : SHORT ? Kind::IN_SHORT : 4;
+    for (int first = 0; first < QUADS; first += TOGETHER, x += 4 * TOGETHER) {
+        Shorts shorts[M * 2];
+        if constexpr (SHORT) {
             UNROLLED for (int i = 0; i < M * 2; i++) shorts[i] = Shorts{};
-            UNROLLED_QUADS for (int quad = first; quad < first + TOGETHER; quad++) {
-                Bytes right[2];
-                source.load(group * QUADS + quad, right);
-                UNROLLED for (int i = 0; i < M * 2; i++) {
-                    shorts[i] = short_dot(shorts[i], x + i / 2 * stride + 4 * quad, right[i % 2]);
-                }
-            }
-            UNROLLED for (int i = 0; i < M * 2; i++) sums[i] = add_shorts(sums[i], shorts[i]);
         }
-    } else {
-        UNROLLED_QUADS for (int quad = 0; quad < QUADS; quad++) {
+        UNROLLED_QUADS for (int quad = 0; quad < TOGETHER; quad++) {
             Bytes right[2];
-            source.load(group * QUADS + quad, right);
+            source.load(group * QUADS + first, quad, right);
             UNROLLED for (int i = 0; i < M * 2; i++) {
                 const uint8_t* left = x + i / 2 * stride + 4 * quad;
-                if constexpr (Kind::IS_SIGNED) sums[i] = signed_dot(sums[i], left, right[i % 2]);
+                if constexpr (SHORT) shorts[i] = short_dot(shorts[i], left, right[i % 2]);
+                else if constexpr (Kind::IS_SIGNED) sums[i] = signed_dot(sums[i], left, right[i % 2]);
                 else sums[i] = nibble_dot(sums[i], left, right[i % 2]);
             }
+        }
+        if constexpr (SHORT) {
+            UNROLLED for (int i = 0; i < M * 2; i++) sums[i] = add_shorts(sums[i], shorts[i]);
         }
     }
 }
@@ -92,7 +88,7 @@ INL void add_run(Source& source, const RunOfRows& rows, float* to) {
     UNROLLED for (int i = 0; i < M * 2; i++) found[i] = set(0.0f);
     for (int part = 0; part < rows.parts; part++, x += PART, totals += PART / GROUP_STEP) {
         source.begin();
-        UNROLLED_QUADS for (int group = 0; group < GROUPS; group++) {
+        for (int group = 0; group < GROUPS; group++) {
             int32_t total[M];
             UNROLLED for (int m = 0; m < M; m++) {
                 const int32_t* of_row = totals + m * rows.totals_stride;
@@ -145,12 +141,14 @@ template <class Type>
 void unpack_run(PackedSource<Type>& source, int parts, uint8_t* bytes, float* scales) {
     for (int part = 0; part < parts; part++) {
         source.begin();
-        UNROLLED_QUADS for (int quad = 0; quad < PART / 4; quad++, bytes += 128) {
-            Bytes both[2];
-            source.load(quad, both);
-            put_bytes(bytes, both[0]), put_bytes(bytes + 64, both[1]);
+        for (int first = 0; first < PART / 4; first += 4, bytes += 4 * 128) {
+            UNROLLED_QUADS for (int quad = 0; quad < 4; quad++) {
+                Bytes both[2];
+                source.load(first, quad, both);
+                put_bytes(bytes + 128 * quad, both[0]), put_bytes(bytes + 128 * quad + 64, both[1]);
+            }
         }
-        UNROLLED_QUADS for (int group = 0; group < PART / Type::GROUP; group++, scales += PACKED_BLOCK) {
+        for (int group = 0; group < PART / Type::GROUP; group++, scales += PACKED_BLOCK) {
             F scale[2], minimum[2];
             source.scales(group, scale, minimum);
             UNROLLED for (int n = 0; n < 2; n++) {

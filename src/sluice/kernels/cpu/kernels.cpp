@@ -359,6 +359,7 @@ EXPORT void sluice_pack_blocks(sluice_engine* engine, const PackBlocksCall* call
         const auto& c = *static_cast<const PackBlocksCall*>(p);
         with_stored_type(c.type, [&](auto stored) { pack_groups<decltype(stored)>(c, static_cast<int>(block)); });
     });
+    if (call->is_mapped) with_stored_type(call->type, [&](auto stored) { drop_pages<decltype(stored)>(*call); });
 }
 
 EXPORT void sluice_grouped_linear(sluice_engine* engine, const GroupedLinearCall* call) {

@@ -18,6 +18,11 @@
 
 #include <algorithm>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
 #include "packing.h"
 #include "stored_blocks.h"
 
@@ -105,6 +110,17 @@ void put_units(const uint8_t* const* blocks, uint8_t* to) {
             }
         }
     }
+}
+
+// Drop the pages of a mapped file that hold only these rows from the process. They stay in the system's cache.
+template <class Type>
+void drop_pages(const PackBlocksCall& call) {
+#if defined(__linux__)
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), first = reinterpret_cast<uintptr_t>(call.blocks);
+    const int64_t bytes = (call.rows - 1) * call.stride + static_cast<int64_t>(call.in) / Type::INPUTS * Type::BYTES;
+    const uintptr_t begin = (first + page - 1) / page * page, end = (first + bytes) / page * page;
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+#endif
 }
 
 // Pack one block of outputs.

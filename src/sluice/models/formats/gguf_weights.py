@@ -76,7 +76,8 @@ class GGUF(Format):
 def _kept(tensor: GGUFTensor, order: torch.Tensor | None, quantization: str) -> QuantizedWeight | None:
     """Return the numbers of a matrix as they are stored; None if a model of this quantisation does not hold such."""
     if holds(quantization, BLOCKS) and tensor.kind in BLOCK_TYPES and len(tensor.shape) == 2:
-        return StoredBlocks(tensor.kind, _bytes_of(tensor), None if order is None else order.int())
+        rows = None if order is None else order.int()
+        return StoredBlocks(tensor.kind, _bytes_of(tensor), rows, is_mapped=True)
     return tensor.kept(order) if holds(quantization, INT4) else None
 
 
