@@ -152,7 +152,8 @@ class ModelConfig:
         " their memory and the time of a decode. int4: those of linear layers take four bits, in groups of 32 with one"
         " scale, and embedding and head int8. Both need --device cpu. fp8: those of linear layers, on a GPU. The other"
         " methods need not be set, as the checkpoint says them: one that is quantised in another way, or not at all, is"
-        " refused. See [quantization.md](quantization.md) for what is computed as it is stored, and what is dequantised"
+        " refused. A GGUF file is computed as it is stored on a CPU; none dequantises it, and int8 and int4 quantise it"
+        " again. See [quantization.md](quantization.md) for what is computed as it is stored, and what is dequantised"
         " to --dtype.",
         choices=QUANTIZATIONS,
         spellings={

@@ -1,7 +1,7 @@
 """The definition of products with weights in groups, which the compiled kernels follow.
 
-The activations of a row are quantised to int8 in runs of neighbouring inputs, each run with a scale of its own. One
-scale for a whole row would be coarse: a single outlier sets it, and other values lose their last bits.
+The activations of a row are quantised to int8 in runs of 32 neighbouring inputs, each with a scale of its own. One
+scale for a longer run is coarser: a single outlier sets it, and the other values lose their last bits.
 """
 
 from __future__ import annotations
@@ -11,32 +11,22 @@ import torch
 from sluice.models.group_weight import GroupWeight
 from sluice.models.quantized import quantize_rows
 
-STEP = 32
-"""A run has a multiple of so many inputs."""
-LONGEST = 256
-"""Most inputs of a run."""
+RUN = 32
+"""Neighbouring inputs with one scale."""
 
 
-def run_of(inputs: int) -> int:
-    """Return how many neighbouring inputs have one scale: the most that divide `inputs`, a multiple of 32."""
-    return max(size for size in range(STEP, LONGEST + 1, STEP) if inputs % size == 0)
-
-
-def grouped_linear(
-    x: torch.Tensor, weight: GroupWeight, bias: torch.Tensor | None, run: int | None = None
-) -> torch.Tensor:
+def grouped_linear(x: torch.Tensor, weight: GroupWeight, bias: torch.Tensor | None, run: int = RUN) -> torch.Tensor:
     """Multiply x [N, in_features] with a weight in groups.
 
     The sums of a group are of integers and exact. Scaled, they are added within a run, and the runs then by their
     scales, in order and each with one rounding to float32.
 
     Args:
-        run: neighbouring inputs with one scale, a multiple of the weight's groups; None: `run_of`.
+        run: neighbouring inputs with one scale, a multiple of the weight's groups. The kernels have `RUN`.
 
     Returns:
         [N, out_features] in x's dtype.
     """
-    run = run or run_of(weight.in_features)
     values, scales = quantize_rows(x.reshape(-1, run))
     rows = values.double().view(len(x), -1, weight.group)
     of_runs, numbers = scales.view(len(x), -1), weight.signed().double()
@@ -49,8 +39,7 @@ def grouped_linear(
             total = _fused(sums, weight.scales[:, group], total)
             if weight.minimums is not None:
                 total = _fused(rows[:, group].sum(1, keepdim=True), weight.minimums[:, group], total)
-        scale = of_runs[:, number, None]
-        y = _fused(total.double(), scale, y) if number else total * scale
+        y = _fused(total.double(), of_runs[:, number, None], y)
     return (y if bias is None else y + bias.float()).to(x.dtype)
 
 

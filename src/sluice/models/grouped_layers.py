@@ -12,7 +12,6 @@ from torch import nn
 from sluice.kernels.cpu.abi import EmbedRowsCall, GroupedLinearCall, GroupedPart, PackBlocksCall
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.formats.gguf_blocks import BLOCK_TYPES
-from sluice.models.grouped import run_of
 from sluice.models.ops import Ops
 from sluice.models.stored_blocks import StoredBlocks
 
@@ -88,7 +87,6 @@ class GroupedLinear(nn.Module):
             bias=None if bias is None else bias.data_ptr(),
             y_stride=self.out_features,
             in_features=parts[0].in_features,
-            run=run_of(parts[0].in_features),
             count=len(parts),
             activation=activation,
             is_gated=is_gated,

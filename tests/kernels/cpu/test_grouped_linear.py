@@ -13,7 +13,7 @@ from block_makers import random_blocks
 from compiled import library
 from sluice.kernels.cpu.library import Kernels, Level
 from sluice.models.formats.gguf_blocks import BLOCK_TYPES
-from sluice.models.grouped import grouped_linear, run_of
+from sluice.models.grouped import grouped_linear
 from sluice.models.grouped_layers import GroupedLinear, PackedBlocks, StoredEmbedding, pack_blocks
 from sluice.models.stored_blocks import StoredBlocks
 
@@ -150,11 +150,6 @@ def test_packed_weights_are_as_large_as_in_the_file(kind: str) -> None:
     kernels = Kernels(LIBRARY, LIBRARY.best(), 1)
     weight = StoredBlocks(kind, random_blocks(kind, 64, 512))
     assert pack_blocks(kernels, weight).values.nbytes <= 1.02 * weight.nbytes
-
-
-def test_runs_are_short_enough_for_the_kernel() -> None:
-    """Its memory for a run of inputs is of a fixed size."""
-    assert max(run_of(inputs) for inputs in range(32, 9000, 32)) == 256
 
 
 def test_a_mapped_file_is_only_read(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ struct GroupedLinearCall {
     const void* bias;            // of all outputs of the parts, or null
     void* y;                     // [rows, outputs]: f(x W^T + bias), or if gated f(gate) * up
     int64_t x_stride, y_stride;
-    int32_t rows, in, run, count, activation, is_gated;    // `run`: inputs of x with one scale, at most 256
+    int32_t rows, in, count, activation, is_gated;
 };
 
 // Rows of an embedding that stays as it is stored.

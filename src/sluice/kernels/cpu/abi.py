@@ -72,7 +72,7 @@ class GroupedLinearCall(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "parts", "bias", "y")),
         *((name, c_int64) for name in ("x_stride", "y_stride")),
-        *((name, c_int32) for name in ("rows", "in_features", "run", "count", "activation", "is_gated")),
+        *((name, c_int32) for name in ("rows", "in_features", "count", "activation", "is_gated")),
     )
 
 

@@ -1,54 +1,54 @@
 // y = f(x W^T + bias) over weights in groups (`models/grouped.py` defines it). The sums of a group of inputs are of
 // integers and exact. Scaled, they are added in the order of the groups and of the runs, each with one rounding.
 //
-// A few rows are multiplied with the packed weights themselves. For more rows, a run of inputs of a block of outputs is
-// unpacked once, into bytes that stay in the first-level cache.
+// A run of x, 32 inputs with one scale, is a part of a packed weight. A few rows are multiplied with the packed weights
+// themselves. For more rows, some parts of a block of outputs are unpacked once, into bytes that stay in the first-level
+// cache.
 
 // Quantise rows `from` to `until` of x in runs, and sum their values in groups of 16.
 inline void quantize_runs(const GroupedWork& work, int from, int until) {
     const GroupedLinearCall& call = work.call;
-    const int size = call.run, runs = call.in / size;
     for (int row = from; row < until; row++) {
-        for (int run = 0; run < runs; run++) {
-            const auto* x = static_cast<const uint16_t*>(call.x) + row * call.x_stride + run * size;
-            uint8_t* to = work.values + row * work.stride + run * size;
-            int32_t* totals = work.totals + (static_cast<int64_t>(row) * call.in + run * size) / GROUP_STEP;
-            const float largest = widen(largest_bits(x, size));
+        const auto* x = static_cast<const uint16_t*>(call.x) + row * call.x_stride;
+        uint8_t* to = work.values + row * work.stride;
+        float* scales = work.scales + static_cast<int64_t>(row) * (call.in / PART);
+        int32_t* totals = work.totals + static_cast<int64_t>(row) * (call.in / GROUP_STEP);
+        for (int k = 0; k < call.in; k += PART, x += PART, to += PART, totals += PART / GROUP_STEP) {
+            const float largest = widen(largest_bits(x, PART));
             const bool is_zero = largest < 1e-30f;    // the inverse of its scale would not be finite
-            work.scales[static_cast<int64_t>(row) * runs + run] = is_zero ? 0.0f : largest / 127.0f;
+            *scales++ = is_zero ? 0.0f : largest / 127.0f;
             if (is_zero || !std::isfinite(largest)) {
-                std::memset(to, 0, size);
-                std::memset(totals, 0, sizeof *totals * (size / GROUP_STEP));
+                std::memset(to, 0, PART);
+                std::memset(totals, 0, sizeof *totals * (PART / GROUP_STEP));
                 continue;
             }
             const F inverse = set(127.0f / largest);
-            for (int k = 0; k < size; k += GROUP_STEP) {
-                store_bytes(to + k, round(mul(load(x + k), inverse)), 0);
+            for (int i = 0; i < PART; i += GROUP_STEP) {
+                store_bytes(to + i, round(mul(load(x + i), inverse)), 0);
                 int32_t total = 0;
-                for (int i = 0; i < GROUP_STEP; i++) total += static_cast<int8_t>(to[k + i]);
-                totals[k / GROUP_STEP] = total;
+                for (int j = 0; j < GROUP_STEP; j++) total += static_cast<int8_t>(to[i + j]);
+                totals[i / GROUP_STEP] = total;
             }
         }
     }
 }
 
-// Some rows of x in one run.
-struct RunOfRows {
+// Some rows of x, from some input on.
+struct RowsOfParts {
     const uint8_t* x;
     const int32_t* totals;
     const float* scales;
     int64_t x_stride, totals_stride, scales_stride;
-    int parts;      // in the run
-    bool is_first;
+    int parts;
+    bool is_first;    // they begin with the first input
 };
 
-INL RunOfRows run_of_rows(const GroupedWork& work, int row, int run) {
-    const GroupedLinearCall& call = work.call;
-    const int runs = call.in / call.run, in_row = call.in / GROUP_STEP;
-    return {work.values + row * work.stride + run * call.run,
-            work.totals + static_cast<int64_t>(row) * in_row + run * (call.run / GROUP_STEP),
-            work.scales + static_cast<int64_t>(row) * runs + run,
-            work.stride, in_row, runs, call.run / PART, run == 0};
+INL RowsOfParts rows_of_parts(const GroupedWork& work, int row, int first, int parts) {
+    const int runs = work.call.in / PART, in_row = work.call.in / GROUP_STEP;
+    return {work.values + row * work.stride + first * PART,
+            work.totals + static_cast<int64_t>(row) * in_row + first * (PART / GROUP_STEP),
+            work.scales + static_cast<int64_t>(row) * runs + first,
+            work.stride, in_row, runs, parts, first == 0};
 }
 
 // Add the products of one group to `sums`.
@@ -78,17 +78,18 @@ INL void add_products(const Source& source, const uint8_t* x, int64_t stride, in
     }
 }
 
-// Multiply M rows with one run of a block, and add that to `to` [M][32].
+// Multiply M rows with some parts of a block, and add that to `to` [M][32].
 template <class Kind, int M, class Source>
-INL void add_run(Source& source, const RunOfRows& rows, float* to) {
+INL void add_parts(Source& source, const RowsOfParts& rows, float* to) {
     constexpr int GROUPS = PART / Kind::GROUP;
     const uint8_t* x = rows.x;
     const int32_t* totals = rows.totals;
-    F found[M * 2];
-    UNROLLED for (int i = 0; i < M * 2; i++) found[i] = set(0.0f);
+    F y[M * 2];
+    UNROLLED for (int i = 0; i < M * 2; i++) y[i] = rows.is_first ? set(0.0f) : load(to + 16 * i);
     for (int part = 0; part < rows.parts; part++, x += PART, totals += PART / GROUP_STEP) {
         source.begin();
-        for (int group = 0; group < GROUPS; group++) {
+        F found[M * 2];
+        UNROLLED_QUADS for (int group = 0; group < GROUPS; group++) {
             int32_t total[M];
             UNROLLED for (int m = 0; m < M; m++) {
                 const int32_t* of_row = totals + m * rows.totals_stride;
@@ -100,45 +101,44 @@ INL void add_run(Source& source, const RunOfRows& rows, float* to) {
             F scales[2], minimums[2];
             source.scales(group, scales, minimums);
             UNROLLED for (int i = 0; i < M * 2; i++) {
-                found[i] = fused(to_float(sums[i]), scales[i % 2], found[i]);
+                const F sum = to_float(sums[i]);
+                found[i] = group == 0 ? mul(sum, scales[i % 2]) : fused(sum, scales[i % 2], found[i]);
                 if constexpr (Kind::HAS_MINIMUMS) {
                     found[i] = fused(set(static_cast<float>(total[i / 2])), minimums[i % 2], found[i]);
                 }
             }
         }
+        UNROLLED for (int i = 0; i < M * 2; i++) {
+            y[i] = fused(found[i], set(rows.scales[i / 2 * rows.scales_stride + part]), y[i]);
+        }
         source.end();
     }
-    UNROLLED for (int i = 0; i < M * 2; i++) {
-        const F scale = set(rows.scales[i / 2 * rows.scales_stride]);
-        store(to + 16 * i, rows.is_first ? mul(found[i], scale) : fused(found[i], scale, load(to + 16 * i)));
-    }
+    UNROLLED for (int i = 0; i < M * 2; i++) store(to + 16 * i, y[i]);
 }
 
-// All runs of `rows` rows, at most M, with packed weights.
+// All parts of `rows` rows, at most M, with packed weights.
 template <class Type, int M>
 void add_packed(int rows, const GroupedWork& work, int row, const uint8_t* block, float* to) {
     if constexpr (M > 1) {
         if (rows < M) return add_packed<Type, M - 1>(rows, work, row, block, to);
     }
     PackedSource<Type> source(block);
-    for (int run = 0; run < work.call.in / work.call.run; run++) {
-        add_run<KindOf<Type>, M>(source, run_of_rows(work, row, run), to);
-    }
+    add_parts<KindOf<Type>, M>(source, rows_of_parts(work, row, 0, work.call.in / PART), to);
 }
 
-// One run of `rows` rows, at most M, with weights that are unpacked.
+// Some parts of `rows` rows, at most M, with weights that are unpacked.
 template <class Kind, int M>
-void add_unpacked(int rows, const RunOfRows& of_x, const uint8_t* bytes, const float* scales, float* to) {
+void add_unpacked(int rows, const RowsOfParts& of_x, const uint8_t* bytes, const float* scales, float* to) {
     if constexpr (M > 1) {
         if (rows < M) return add_unpacked<Kind, M - 1>(rows, of_x, bytes, scales, to);
     }
     UnpackedSource<Kind> source(bytes, scales);
-    add_run<Kind, M>(source, of_x, to);
+    add_parts<Kind, M>(source, of_x, to);
 }
 
-// Unpack the next run of `parts` parts: bytes [4 inputs][32 outputs][4], scales [groups][32], minimums behind them.
+// Unpack the next parts: bytes [4 inputs][32 outputs][4], scales [groups][32], minimums behind them.
 template <class Type>
-void unpack_run(PackedSource<Type>& source, int parts, uint8_t* bytes, float* scales) {
+void unpack_parts(PackedSource<Type>& source, int parts, uint8_t* bytes, float* scales) {
     for (int part = 0; part < parts; part++) {
         source.begin();
         for (int first = 0; first < PART / 4; first += 4, bytes += 4 * 128) {
@@ -160,20 +160,21 @@ void unpack_run(PackedSource<Type>& source, int parts, uint8_t* bytes, float* sc
     }
 }
 
-// Multiply rows `from` to `until` with one block of a part, into sums [rows][32]. `unpacked` is memory for a run.
+// Multiply rows `from` to `until` with one block of a part, into sums [rows][32]. `unpacked` is memory for some parts.
 template <class Type>
 void multiply_block(const GroupedWork& work, const uint8_t* weight, int block, int from, int until, float* sums,
                     float* unpacked) {
-    const GroupedLinearCall& call = work.call;
-    const uint8_t* packed = weight + block * Packed<Type>::block_bytes(call.in);
+    const int all = work.call.in / PART;
+    const uint8_t* packed = weight + block * Packed<Type>::block_bytes(work.call.in);
     if (until - from <= FUSED_ROWS) return add_packed<Type, FUSED_ROWS>(until - from, work, from, packed, sums);
     auto* bytes = reinterpret_cast<uint8_t*>(unpacked + 2 * GROUPED_SCALES);
     PackedSource<Type> source(packed);
-    for (int run = 0; run < call.in / call.run; run++) {
-        unpack_run(source, call.run / PART, bytes, unpacked);
+    for (int first = 0; first < all; first += UNPACKED_PARTS) {
+        const int parts = std::min(UNPACKED_PARTS, all - first);
+        unpack_parts(source, parts, bytes, unpacked);
         packed_pieces(from, until, GROUPED_ROWS, [&](int row, int rows) {
             float* to = sums + (row - from) * PACKED_BLOCK;
-            add_unpacked<KindOf<Type>, GROUPED_ROWS>(rows, run_of_rows(work, row, run), bytes, unpacked, to);
+            add_unpacked<KindOf<Type>, GROUPED_ROWS>(rows, rows_of_parts(work, row, first, parts), bytes, unpacked, to);
         });
     }
 }

@@ -31,12 +31,12 @@
 namespace {
 
 constexpr int MAX_HEAD_DIM = 512;
-constexpr int GROUP_STEP = 16;     // inputs that are summed together
-constexpr int LONGEST_RUN = 256;
-// Of one thread: the sums of a slab of rows, twice; a run of 32 outputs in bytes; and its scales and minimums.
+constexpr int GROUP_STEP = 16;        // inputs that are summed together
+constexpr int UNPACKED_PARTS = 8;     // that are unpacked together
+// Of one thread: the sums of a slab of rows, twice; parts of 32 outputs in bytes; and their scales and minimums.
 constexpr int GROUPED_SUMS = LinearItems::SLAB_ROWS * PACKED_BLOCK;
-constexpr int GROUPED_SCALES = LONGEST_RUN / GROUP_STEP * PACKED_BLOCK;
-constexpr int GROUPED_BUFFER = 2 * GROUPED_SUMS + LONGEST_RUN * PACKED_BLOCK / 4 + 2 * GROUPED_SCALES;
+constexpr int GROUPED_SCALES = UNPACKED_PARTS * PART / GROUP_STEP * PACKED_BLOCK;
+constexpr int GROUPED_BUFFER = 2 * GROUPED_SUMS + UNPACKED_PARTS * PART * PACKED_BLOCK / 4 + 2 * GROUPED_SCALES;
 
 // Sixteen bytes, in any level.
 typedef uint8_t Codes __attribute__((vector_size(16)));
@@ -55,7 +55,7 @@ struct GroupedWork {
     const GroupedLinearCall& call;
     PackedLinearCall finish;    // how sums are finished
     uint8_t* values;            // [rows, stride], signed
-    float* scales;              // [rows, runs]
+    float* scales;              // [rows, in / 32]
     int32_t* totals;            // [rows, in / 16]: of the values
     int64_t stride;
 };
@@ -366,7 +366,7 @@ EXPORT void sluice_grouped_linear(sluice_engine* engine, const GroupedLinearCall
     const std::lock_guard lock(engine->pool.one_call);
     const int64_t stride = (call->in + 63) / 64 * 64 | 64, rows = call->rows;    // as in `quantized_linear`
     engine->bytes.resize(rows * stride);
-    engine->scales.resize(rows * (call->in / call->run));
+    engine->scales.resize(rows * (call->in / PART));
     engine->group_sums.resize(rows * (call->in / GROUP_STEP));
     GroupedWork work{*call, {}, engine->bytes.data(), engine->scales.data(), engine->group_sums.data(), stride};
     work.finish.bias = call->bias, work.finish.activation = call->activation, work.finish.y_stride = call->y_stride;
