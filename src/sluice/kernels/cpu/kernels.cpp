@@ -16,6 +16,7 @@
 #include "abi.h"
 #include "cpu.h"
 #include "numbers.h"
+#include "packed_groups.h"
 #include "packing.h"
 #include "plan.h"
 #include "pool.h"
@@ -30,6 +31,15 @@
 namespace {
 
 constexpr int MAX_HEAD_DIM = 512;
+constexpr int GROUP_STEP = 16;        // inputs that are summed together
+constexpr int UNPACKED_PARTS = 8;     // that are unpacked together
+// Of one thread: the sums of a slab of rows, twice; parts of 32 outputs in bytes; and their scales and minimums.
+constexpr int GROUPED_SUMS = LinearItems::SLAB_ROWS * PACKED_BLOCK;
+constexpr int GROUPED_SCALES = UNPACKED_PARTS * PART / GROUP_STEP * PACKED_BLOCK;
+constexpr int GROUPED_BUFFER = 2 * GROUPED_SUMS + UNPACKED_PARTS * PART * PACKED_BLOCK / 4 + 2 * GROUPED_SCALES;
+
+// Sixteen bytes, in any level.
+typedef uint8_t Codes __attribute__((vector_size(16)));
 
 // A product with a quantised weight, and its rows once they are quantised.
 struct QuantizedCall {
@@ -37,6 +47,16 @@ struct QuantizedCall {
     uint8_t* values;    // [rows, stride]
     float* scales;      // [rows]
     int32_t* group_sums;    // [rows, groups] of weights of four bits: of the values, or what sums start at
+    int64_t stride;
+};
+
+// A product with weights in groups, and its rows once they are quantised.
+struct GroupedWork {
+    const GroupedLinearCall& call;
+    PackedLinearCall finish;    // how sums are finished
+    uint8_t* values;            // [rows, stride], signed
+    float* scales;              // [rows, in / 32]
+    int32_t* totals;            // [rows, in / 16]: of the values
     int64_t stride;
 };
 
@@ -54,16 +74,21 @@ struct Kernels {
     bool widens;    // `packed_linear` takes x in float32
     void (*quantize_rows)(const QuantizedCall&, int from, int until);
     void (*quantized_linear)(const QuantizedCall&, int block, int from, int until, float* buffer);
+    void (*quantize_runs)(const GroupedWork&, int from, int until);
+    void (*grouped_linear)(const GroupedWork&, int part, int block, int from, int until, float* buffer);
     void (*bound_pages_bf16)(const PageBoundsCall&, int, int);
     void (*bound_pages_float)(const PageBoundsCall&, int, int);
 };
 
+#define UNROLLED_QUADS    // the reference is slow anyway
 namespace scalar {
 #include "lanes_scalar.h"
 #include "bytes_scalar.h"
 #include "level.h"
 const Kernels EMULATED_TILES = kernels<Bf16BesideTiles, EmulatedTiles>();
 }    // namespace scalar
+#undef UNROLLED_QUADS
+#define UNROLLED_QUADS UNROLLED
 
 #if defined(__x86_64__)
 #pragma GCC push_options
@@ -320,6 +345,65 @@ EXPORT void sluice_packed_linear(sluice_engine* engine, const PackedLinearCall* 
     });
 }
 
+// Bytes of 32 outputs in the layout of `packed_groups.h`.
+EXPORT int64_t sluice_packed_bytes(int type, int64_t in) {
+    int64_t bytes = 0;
+    with_stored_type(type, [&](auto stored) { bytes = Packed<decltype(stored)>::block_bytes(in); });
+    return bytes;
+}
+
+EXPORT void sluice_pack_blocks(sluice_engine* engine, const PackBlocksCall* call) {
+    const std::lock_guard lock(engine->pool.one_call);
+    const int blocks = (call->out + PACKED_BLOCK - 1) / PACKED_BLOCK;
+    engine->pool.run(blocks, const_cast<PackBlocksCall*>(call), [](void* p, int64_t block, int) {
+        const auto& c = *static_cast<const PackBlocksCall*>(p);
+        with_stored_type(c.type, [&](auto stored) { pack_groups<decltype(stored)>(c, static_cast<int>(block)); });
+    });
+    if (call->is_mapped) with_stored_type(call->type, [&](auto stored) { drop_pages<decltype(stored)>(*call); });
+}
+
+EXPORT void sluice_grouped_linear(sluice_engine* engine, const GroupedLinearCall* call) {
+    const std::lock_guard lock(engine->pool.one_call);
+    const int64_t stride = (call->in + 63) / 64 * 64 | 64, rows = call->rows;    // as in `quantized_linear`
+    engine->bytes.resize(rows * stride);
+    engine->scales.resize(rows * (call->in / PART));
+    engine->group_sums.resize(rows * (call->in / GROUP_STEP));
+    GroupedWork work{*call, {}, engine->bytes.data(), engine->scales.data(), engine->group_sums.data(), stride};
+    work.finish.bias = call->bias, work.finish.activation = call->activation, work.finish.y_stride = call->y_stride;
+    engine->rows_locked(work, call->rows, call->in, engine->kernels.quantize_runs, 1);
+    int blocks = 0;
+    int64_t bytes = 0;
+    for (int part = 0; part < call->count; part++) {
+        const int of_part = (call->parts[part].out + PACKED_BLOCK - 1) / PACKED_BLOCK;
+        if (!call->is_gated || part == 0) blocks += of_part;
+        bytes += of_part * sluice_packed_bytes(call->parts[part].type, call->in);
+    }
+    const LinearItems items(call->rows, blocks, static_cast<int>(bytes / blocks), engine->pool.size());
+    struct Context {
+        sluice_engine& engine;
+        const GroupedWork& work;
+        const LinearItems& items;
+    } context{*engine, work, items};
+    engine->pool.run(items.count(), &context, [](void* p, int64_t number, int thread) {
+        const auto& c = *static_cast<Context*>(p);
+        float* buffer = c.engine.pool.buffer(thread, GROUPED_BUFFER);
+        const LinearItem item = c.items[number];
+        int part = 0, first = 0;    // the block at which a part begins
+        for (int block = item.first_block; block < item.last_block; block++) {
+            for (;; part++) {
+                const int end = first + (c.work.call.parts[part].out + PACKED_BLOCK - 1) / PACKED_BLOCK;
+                if (block < end) break;
+                first = end;
+            }
+            c.engine.kernels.grouped_linear(c.work, part, block - first, item.first_row, item.last_row, buffer);
+        }
+    });
+}
+
+EXPORT void sluice_embed_rows(sluice_engine* engine, const EmbedRowsCall* call) {
+    engine->rows(*call, call->count, call->in, embed_rows);
+}
+
 // Execute calls in order, each as if it were made by itself.
 EXPORT void sluice_all(sluice_engine* engine, const ListedCall* calls, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
@@ -330,6 +414,8 @@ EXPORT void sluice_all(sluice_engine* engine, const ListedCall* calls, int64_t c
             case ROTATE_STORE: sluice_rotate_store(engine, static_cast<const RotateStoreCall*>(call)); break;
             case SILU_MUL: sluice_silu_mul(engine, static_cast<const SiluMulCall*>(call)); break;
             case PACKED_LINEAR: sluice_packed_linear(engine, static_cast<const PackedLinearCall*>(call)); break;
+            case GROUPED_LINEAR: sluice_grouped_linear(engine, static_cast<const GroupedLinearCall*>(call)); break;
+            case EMBED_ROWS: sluice_embed_rows(engine, static_cast<const EmbedRowsCall*>(call)); break;
         }
     }
 }

@@ -1,4 +1,4 @@
-"""The weights of a GGUF file under the names of `config.json`'s architecture, dequantised one by one."""
+"""The weights of a GGUF file under the names of `config.json`'s architecture, as they are stored or dequantised."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.base import Rows, WeightFormat
 from sluice.models.formats.gguf_config import FREQUENCY_FACTORS, METHOD
-from sluice.models.formats.gguf_file import tensors_of
+from sluice.models.formats.gguf_file import GGUFTensor, tensors_of
 from sluice.models.formats.gguf_open import open_gguf
-from sluice.models.spec import INT4, holds
+from sluice.models.quantized import QuantizedWeight
+from sluice.models.spec import BLOCKS, INT4, holds
 from sluice.models.weights import StoredTensor, weight_files
 
 PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
@@ -51,7 +52,7 @@ class GGUF(WeightFormat):
 
     def __init__(self, types: Mapping[str, object]) -> None:
         self._types = types
-        self.kinds = (INT4,) if "Q4_0" in types else ()
+        self.kinds = (BLOCKS, INT4) if "Q4_0" in types else (BLOCKS,)
 
     @classmethod
     def read(cls, section: Fields) -> GGUF:
@@ -85,9 +86,16 @@ class GGUF(WeightFormat):
                 yield StoredTensor(name, file.name, torch.empty(tensor.shape, device="meta"), tensor.nbytes)
                 continue
             order = _order(name, tensor.shape[0], model)
-            kept = tensor.kept(order) if holds(model.spec.quantization, INT4) else None
+            kept = _kept(tensor, order, model.spec.quantization)
             value = tensor.dequantized(dtype, order) if kept is None else kept
             yield StoredTensor(name, file.name, value, tensor.nbytes)
+
+
+def _kept(tensor: GGUFTensor, order: torch.Tensor | None, quantization: str) -> QuantizedWeight | None:
+    """Return the numbers of a matrix as they are stored; None if a model of this quantisation does not hold such."""
+    if holds(quantization, BLOCKS):
+        return tensor.blocks(order)
+    return tensor.four_bits(order) if holds(quantization, INT4) else None
 
 
 def _names(model: CausalLM) -> dict[str, str]:
