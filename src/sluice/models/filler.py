@@ -10,7 +10,15 @@ from torch import nn
 from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.linear import Packer
-from sluice.models.quantized import GROUP, Fp8Weight, Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight
+from sluice.models.quantized import (
+    GROUP,
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    QuantizedLinear,
+    QuantizedWeight,
+    Quantizer,
+)
 from sluice.models.shards import INPUTS, OUTPUTS, Cut, cut_of
 from sluice.models.spec import DTYPES, FP8, INT4, ON_LOAD
 from sluice.models.stored_blocks import StoredBlocks
@@ -211,7 +219,7 @@ class Filler:
             )
 
 
-def kinds_of(model: CausalLM, quantization: str) -> Mapping[str, type[QuantizedWeight]]:
+def kinds_of(model: CausalLM, quantization: str) -> Mapping[str, Quantizer]:
     """Return the names of the weights that are quantised while they are loaded, and what to.
 
     Args:
@@ -222,7 +230,7 @@ def kinds_of(model: CausalLM, quantization: str) -> Mapping[str, type[QuantizedW
     layers = {f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     if quantization == FP8:
         return {name: Fp8Weight for name in layers if name != model.rules.head}
-    kinds: dict[str, type[QuantizedWeight]] = {model.rules.embedding: Int8Weight}
+    kinds: dict[str, Quantizer] = {model.rules.embedding: Int8Weight}
     for name, layer in layers.items():
         in_groups = layer.in_features % GROUP == 0 and name != model.rules.head
         kinds[name] = Int4Weight if quantization == INT4 and in_groups else Int8Weight

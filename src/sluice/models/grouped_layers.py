@@ -11,7 +11,7 @@ from torch import nn
 
 from sluice.kernels.cpu.abi import EmbedRowsCall, GroupedLinearCall, GroupedPart, PackBlocksCall
 from sluice.kernels.cpu.library import Kernels
-from sluice.models.formats.gguf_blocks import BLOCK_TYPES
+from sluice.models.block_types import BLOCK_TYPES
 from sluice.models.ops import Ops
 from sluice.models.stored_blocks import StoredBlocks
 

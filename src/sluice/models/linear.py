@@ -251,6 +251,7 @@ class Packer:
                 return Int4Linear(weight, bias)
             case Fp8Weight():
                 return Fp8Linear(weight, bias)
+        assert isinstance(weight, torch.Tensor), f"a product by torch with {type(weight).__name__}"
         return PlainLinear(weight, bias)
 
     def _joined(self, *parts: Source) -> tuple[torch.Tensor | QuantizedWeight, torch.Tensor | None]:

@@ -261,6 +261,8 @@ class Fp8Weight(_RowScaled):
 
 
 QuantizedWeight = Int8Weight | Int4Weight | Fp8Weight | StoredBlocks
+Quantizer = type[Int8Weight] | type[Int4Weight] | type[Fp8Weight]
+"""What quantises a weight while it is loaded."""
 
 
 class QuantizedLinear(nn.Module):

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from sluice.cli.quantize.source import Source
 from sluice.models.checkpoint import CheckpointError
-from sluice.models.quantized import QuantizedWeight
+from sluice.models.quantized import Quantizer
 
 AT_ONCE = 1 << 21
 """Elements that are compared at once."""
@@ -44,7 +44,7 @@ def weight_errors(source: Source, quantizations: Sequence[str], *, progress: boo
     return found
 
 
-def relative_error(weight: torch.Tensor, kind: type[QuantizedWeight]) -> float:
+def relative_error(weight: torch.Tensor, kind: Quantizer) -> float:
     """Return the norm of what quantising changes in a weight [outputs, inputs], over the weight's norm."""
     changed = total = 0.0
     for rows in weight.split(max(1, AT_ONCE // weight.shape[1])):

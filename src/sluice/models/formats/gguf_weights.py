@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from sluice.models.base import CausalLM
+from sluice.models.block_types import BLOCK_TYPES
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.base import Format, Rows
 from sluice.models.formats.extra import need
-from sluice.models.formats.gguf_blocks import BLOCK_TYPES
 from sluice.models.formats.gguf_config import ARCHITECTURES, FREQUENCY_FACTORS, METHOD
 from sluice.models.formats.gguf_file import GGUFFile, GGUFTensor
 from sluice.models.quantized import QuantizedWeight

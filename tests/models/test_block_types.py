@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from block_makers import random_blocks
-from sluice.models.formats.gguf_blocks import BLOCK_TYPES, group_weight
+from sluice.models.block_types import BLOCK_TYPES, group_weight
 
 
 @pytest.mark.parametrize("kind", BLOCK_TYPES)
