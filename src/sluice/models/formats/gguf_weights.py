@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,12 +14,14 @@ from sluice.models.block_types import BLOCK_TYPES
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.base import Format, Rows
 from sluice.models.formats.extra import need
-from sluice.models.formats.gguf_config import ARCHITECTURES, FREQUENCY_FACTORS, METHOD
+from sluice.models.formats.gguf_config import ARCHITECTURES, FREQUENCY_FACTORS, METHOD, PLAIN
 from sluice.models.formats.gguf_file import GGUFFile, GGUFTensor
 from sluice.models.quantized import QuantizedWeight
 from sluice.models.spec import BLOCKS, INT4, holds
 from sluice.models.stored_blocks import StoredBlocks
 from sluice.models.weights import StoredTensor, weight_files
+
+LOGGER = logging.getLogger("sluice.models")
 
 PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
 """Layers of llama's files whose rows are in another order: the two halves of each head's pairs are interleaved."""
@@ -35,7 +38,8 @@ class GGUF(Format):
 
     def __init__(self, types: Mapping[str, object]) -> None:
         self._types = types
-        self.kinds = (BLOCKS, INT4) if "Q4_0" in types else (BLOCKS,)
+        has_blocks = any(name in BLOCK_TYPES for name in types)
+        self.kinds = (*((BLOCKS,) if has_blocks else ()), *((INT4,) if "Q4_0" in types else ()))
 
     @classmethod
     def read(cls, section: Fields) -> GGUF:
@@ -54,6 +58,9 @@ class GGUF(Format):
         return "GGUF, " + ", ".join(f"{kind} ({count})" for kind, count in self._types.items())
 
     def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype, rows: Rows) -> Iterator[StoredTensor]:
+        others = [f"{kind} ({count})" for kind, count in self._types.items() if kind not in (*BLOCK_TYPES, *PLAIN)]
+        if holds(model.spec.quantization, BLOCKS) and others:
+            LOGGER.info("dequantised, as no product takes them as they are stored: %s", ", ".join(others))
         file = GGUFFile(weight_files(folder)[0])
         names = _names(model)
         for tensor in file.tensors():
