@@ -75,7 +75,8 @@ class GroupedLinear(nn.Module):
         super().__init__()
         self._kernels = kernels
         # Kept alive: the kernel has their addresses.
-        self.parts = tuple(parts)
+        for number, part in enumerate(parts):
+            self.register_buffer(f"packed_{number}", part.values, persistent=False)
         self._bias = bias
         self._listed = (GroupedPart * len(parts))(
             *(GroupedPart(part.values.data_ptr(), BLOCK_TYPES[part.kind].id, part.out_features) for part in parts)

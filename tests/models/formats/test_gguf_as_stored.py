@@ -18,6 +18,7 @@ from gguf_makers import write_gguf
 from models.formats.loading import load
 from models.formats.test_to_int8 import Recorder
 from paged_model import chunked_logits
+from sluice.device.memory import module_bytes
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.grouped_layers import GroupedLinear, StoredEmbedding
 from sluice.models.hub import resolve_checkpoint
@@ -126,6 +127,13 @@ def test_a_number_takes_the_bytes_of_the_file(tmp_path: Path) -> None:
     assert (spec.weight_bytes, spec.table_bytes) == (20 / 32, 20 / 32)
     assert spec.stored_as is not None
     assert spec.stored_as.kept == 16
+
+
+def test_memory_counts_what_was_packed(tmp_path: Path) -> None:
+    """The budget of the KV cache and the pace of steps come from it."""
+    folder, plain = made(tmp_path, "Q4_1", 128, tie_word_embeddings=True)
+    matrices = sum(each.numel() for each in load_file(plain / "model.safetensors").values() if each.ndim == 2)
+    assert module_bytes(load(folder, packer=packer())) == pytest.approx(matrices * 20 / 32, rel=0.05)
 
 
 def test_it_can_be_dequantised_or_quantised_again(tmp_path: Path) -> None:
