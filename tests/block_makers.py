@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from sluice.models.formats.gguf_blocks import BLOCK_TYPES
+from sluice.models.block_types import BLOCK_TYPES
 
 HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2)} | {
     "Q6_K": (208,),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from block_makers import random_blocks
-from sluice.models.formats.gguf_blocks import BLOCK_TYPES, group_weight
+from sluice.models.block_types import BLOCK_TYPES, group_weight
 from sluice.models.group_weight import GroupWeight
 from sluice.models.grouped import RUN, grouped_linear
 from sluice.models.quantized import Int4Weight, int4_linear

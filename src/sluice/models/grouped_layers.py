@@ -11,7 +11,7 @@ from torch import nn
 
 from sluice.kernels.cpu.abi import EmbedRowsCall, GroupedLinearCall, GroupedPart, PackBlocksCall
 from sluice.kernels.cpu.library import Kernels
-from sluice.models.formats.gguf_blocks import BLOCK_TYPES
+from sluice.models.block_types import BLOCK_TYPES
 from sluice.models.ops import Ops
 from sluice.models.stored_blocks import StoredBlocks
 
@@ -75,7 +75,6 @@ class GroupedLinear(nn.Module):
         super().__init__()
         self._kernels = kernels
         # Kept alive: the kernel has their addresses. As buffers they count in the memory of the weights.
-        self.parts = tuple(parts)
         for number, part in enumerate(parts):
             self.register_buffer(f"packed_{number}", part.values, persistent=False)
         self._bias = bias

@@ -8,7 +8,7 @@ from typing import Self
 
 import torch
 
-from sluice.models.formats.gguf_blocks import BLOCK_TYPES, group_weight
+from sluice.models.block_types import BLOCK_TYPES, group_weight
 from sluice.models.group_weight import GroupWeight
 
 AT_ONCE = 1 << 21

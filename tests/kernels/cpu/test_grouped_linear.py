@@ -12,7 +12,7 @@ import torch
 from block_makers import random_blocks
 from compiled import library
 from sluice.kernels.cpu.library import Kernels, Level
-from sluice.models.formats.gguf_blocks import BLOCK_TYPES
+from sluice.models.block_types import BLOCK_TYPES
 from sluice.models.grouped import grouped_linear
 from sluice.models.grouped_layers import GroupedLinear, PackedBlocks, StoredEmbedding, pack_blocks
 from sluice.models.stored_blocks import StoredBlocks

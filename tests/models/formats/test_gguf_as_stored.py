@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import tiny_models
@@ -20,6 +22,7 @@ from sluice.device.memory import module_bytes
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.grouped_layers import GroupedLinear, StoredEmbedding
 from sluice.models.hub import resolve_checkpoint
+from sluice.models.ops import Ops
 from sluice.models.packers import NativeLinear, NativePacker
 from sluice.models.quantized import QuantizedLinear
 from sluice.models.stored_blocks import StoredBlocks
@@ -49,12 +52,18 @@ def packer() -> NativePacker:
     return NativePacker(Kernels(LIBRARY, LIBRARY.best(), 2))
 
 
-def made(tmp_path: Path, kind: str, size: int = 64, **changes: Any) -> tuple[Path, Path]:
-    """Write a tiny model; return the folder of its GGUF file, and that of the weights which this stands for."""
+def made(
+    tmp_path: Path, kind: str, size: int = 64, others: Mapping[str, str] = {}, **changes: Any
+) -> tuple[Path, Path]:
+    """Write a tiny model; return the folder of its GGUF file, and that of the weights which this stands for.
+
+    Args:
+        others: as for `write_gguf`.
+    """
     sizes = {"hidden_size": size, "intermediate_size": 2 * size, "num_hidden_layers": 2}
     rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
     tiny_models.llama(**(rope | sizes | changes)).save_pretrained(tmp_path / "source")
-    path, plain = write_gguf(tmp_path / "source", tmp_path / "model.gguf", kind)
+    path, plain = write_gguf(tmp_path / "source", tmp_path / "model.gguf", kind, others=others)
     return resolve_checkpoint(str(path)), plain
 
 
@@ -75,9 +84,40 @@ def test_it_computes_what_the_file_says(kind: str, is_tied: bool, tmp_path: Path
     assert {GroupedLinear, StoredEmbedding} <= kinds
     assert NativeLinear not in kinds
     exact = logits(plain, dtype="float32")
-    error = float((logits(folder, packer=packer()) - exact).norm() / exact.norm())
-    rounded = float((logits(plain, dtype="bfloat16") - exact).norm() / exact.norm())
-    assert error < 2 * rounded + 0.01
+    assert_near(logits(folder, packer=packer()), exact, logits(plain, dtype="bfloat16"))
+
+
+def assert_near(got: torch.Tensor, exact: torch.Tensor, rounded: torch.Tensor) -> None:
+    """Assert that an error is not much larger than that of the same weights in bfloat16."""
+    error, usual = (float((each - exact).norm() / exact.norm()) for each in (got, rounded))
+    assert error < 2 * usual + 0.01
+
+
+def test_parts_of_several_types(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Files mix types. A layer of several is computed as stored, one that no product takes is dequantised and named."""
+    others = {"v_proj": "Q6_K", "up_proj": "Q5_0", "down_proj": "TQ1_0", "embed_tokens": "Q8_0"}
+    folder, plain = made(tmp_path, "Q4_K", 256, others)
+    with caplog.at_level(logging.INFO, "sluice"):
+        model = load(folder, packer=packer())
+    assert "dequantised, as no product takes them as they are stored: TQ1_0 (2)" in caplog.text
+    assert sum(isinstance(module, NativeLinear) for module in model.modules()) == 2
+    stored = load_file(plain / "model.safetensors")
+    x = torch.randn(9, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    for number, layer in model.layers.items():
+        prefix = f"model.layers.{number}"
+        exact = [x.float() @ stored[f"{prefix}.self_attn.{name}_proj.weight"].T for name in "qkv"]
+        for got, wanted in zip(
+            layer.self_attn.qkv_proj(x).split([len(each.T) for each in exact], 1), exact, strict=True
+        ):
+            assert (got - wanted).norm() < 0.01 * wanted.norm()
+        gate, up = (x.float() @ stored[f"{prefix}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        wanted = nn.functional.silu(gate) * up
+        assert (layer.mlp.gate_up_proj(x, Ops()) - wanted).norm() < 0.02 * wanted.norm()
+
+
+def test_a_file_without_blocks_holds_none(tmp_path: Path) -> None:
+    folder, _ = made(tmp_path, "F16")
+    assert load(folder, packer=packer()).spec.quantization == "none"
 
 
 def test_a_number_takes_the_bytes_of_the_file(tmp_path: Path) -> None:
@@ -89,14 +129,11 @@ def test_a_number_takes_the_bytes_of_the_file(tmp_path: Path) -> None:
     assert spec.stored_as.kept == 16
 
 
-def test_packed_weights_count_as_memory(tmp_path: Path) -> None:
-    """The KV pool is sized by what the weights leave."""
-    folder, _ = made(tmp_path, "Q4_1")
-    model = load(folder, packer=packer())
-    layers = [module for module in model.modules() if isinstance(module, GroupedLinear)]
-    numbers = sum(part.out_features * part.in_features for layer in layers for part in layer.parts)
-    assert numbers > 0
-    assert module_bytes(model) >= numbers * 20 / 32
+def test_memory_counts_what_was_packed(tmp_path: Path) -> None:
+    """The budget of the KV cache and the pace of steps come from it."""
+    folder, plain = made(tmp_path, "Q4_1", 128, tie_word_embeddings=True)
+    matrices = sum(each.numel() for each in load_file(plain / "model.safetensors").values() if each.ndim == 2)
+    assert module_bytes(load(folder, packer=packer())) == pytest.approx(matrices * 20 / 32, rel=0.05)
 
 
 def test_it_can_be_dequantised_or_quantised_again(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 // The block types of GGUF files: rows of blocks of 32 or 256 inputs, as `ggml-common.h` of llama.cpp lays them out.
-// Python's definition of the same is `models/formats/gguf_blocks.py`.
+// Python's definition of the same is `models/block_types.py`.
 //
 // Each type reads the codes of 32 inputs of a block: a part. A code is the number as it is stored, without its zero and
 // before it is looked up in a table. Four codes are a word, the first one in its lowest byte.

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from sluice.models.block_types import BLOCK_TYPES, DEQUANTIZED, Q4_0, group_weight
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.formats.extra import need
-from sluice.models.formats.gguf_blocks import BLOCK_TYPES, DEQUANTIZED, Q4_0, group_weight
 from sluice.models.formats.packed import pairs
 from sluice.models.quantized import Int4Weight
 from sluice.models.stored_blocks import StoredBlocks

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sluice.models.formats.gguf_blocks import DEQUANTIZED, group_weight
+from sluice.models.block_types import DEQUANTIZED, group_weight
 
 
 def any_blocks(kind: str, count: int) -> np.ndarray:
