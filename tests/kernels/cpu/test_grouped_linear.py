@@ -53,6 +53,24 @@ def test_every_bit_is_as_defined(level: Level, kind: str) -> None:
 @pytest.mark.parametrize("level", LIBRARY.levels())
 @pytest.mark.parametrize("kind", BLOCK_TYPES)
 @torch.inference_mode()
+def test_any_bytes_are_computed_as_defined(level: Level, kind: str) -> None:
+    """Scales that are infinite, no numbers or the smallest ones, and rows of zeros or of numbers far from one."""
+    kernels, draw = Kernels(LIBRARY, level, 1), torch.Generator().manual_seed(7)
+    block = BLOCK_TYPES[kind]
+    size = 512 // block.inputs * block.size
+    weight = StoredBlocks(kind, torch.randint(0, 256, (47, size), generator=draw, dtype=torch.uint8))
+    layer = GroupedLinear(kernels, packed(kernels, weight), None)
+    for exponent in (-25, -12, 4):
+        x = (torch.randn(5, 512, generator=draw) * 10.0**exponent).bfloat16()
+        x[1], x[2, :40] = 0.0, -0.0
+        wanted = grouped_linear(x, weight.group_weight(), None)
+        for rows in (1, 5):
+            assert torch.allclose(layer(x[:rows]), wanted[:rows], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("level", LIBRARY.levels())
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
+@torch.inference_mode()
 def test_the_largest_numbers_do_not_saturate(level: Level, kind: str) -> None:
     """Sums in 16 bits where the instruction has no others."""
     kernels = Kernels(LIBRARY, level, 1)
