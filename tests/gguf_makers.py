@@ -37,6 +37,7 @@ def write_gguf(
     tokens: int | None = 1,
     factors: np.ndarray | None = None,
     extra: str = "",
+    others: Mapping[str, str] = {},
 ) -> tuple[Path, Path]:
     """Write a checkpoint as a GGUF file.
 
@@ -50,6 +51,7 @@ def write_gguf(
         tokens: None leaves the tokenizer out.
         factors: rotary ones.
         extra: the name of a further tensor.
+        others: types of some matrices, by the last name of their module.
 
     Returns:
         The file, and a checkpoint of the weights that the library dequantises from it.
@@ -67,7 +69,8 @@ def write_gguf(
     table = gguf.get_tensor_name_map(known[config["model_type"]], config["num_hidden_layers"])
     for full, weight in weights.items():
         stem, _, part = full.rpartition(".")
-        plain[full] = _add(writer, f"{table.get_name(stem)}.{part}", full, weight, kind, config)
+        own = others.get(stem.rpartition(".")[2], kind)
+        plain[full] = _add(writer, f"{table.get_name(stem)}.{part}", full, weight, own, config)
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
     if extra:

@@ -49,7 +49,7 @@ class Key(NamedTuple):
         else:
             machine = f"{processor_name()}, {usable_cores()} cores"
         kernels = f"{model.cpu_kernels}, {model.attention_backend}, {model.kv_cache_dtype}"
-        if model.quantization in ("int8", "int4", "fp8"):
+        if model.quantization in ("int8", "int4", "fp8", "gguf"):
             kernels += f", {model.quantization} weights"
         if layout_of(config.parallel).size > 1:
             kernels += f", {shown_sizes(config.parallel)}"

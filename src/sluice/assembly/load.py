@@ -35,7 +35,7 @@ from sluice.kernels.cpu.library import Kernels
 from sluice.models.hub import BUNDLED, resolve_checkpoint
 from sluice.models.loader import check_layout
 from sluice.models.pooling import why_no_embeddings
-from sluice.models.spec import AS_STORED, ON_LOAD, ModelSpec
+from sluice.models.spec import AS_STORED, BLOCKS, ON_LOAD, ModelSpec, Quantization, holds
 from sluice.parallel.layout import Place
 from sluice.parallel.member import ALONE, Member
 from sluice.types import Tier
@@ -202,7 +202,7 @@ def _resolve_for_model(here: Resolution, checkpoint: Checkpoint, weights: Weight
         asked,
         model=asked.model or checkpoint.name,
         dtype=_name(spec.dtype),
-        quantization=_quantization(spec),
+        quantization="none" if asked.quantization == "none" else _quantization(spec),
         model_impl=spec.implementation,
         cpu_kernels=asked.cpu_kernels if spec.dtype in STEPS else TORCH,
         attention_backend=backend.name,
@@ -245,17 +245,24 @@ def _reasons_of_model(config: EngineConfig, spec: ModelSpec) -> dict[str, str]:
         has = "a" if spec.implementation == "native" else "no"
         why["model_impl"] = f"{spec.architecture} has {has} native implementation"
     if spec.stored_as is not None:
-        is_plain = spec.quantization == "none"
-        how = "computed in" if spec.stored_as.kept else "quantised again to"
-        kind = spec.quantization.removesuffix(AS_STORED)
-        held_in = f"dequantised to {_name(spec.dtype)}" if is_plain else f"{how} {kind}"
-        why["quantization"] = f"{spec.stored_as.description}, {held_in}"
+        why["quantization"] = f"{spec.stored_as.description}, {_held(spec, spec.stored_as)}"
         LOGGER.info("the checkpoint's weights are quantised: %s", why["quantization"])
     return why
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _held(spec: ModelSpec, stored_as: Quantization) -> str:
+    """Return how a model holds weights that are quantised in its checkpoint, as a log line says it."""
+    is_in_blocks = holds(spec.quantization, BLOCKS)
+    if spec.quantization == "none" or (is_in_blocks and not stored_as.kept):
+        return f"dequantised to {_name(spec.dtype)}"
+    if is_in_blocks:
+        return "computed as stored"
+    kind = spec.quantization.removesuffix(AS_STORED)
+    return f"{'computed in' if stored_as.kept else 'quantised again to'} {kind}"
 
 
 def _quantization(spec: ModelSpec) -> str | None:

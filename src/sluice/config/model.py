@@ -152,8 +152,9 @@ class ModelConfig:
         " their memory and the time of a decode. int4: those of linear layers take four bits, in groups of 32 with one"
         " scale, and embedding and head int8. Both need --device cpu. fp8: those of linear layers, on a GPU. The other"
         " methods need not be set, as the checkpoint says them: one that is quantised in another way, or not at all, is"
-        " refused. See [quantization.md](quantization.md) for what is computed as it is stored, and what is dequantised"
-        " to --dtype.",
+        " refused. A CPU multiplies the weights of a GGUF file as they are stored; none dequantises them, and int8 and"
+        " int4 quantise them again. See [quantization.md](quantization.md) for what is computed as it is stored, and"
+        " what is dequantised to --dtype.",
         choices=QUANTIZATIONS,
         spellings={
             "gptq_marlin": "gptq",

@@ -10,9 +10,18 @@ from torch import nn
 from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.linear import Packer
-from sluice.models.quantized import GROUP, Fp8Weight, Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight
+from sluice.models.quantized import (
+    GROUP,
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    QuantizedLinear,
+    QuantizedWeight,
+    Quantizer,
+)
 from sluice.models.shards import INPUTS, OUTPUTS, Cut, cut_of
 from sluice.models.spec import DTYPES, FP8, INT4, ON_LOAD
+from sluice.models.stored_blocks import StoredBlocks
 from sluice.models.weights import StoredTensor
 
 
@@ -36,7 +45,7 @@ class Filler:
         self.filled: dict[str, torch.Tensor] = {}
         self.quantized: dict[str, QuantizedWeight] = {}
         self.sources: dict[str, tuple[str, str]] = {}
-        self.kept = 0
+        self.kept = self.kept_bytes = self.kept_numbers = 0
 
     def fill(self, tensor: StoredTensor) -> None:
         """Copy one tensor, or skip it if it is a buffer or another rank's."""
@@ -120,17 +129,26 @@ class Filler:
         """
         stored, cut = tensor.value, self._cut(weight, target)
         if not isinstance(stored, torch.Tensor):
-            if isinstance(stored, Int8Weight) or weight != self.model.rules.embedding:
+            if self._is_kept(stored, weight, cut):
                 self._check_shape(tensor, (stored.out_features, stored.in_features), weight)
                 self.kept += 1
+                self.kept_bytes += tensor.nbytes
+                self.kept_numbers += stored.out_features * stored.in_features
                 return self._cut_quantized(tensor, stored, cut).to(self.device)
-            stored = stored.dense(torch.float32)  # an embedding of four bits cannot be looked up
+            stored = stored.dense(torch.float32)
         value = self._oriented(tensor, stored, weight)
         if target not in self.own:
             return None
         if target in self.kinds:
             return self._quantized(tensor, target, value, cut)
         return value if cut is None else cut.of(value)
+
+    def _is_kept(self, stored: QuantizedWeight, weight: str, cut: Cut | None) -> bool:
+        """Return whether a quantised weight, or the rank's part of it, is held as it is stored."""
+        if isinstance(stored, StoredBlocks):
+            return cut is None or cut.dim == OUTPUTS or stored.can_be_cut(cut.ranges)
+        # An embedding of four bits cannot be looked up.
+        return isinstance(stored, Int8Weight) or weight != self.model.rules.embedding
 
     def _check_shape(
         self, tensor: StoredTensor, shape: tuple[int, ...], weight: str, *, transposed: bool = False
@@ -186,7 +204,10 @@ class Filler:
             return
         first = self.quantized.get(target)
         if not isinstance(value, torch.Tensor):
-            same = isinstance(first, Int8Weight) and isinstance(value, Int8Weight) and first.equals(value)
+            is_int8 = isinstance(first, Int8Weight) and isinstance(value, Int8Weight) and first.equals(value)
+            same = is_int8 or (
+                isinstance(first, StoredBlocks) and isinstance(value, StoredBlocks) and first.equals(value)
+            )
         else:
             same = target in self.filled and torch.equal(
                 value.to(self.device, self.model.spec.dtype), self.filled[target]
@@ -198,7 +219,7 @@ class Filler:
             )
 
 
-def kinds_of(model: CausalLM, quantization: str) -> Mapping[str, type[QuantizedWeight]]:
+def kinds_of(model: CausalLM, quantization: str) -> Mapping[str, Quantizer]:
     """Return the names of the weights that are quantised while they are loaded, and what to.
 
     Args:
@@ -209,7 +230,7 @@ def kinds_of(model: CausalLM, quantization: str) -> Mapping[str, type[QuantizedW
     layers = {f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     if quantization == FP8:
         return {name: Fp8Weight for name in layers if name != model.rules.head}
-    kinds: dict[str, type[QuantizedWeight]] = {model.rules.embedding: Int8Weight}
+    kinds: dict[str, Quantizer] = {model.rules.embedding: Int8Weight}
     for name, layer in layers.items():
         in_groups = layer.in_features % GROUP == 0 and name != model.rules.head
         kinds[name] = Int4Weight if quantization == INT4 and in_groups else Int8Weight

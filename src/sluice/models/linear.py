@@ -7,7 +7,7 @@ step computes fewer and larger products, and no weight is stored twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from sluice.models.quantized import (
     int4_linear,
     int8_linear,
 )
+from sluice.models.spec import BLOCKS
 from sluice.parallel.group import Group
 
 Source = nn.Linear | QuantizedLinear
@@ -185,9 +186,11 @@ class Packer:
         """Return why weights that are quantised already are better dequantised; None: products take them as they are.
 
         Args:
-            kind: "int8", "int4" or "fp8".
+            kind: "int8", "int4", "fp8" or "blocks".
             dtype: of the model.
         """
+        if kind == BLOCKS:
+            return "blocks of a GGUF file are multiplied as they are stored by the compiled kernels, in bfloat16"
         return f"products in {kind} need a GPU; on a CPU there are those of --quantization int8 and int4"
 
     widened: int = 0
@@ -250,13 +253,12 @@ class Packer:
                 return Int4Linear(weight, bias)
             case Fp8Weight():
                 return Fp8Linear(weight, bias)
+        assert isinstance(weight, torch.Tensor), f"a product by torch with {type(weight).__name__}"
         return PlainLinear(weight, bias)
 
     def _joined(self, *parts: Source) -> tuple[torch.Tensor | QuantizedWeight, torch.Tensor | None]:
         """Return the joined weight [sum of out_features, in_features] and bias; of a single layer its own, no copy."""
-        biases = [part.bias.data for part in parts if part.bias is not None]
-        assert len(biases) in (0, len(parts)), f"{len(biases)} of {len(parts)} layers have a bias"
-        bias = None if not biases else biases[0] if len(parts) == 1 else torch.cat(biases)
+        bias = joined_bias(parts)
         quantised = [part.weight for part in parts if isinstance(part, QuantizedLinear)]
         for kind in (Int8Weight, Int4Weight, Fp8Weight):
             same: list[Any] = [weight for weight in quantised if isinstance(weight, kind)]
@@ -267,6 +269,13 @@ class Packer:
             part.weight.dense(part.dtype) if isinstance(part, QuantizedLinear) else part.weight.data for part in parts
         ]
         return weights[0] if len(parts) == 1 else torch.cat(weights), bias
+
+
+def joined_bias(parts: Sequence[Source]) -> torch.Tensor | None:
+    """Return the biases of layers, one behind the other; of a single layer its own. All or none must have one."""
+    biases = [part.bias.data for part in parts if part.bias is not None]
+    assert len(biases) in (0, len(parts)), f"{len(biases)} of {len(parts)} layers have a bias"
+    return None if not biases else biases[0] if len(parts) == 1 else torch.cat(biases)
 
 
 def activated(layer: nn.Module, activation: str | None) -> nn.Module:

@@ -174,7 +174,9 @@ def _load_native(
     with tqdm(total=total, desc="loading weights", unit="B", unit_scale=True, leave=False, disable=not progress) as bar:
         _fill(filler, _tensors(folder, stored_as, whole, filler.rows), bar, report)
     if model.spec.stored_as is not None:
-        model.spec = replace(model.spec, stored_as=replace(model.spec.stored_as, kept=filler.kept))
+        number_bytes = filler.kept_bytes / max(1, filler.kept_numbers)
+        stored = replace(model.spec.stored_as, kept=filler.kept, number_bytes=number_bytes)
+        model.spec = replace(model.spec, stored_as=stored)
     filler.finish(packer)
     if packer.widened:
         LOGGER.info(
@@ -214,7 +216,7 @@ def _held(asked: str | None, stored_as: WeightFormat | None, dtype: torch.dtype,
         if asked == FP8 and (problem := packer.why_not(FP8, dtype)) is not None:
             raise CheckpointError(f"--quantization fp8 is not supported here: {problem}")
         return asked
-    kinds = () if stored_as is None else stored_as.kinds
+    kinds = () if stored_as is None or asked == "none" else stored_as.kinds
     return next((kind + AS_STORED for kind in kinds if packer.why_not(kind, dtype) is None), "none")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,12 +12,13 @@ from torch.nn import functional
 from sluice.kernels.cpu.abi import PackedLinearCall
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.cuda_packer import CudaPacker
-from sluice.models.linear import Packer, Source, Tied, activated, int8_of
+from sluice.models.grouped_layers import BLOCK, GroupedGate, GroupedLinear, StoredEmbedding, pack_blocks
+from sluice.models.linear import Packer, PlainLinear, Source, Tied, activated, int8_of, joined_bias
 from sluice.models.ops import Ops
 from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight, narrowest
+from sluice.models.spec import BLOCKS
+from sluice.models.stored_blocks import StoredBlocks
 
-BLOCK = 32
-"""Outputs in a block of the packed weight (`kernels/cpu/packing.h`)."""
 CODES: Mapping[str | None, int] = {None: 0, "silu": 1, "swish": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
 """Numbers in `kernels/cpu/abi.h` of the activations that the kernel applies."""
 SCALE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -188,30 +189,58 @@ class NativePacker(Packer):
 
     def why_not(self, kind: str, dtype: torch.dtype) -> str | None:
         # Four bits are made for activations that are not quantised, which only `--quantization int4` asks to quantise.
-        return None if kind == "int8" and dtype == torch.bfloat16 else super().why_not(kind, dtype)
+        return None if kind in ("int8", BLOCKS) and dtype == torch.bfloat16 else super().why_not(kind, dtype)
 
     def linear(self, *parts: Source, activation: str | None = None) -> nn.Module:
         if not all(map(_can_be_packed, parts)):
             return super().linear(*parts, activation=activation)
-        weight, bias = self._joined(*parts)
-        outputs = sum(part.out_features for part in parts)
         fused = activation if activation in CODES else None
-        layer = NativeLinear(self._kernels, self._packed(weight), bias, outputs, fused)
+        blocks = _blocks_of(parts)
+        if blocks is not None:
+            layer: nn.Module = self._grouped(blocks, joined_bias(parts), fused)
+        else:
+            weight, bias = self._joined(*parts)
+            outputs = sum(part.out_features for part in parts)
+            layer = NativeLinear(self._kernels, self._packed(weight), bias, outputs, fused)
         return layer if fused == activation else activated(layer, activation)
 
     def gated(self, gate: Source, up: Source, activation: str) -> nn.Module:
         outputs = gate.out_features
         if not (_can_be_packed(gate) and _can_be_packed(up)) or activation not in CODES or outputs % BLOCK:
             return super().gated(gate, up, activation)
+        blocks = _blocks_of((gate, up))
+        if blocks is not None:
+            return GroupedGate(self._grouped(blocks, joined_bias((gate, up)), activation, is_gated=True))
         weight, bias = self._joined(gate, up)
         return NativeGated(NativeLinear(self._kernels, self._packed(weight), bias, outputs, activation, is_gated=True))
 
     def tied(self, embedding: nn.Embedding | QuantizedLinear, rows: range) -> Tied:
+        if isinstance(embedding, QuantizedLinear) and isinstance(embedding.weight, StoredBlocks):
+            own = embedding.weight.outputs(rows)
+            head = self._grouped([own], None) if rows else PlainLinear(own.dense(embedding.dtype), None)
+            return Tied(StoredEmbedding(self._kernels, embedding.weight), head)
         if not _can_be_packed(embedding) or not rows:
             return super().tied(embedding, rows)
         weight = int8_of(embedding) if isinstance(embedding, QuantizedLinear) else embedding.weight.data
         packed = self._packed(weight)
         return Tied(PackedEmbedding(packed), NativeLinear(self._kernels, packed.rows(rows), None, len(rows)))
+
+    def embedding(self, embedding: nn.Embedding | QuantizedLinear) -> nn.Module:
+        if isinstance(embedding, QuantizedLinear) and isinstance(embedding.weight, StoredBlocks):
+            return StoredEmbedding(self._kernels, embedding.weight)
+        return super().embedding(embedding)
+
+    def _grouped(
+        self,
+        weights: Sequence[StoredBlocks],
+        bias: torch.Tensor | None,
+        activation: str | None = None,
+        *,
+        is_gated: bool = False,
+    ) -> GroupedLinear:
+        """Return the layer of blocks as they are stored, packed one after the other."""
+        parts = [pack_blocks(self._kernels, weight) for weight in weights]
+        return GroupedLinear(self._kernels, parts, bias, CODES[activation], is_gated=is_gated)
 
     def _packed(self, weight: torch.Tensor | QuantizedWeight) -> PackedWeight:
         """Return the weight [out, in] in blocks, packed in place if it fills whole blocks."""
@@ -256,6 +285,13 @@ def _by_block(scales: torch.Tensor) -> torch.Tensor:
     """Return what groups have [out, groups] as [blocks, groups, 32], with zeros for outputs that are missing."""
     whole = functional.pad(scales, (0, 0, 0, -len(scales) % BLOCK))
     return whole.view(-1, BLOCK, scales.shape[1]).transpose(1, 2).contiguous()
+
+
+def _blocks_of(parts: Sequence[Source]) -> list[StoredBlocks] | None:
+    """Return the weights of layers that are all blocks of a file, of one type or of several; None if one is not."""
+    weights = [part.weight for part in parts if isinstance(part, QuantizedLinear)]
+    blocks = [weight for weight in weights if isinstance(weight, StoredBlocks)]
+    return blocks if len(blocks) == len(parts) else None
 
 
 def _can_be_packed(layer: nn.Linear | nn.Embedding | QuantizedLinear) -> bool:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from sluice.models.fp8_rows import fp8_rows
+from sluice.models.stored_blocks import StoredBlocks
 
 LARGEST = 127
 """Largest magnitude of a quantised activation, and of a weight that is quantised here."""
@@ -259,7 +260,9 @@ class Fp8Weight(_RowScaled):
         return cls(values, scales)
 
 
-QuantizedWeight = Int8Weight | Int4Weight | Fp8Weight
+QuantizedWeight = Int8Weight | Int4Weight | Fp8Weight | StoredBlocks
+Quantizer = type[Int8Weight] | type[Int4Weight] | type[Fp8Weight]
+"""What quantises a weight while it is loaded."""
 
 
 class QuantizedLinear(nn.Module):

@@ -18,6 +18,7 @@ import torch
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.quantized import Int4Weight, QuantizedWeight
 from sluice.models.spec import ModelSpec
+from sluice.models.stored_blocks import StoredBlocks
 from sluice.parallel.layout import WORD, Layout, Place
 
 OUTPUTS, INPUTS = 0, 1
@@ -45,8 +46,11 @@ class Cut:
         """Return the part of a quantised weight, with the scales of all of it.
 
         Raises:
-            ValueError: it would begin or end inside a group of inputs with one scale.
+            ValueError: it would begin or end inside a group of inputs with one scale, or inside a block.
         """
+        if isinstance(weight, StoredBlocks):
+            (own,) = self.ranges
+            return weight.inputs(own) if self.dim == INPUTS else weight.outputs(own)
         if not isinstance(weight, Int4Weight):
             return type(weight)(self.of(weight.values), weight.scales if self.dim == INPUTS else self.of(weight.scales))
         if self.dim == OUTPUTS:

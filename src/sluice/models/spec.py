@@ -19,6 +19,8 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 INT4 = "int4"
 FP8 = "fp8"
+BLOCKS = "blocks"
+"""Block types of a GGUF file, several in one model: never made here, only held as stored."""
 ON_LOAD = ("int8", INT4, FP8)
 """How weights can be quantised while they are loaded. FP8 is also a format of checkpoints."""
 AS_STORED = "-as-stored"
@@ -40,6 +42,8 @@ class Quantization:
     """Details such as "4-bit GPTQ in groups of 128"."""
     kept: int = 0
     """Weights that are held as they are stored."""
+    number_bytes: float = 0.0
+    """Bytes of one number in them, on average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +86,15 @@ class ModelSpec:
     def weight_bytes(self) -> float:
         """Bytes of one number in a linear layer; of four bits with the scales of groups of 32."""
         kind = self.quantization.removesuffix(AS_STORED)
+        if kind == BLOCKS and self.stored_as is not None and self.stored_as.kept:
+            return self.stored_as.number_bytes
         return {"int8": 1, FP8: 1, INT4: 0.5 + 2 / 32}.get(kind, self.dtype.itemsize)
 
     @property
-    def table_bytes(self) -> int:
+    def table_bytes(self) -> float:
         """Bytes of one number in the embedding and the head."""
+        if holds(self.quantization, BLOCKS):
+            return self.weight_bytes
         return 1 if self.quantization in ("int8", INT4) else self.dtype.itemsize
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -91,13 +92,15 @@ def test_a_head_of_four_bits_that_is_tied_becomes_int8(tmp_path: Path) -> None:
 def test_kept_weights_have_the_shapes_of_the_model(tmp_path: Path) -> None:
     """A wider weight would read behind its activations."""
     tiny_models.llama(hidden_size=32, intermediate_size=64).save_pretrained(tmp_path / "made")
-    fields = {"feed_forward_length": 32}
-    path, _ = write_gguf(tmp_path / "made", tmp_path / "model.gguf", "Q4_0", fields=fields)
+    path, _ = write_gguf(tmp_path / "made", tmp_path / "model.gguf", "Q4_0")
+    folder = resolve_checkpoint(str(path), cache=tmp_path / "cache")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 32}))
     for quantization in (None, "int4"):
         with pytest.raises(
             CheckpointError, match=r"down_proj\.weight has shape \(32, 64\), config.json requires \(32, 32\)"
         ):
-            load(resolve_checkpoint(str(path)), quantization=quantization, dtype="bfloat16")
+            load(folder, quantization=quantization, dtype="bfloat16")
 
 
 def test_a_head_of_four_bits_keeps_its_numbers(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from sluice.models.checkpoint import CheckpointConfig, CheckpointError, read_con
 from sluice.models.filler import kinds_of
 from sluice.models.formats.gguf_config import METHOD, PLAIN
 from sluice.models.loader import ARCHITECTURES, is_native, model_class
-from sluice.models.quantized import QuantizedWeight
+from sluice.models.quantized import Quantizer
 from sluice.models.spec import DTYPES
 from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors
 
@@ -62,7 +62,7 @@ class PlainCheckpoint:
         """Return the model's name of a tensor."""
         return name.removeprefix(self.model.rules.prefix)
 
-    def kinds(self, quantization: str) -> Mapping[str, type[QuantizedWeight]]:
+    def kinds(self, quantization: str) -> Mapping[str, Quantizer]:
         """Return what a value of `--quantization` makes of weights, by their names in the model."""
         return kinds_of(self.model, quantization)
 

@@ -15,7 +15,7 @@
 
 // Increase it, here and in `abi.py`, with every change to the structures below or to their meaning: a library compiled
 // from older sources would read the wrong fields.
-constexpr int ABI_VERSION = 10;
+constexpr int ABI_VERSION = 11;
 
 extern "C" {
 
@@ -88,6 +88,47 @@ struct PackedLinearCall {
     int32_t group, scale_type;    // of four bits: inputs with one scale, a multiple of 4, and a `ScaleType`; else 0
 };
 
+// Block types of GGUF files, with their numbers there.
+enum StoredType {
+    TYPE_Q4_0 = 2, TYPE_Q4_1 = 3, TYPE_Q5_0 = 6, TYPE_Q5_1 = 7, TYPE_Q8_0 = 8, TYPE_Q4_K = 12, TYPE_Q5_K = 13,
+    TYPE_Q6_K = 14, TYPE_IQ4_NL = 20, TYPE_IQ4_XS = 23, TYPE_MXFP4 = 39
+};
+
+// Blocks as a GGUF file stores them, to be packed in the layout of `packed_groups.h`.
+struct PackBlocksCall {
+    const uint8_t* blocks;    // [rows, stride]
+    const int32_t* order;     // [out] the row of each output, or null: in order
+    uint8_t* packed;          // whole blocks of 32 outputs
+    int64_t rows, stride;     // `stride`: bytes of a row
+    int32_t type, out, in;    // `type`: a `StoredType`
+    int32_t is_mapped;        // the blocks lie in the mapping of a file, whose pages are dropped once they are packed
+};
+
+// Outputs of a product whose weights are of one type.
+struct GroupedPart {
+    const uint8_t* weight;    // packed
+    int32_t type, out;
+};
+
+struct GroupedLinearCall {
+    const void* x;    // [rows, in] bfloat16
+    const GroupedPart* parts;    // their outputs one behind the other; if gated, gate and up, of equal size
+    const void* bias;            // of all outputs of the parts, or null
+    void* y;                     // [rows, outputs]: f(x W^T + bias), or if gated f(gate) * up
+    int64_t x_stride, y_stride;
+    int32_t rows, in, count, activation, is_gated;
+};
+
+// Rows of an embedding that stays as it is stored.
+struct EmbedRowsCall {
+    const uint8_t* blocks;    // [rows, stride]
+    const int32_t* order;     // as for `PackBlocksCall`
+    const int64_t* ids;       // [count]
+    uint16_t* out;            // [count, in] bfloat16
+    int64_t stride;           // bytes of a row
+    int32_t type, count, in;
+};
+
 struct MaskCall {
     void* logits;           // [rows of a step, stride], `size` bytes each, floats of any kind
     const int64_t* rows;    // [count] of `logits`, each once
@@ -121,7 +162,7 @@ struct ReadPartsCall {
 
 enum ReadOutcome { ALL_READ, DIFFERENT, FILE_ENDED, READ_FAILED };
 
-enum Operation { ATTENTION, NORM, ROTATE_STORE, SILU_MUL, PACKED_LINEAR };
+enum Operation { ATTENTION, NORM, ROTATE_STORE, SILU_MUL, PACKED_LINEAR, GROUPED_LINEAR, EMBED_ROWS };
 
 // One call of a list that is executed in order.
 struct ListedCall {

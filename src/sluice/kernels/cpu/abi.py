@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from enum import IntEnum
 
-VERSION = 10
+VERSION = 11
 """Version of the structures and their meaning, as in `abi.h`."""
 
 
@@ -56,6 +56,34 @@ class PackedLinearCall(ctypes.Structure):
     )
 
 
+class PackBlocksCall(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("blocks", "order", "packed")),
+        *((name, c_int64) for name in ("rows", "stride")),
+        *((name, c_int32) for name in ("type", "out_features", "in_features", "is_mapped")),
+    )
+
+
+class GroupedPart(ctypes.Structure):
+    _fields_ = (("weight", c_void_p), ("type", c_int32), ("out_features", c_int32))
+
+
+class GroupedLinearCall(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "parts", "bias", "y")),
+        *((name, c_int64) for name in ("x_stride", "y_stride")),
+        *((name, c_int32) for name in ("rows", "in_features", "count", "activation", "is_gated")),
+    )
+
+
+class EmbedRowsCall(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("blocks", "order", "ids", "out")),
+        ("stride", c_int64),
+        *((name, c_int32) for name in ("type", "count", "in_features")),
+    )
+
+
 class MaskCall(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("logits", "rows", "bits")),
@@ -99,6 +127,8 @@ class Operation(IntEnum):
     ROTATE_STORE = 2
     SILU_MUL = 3
     PACKED_LINEAR = 4
+    GROUPED_LINEAR = 5
+    EMBED_ROWS = 6
 
 
 class ListedCall(ctypes.Structure):

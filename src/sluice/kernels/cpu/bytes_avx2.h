@@ -43,6 +43,53 @@ INL I nibble_dot(I sum, const uint8_t* x, Bytes weights) {
     const __m256i left = _mm256_set1_epi32(four);
     return {nibble_dot(sum.a, left, weights.a), nibble_dot(sum.b, left, weights.b)};
 }
+// What weights in groups need (`grouped_linear.h`). Products with numbers of six bits and fewer are added in 16 bits.
+constexpr int GROUPED_ROWS = 2, FUSED_ROWS = 2, SIGNED_ZERO = 0;
+constexpr bool IN_SHORTS = true;
+struct Shorts {
+    __m256i a, b;
+};
+// Sums as they are: GCC adds in another order otherwise, and runs out of registers.
+template <class T>
+INL T kept(T x) {
+    __asm__("" : "+x"(x.a), "+x"(x.b));
+    return x;
+}
+INL Shorts short_dot(Shorts sum, const uint8_t* x, Bytes weights) {
+    int32_t four;
+    std::memcpy(&four, x, sizeof four);
+    const __m256i left = _mm256_set1_epi32(four);
+    return kept(Shorts{_mm256_add_epi16(sum.a, _mm256_maddubs_epi16(weights.a, left)),
+                       _mm256_add_epi16(sum.b, _mm256_maddubs_epi16(weights.b, left))});
+}
+INL I add_shorts(I sum, Shorts x) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(x.a, ones)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(x.b, ones))};
+}
+INL I signed_dot(I sum, const uint8_t* x, Bytes weights) { return kept(dot(sum, x, weights)); }
+INL __m256i joined(__m256i low, __m256i high, int left, int mask) {
+    const __m256i moved = left > 0 ? _mm256_slli_epi16(high, left) : _mm256_srli_epi16(high, -left);
+    return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask))));
+}
+INL Bytes joined(Bytes low, Bytes high, int left, int mask) {
+    return {joined(low.a, high.a, left, mask), joined(low.b, high.b, left, mask)};
+}
+INL Bytes looked_up(Bytes numbers, const int8_t* table) {
+    const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+    return {_mm256_shuffle_epi8(both, numbers.a), _mm256_shuffle_epi8(both, numbers.b)};
+}
+INL void put_bytes(uint8_t* p, Bytes bytes) {
+    auto* at = reinterpret_cast<__m256i*>(p);
+    _mm256_storeu_si256(at, bytes.a), _mm256_storeu_si256(at + 1, bytes.b);
+}
+INL F from_codes(Codes codes) {
+    const auto x = reinterpret_cast<__m128i>(codes);
+    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)))};
+}
+INL F from_signed_codes(Codes codes) {
+    const auto x = reinterpret_cast<__m128i>(codes);
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)))};
+}
 INL I set_sums(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 INL F fused(F x, F y, F z) { return fma(x, y, z); }
 INL F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }

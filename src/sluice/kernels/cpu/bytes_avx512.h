@@ -52,6 +52,45 @@ INL void load_nibbles(const uint8_t* p, Bytes* both) {
     both[0] = {_mm512_and_si512(v, low)};
     both[1] = {_mm512_and_si512(_mm512_srli_epi16(v, 4), low)};
 }
+// What weights in groups need (`grouped_linear.h`). Without VNNI, products with numbers of six bits and fewer are added in
+// 16 bits. With it weights are the unsigned side, so those with a sign are shifted.
+#ifdef SLUICE_VNNI
+constexpr int GROUPED_ROWS = 6, FUSED_ROWS = 4, SIGNED_ZERO = 128;
+constexpr bool IN_SHORTS = false;
+using Shorts = I;
+INL I signed_dot(I sum, const uint8_t* x, Bytes weights) {
+    const __m512i shifted = _mm512_xor_si512(weights.v, _mm512_set1_epi8(static_cast<char>(SIGNED_ZERO)));
+    return {_mm512_dpbusd_epi32(sum, shifted, four_bytes(x))};
+}
+#else
+constexpr int GROUPED_ROWS = 4, FUSED_ROWS = 4, SIGNED_ZERO = 0;
+constexpr bool IN_SHORTS = true;
+struct Shorts {
+    __m512i v;
+};
+INL Shorts short_dot(Shorts sum, const uint8_t* x, Bytes weights) {
+    __m512i next = _mm512_add_epi16(sum.v, _mm512_maddubs_epi16(weights.v, four_bytes(x)));
+    __asm__("" : "+v"(next));    // as in AVX2
+    return {next};
+}
+INL I add_shorts(I sum, Shorts x) {
+    return {_mm512_add_epi32(sum, _mm512_madd_epi16(x.v, _mm512_set1_epi16(1)))};
+}
+INL I signed_dot(I sum, const uint8_t* x, Bytes weights) { return dot(sum, x, weights); }
+#endif
+INL Bytes joined(Bytes low, Bytes high, int left, int mask) {
+    const __m512i moved = left > 0 ? _mm512_slli_epi16(high.v, left) : _mm512_srli_epi16(high.v, -left);
+    return {_mm512_or_si512(low.v, _mm512_and_si512(moved, _mm512_set1_epi8(static_cast<char>(mask))))};
+}
+INL Bytes looked_up(Bytes numbers, const int8_t* table) {
+    const __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+    return {_mm512_shuffle_epi8(all, numbers.v)};
+}
+INL void put_bytes(uint8_t* p, Bytes bytes) { _mm512_storeu_si512(p, bytes.v); }
+INL F from_codes(Codes codes) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(reinterpret_cast<__m128i>(codes)))}; }
+INL F from_signed_codes(Codes codes) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(reinterpret_cast<__m128i>(codes)))};
+}
 INL I set_sums(int32_t x) { return {_mm512_set1_epi32(x)}; }
 INL F fused(F x, F y, F z) { return fma(x, y, z); }
 

@@ -28,6 +28,27 @@ INL void load_nibbles(const uint8_t* p, Bytes* both) {
     for (int i = 0; i < 64; i++) both[0].x[i] = p[i] & 15, both[1].x[i] = p[i] >> 4;
 }
 INL I nibble_dot(I sum, const uint8_t* x, const Bytes& weights) { return dot(sum, x, weights); }
+// What weights in groups need (`grouped_linear.h`).
+constexpr int GROUPED_ROWS = 1, FUSED_ROWS = 1, SIGNED_ZERO = 0;
+constexpr bool IN_SHORTS = false;    // sums of a few products have 16 bits
+using Shorts = I;
+INL I signed_dot(I sum, const uint8_t* x, const Bytes& weights) { return dot(sum, x, weights); }
+INL Bytes joined(const Bytes& low, const Bytes& high, int left, int mask) {
+    Bytes r;
+    for (int i = 0; i < 64; i++) {
+        const auto byte = static_cast<uint8_t>(high.x[i]);
+        r.x[i] = static_cast<int8_t>(low.x[i] | ((left > 0 ? byte << left : byte >> -left) & mask));
+    }
+    return r;
+}
+INL Bytes looked_up(const Bytes& numbers, const int8_t* table) {
+    Bytes r;
+    for (int i = 0; i < 64; i++) r.x[i] = table[numbers.x[i]];
+    return r;
+}
+INL void put_bytes(uint8_t* p, const Bytes& bytes) { std::memcpy(p, bytes.x, sizeof bytes.x); }
+INL F from_codes(Codes x) { return each([&](int i) { return static_cast<float>(x[i]); }); }
+INL F from_signed_codes(Codes x) { return each([&](int i) { return static_cast<float>(static_cast<int8_t>(x[i])); }); }
 INL I set_sums(int32_t x) {
     I r;
     std::fill(r.x, r.x + 16, x);

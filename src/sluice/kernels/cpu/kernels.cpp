@@ -16,6 +16,7 @@
 #include "abi.h"
 #include "cpu.h"
 #include "numbers.h"
+#include "packed_groups.h"
 #include "packing.h"
 #include "plan.h"
 #include "pool.h"
@@ -30,6 +31,15 @@
 namespace {
 
 constexpr int MAX_HEAD_DIM = 512;
+constexpr int GROUP_STEP = 16;        // inputs that are summed together
+constexpr int UNPACKED_PARTS = 8;     // that are unpacked together
+// Of one thread: the sums of a slab of rows, twice; parts of 32 outputs in bytes; and their scales and minimums.
+constexpr int GROUPED_SUMS = LinearItems::SLAB_ROWS * PACKED_BLOCK;
+constexpr int GROUPED_SCALES = UNPACKED_PARTS * PART / GROUP_STEP * PACKED_BLOCK;
+constexpr int GROUPED_BUFFER = 2 * GROUPED_SUMS + UNPACKED_PARTS * PART * PACKED_BLOCK / 4 + 2 * GROUPED_SCALES;
+
+// Sixteen bytes, in any level.
+typedef uint8_t Codes __attribute__((vector_size(16)));
 
 // A product with a quantised weight, and its rows once they are quantised.
 struct QuantizedCall {
@@ -37,6 +47,16 @@ struct QuantizedCall {
     uint8_t* values;    // [rows, stride]
     float* scales;      // [rows]
     int32_t* group_sums;    // [rows, groups] of weights of four bits: of the values, or what sums start at
+    int64_t stride;
+};
+
+// A product with weights in groups, and its rows once they are quantised.
+struct GroupedWork {
+    const GroupedLinearCall& call;
+    PackedLinearCall finish;    // how sums are finished
+    uint8_t* values;            // [rows, stride], signed
+    float* scales;              // [rows, in / 32]
+    int32_t* totals;            // [rows, in / 16]: of the values
     int64_t stride;
 };
 
@@ -54,16 +74,21 @@ struct Kernels {
     bool widens;    // `packed_linear` takes x in float32
     void (*quantize_rows)(const QuantizedCall&, int from, int until);
     void (*quantized_linear)(const QuantizedCall&, int block, int from, int until, float* buffer);
+    void (*quantize_runs)(const GroupedWork&, int from, int until);
+    void (*grouped_linear)(const GroupedWork&, int part, int block, int from, int until, float* buffer);
     void (*bound_pages_bf16)(const PageBoundsCall&, int, int);
     void (*bound_pages_float)(const PageBoundsCall&, int, int);
 };
 
+#define UNROLLED_QUADS    // the reference is slow anyway
 namespace scalar {
 #include "lanes_scalar.h"
 #include "bytes_scalar.h"
 #include "level.h"
 const Kernels EMULATED_TILES = kernels<Bf16BesideTiles, EmulatedTiles>();
 }    // namespace scalar
+#undef UNROLLED_QUADS
+#define UNROLLED_QUADS UNROLLED
 
 #if defined(__x86_64__)
 #pragma GCC push_options
@@ -320,6 +345,8 @@ EXPORT void sluice_packed_linear(sluice_engine* engine, const PackedLinearCall* 
     });
 }
 
+#include "grouped_calls.h"
+
 // Execute calls in order, each as if it were made by itself.
 EXPORT void sluice_all(sluice_engine* engine, const ListedCall* calls, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
@@ -330,6 +357,8 @@ EXPORT void sluice_all(sluice_engine* engine, const ListedCall* calls, int64_t c
             case ROTATE_STORE: sluice_rotate_store(engine, static_cast<const RotateStoreCall*>(call)); break;
             case SILU_MUL: sluice_silu_mul(engine, static_cast<const SiluMulCall*>(call)); break;
             case PACKED_LINEAR: sluice_packed_linear(engine, static_cast<const PackedLinearCall*>(call)); break;
+            case GROUPED_LINEAR: sluice_grouped_linear(engine, static_cast<const GroupedLinearCall*>(call)); break;
+            case EMBED_ROWS: sluice_embed_rows(engine, static_cast<const EmbedRowsCall*>(call)); break;
         }
     }
 }

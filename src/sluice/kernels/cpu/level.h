@@ -8,6 +8,8 @@
 #include "int8_linear.h"
 #include "int4_linear.h"
 #include "quantized_linear.h"
+#include "grouped_forms.h"
+#include "grouped_linear.h"
 
 // AMX has no tiles of words, so lanes compute over pages of int8.
 template <class X, class Tiles>
@@ -26,6 +28,7 @@ constexpr Kernels kernels() {
         silu_mul_rows<uint16_t>, silu_mul_rows<float>,
         packed_linear_block<HalfAttention, Tiles>, std::is_same_v<typename HalfAttention::A, float>,
         quantize_rows, quantized_linear_block<Tiles>,
+        quantize_runs, grouped_block,
         bound_pages<uint16_t>, bound_pages<float>,
     };
 }

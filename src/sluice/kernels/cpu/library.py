@@ -20,10 +20,13 @@ from typing import Any
 from sluice.kernels.cpu.abi import (
     VERSION,
     AttentionCall,
+    EmbedRowsCall,
+    GroupedLinearCall,
     ListedCall,
     MaskCall,
     NormCall,
     Operation,
+    PackBlocksCall,
     PackedLinearCall,
     PageBoundsCall,
     RotateStoreCall,
@@ -97,6 +100,8 @@ class Library:
         self.functions.sluice_pack_linear.argtypes = packing
         self.functions.sluice_pack_int4.argtypes = packing
         self.functions.sluice_pack_int8.argtypes = [*packing, ctypes.c_void_p]
+        self.functions.sluice_packed_bytes.argtypes = [ctypes.c_int, ctypes.c_int64]
+        self.functions.sluice_packed_bytes.restype = ctypes.c_int64
         self.functions.sluice_crc32c.argtypes = [ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
         self.functions.sluice_crc32c.restype = ctypes.c_uint32
 
@@ -151,7 +156,7 @@ def _sources(functions: ctypes.CDLL) -> str:
     return digest.decode()
 
 
-Call = AttentionCall | NormCall | RotateStoreCall | SiluMulCall | PackedLinearCall
+Call = AttentionCall | NormCall | RotateStoreCall | SiluMulCall | PackedLinearCall | GroupedLinearCall | EmbedRowsCall
 Listener = Callable[[Operation, Call], None]
 
 
@@ -268,6 +273,28 @@ class Kernels:
         """Compute a product with a packed weight, then its activation or gate."""
         self._functions.sluice_packed_linear(self._engine, ctypes.byref(call))
         self._report(Operation.PACKED_LINEAR, call)
+
+    def packed_bytes(self, kind: int, in_features: int) -> int:
+        """Return the bytes of 32 outputs that `pack_blocks` packs.
+
+        Args:
+            kind: a `StoredType` of `abi.h`.
+        """
+        return int(self._functions.sluice_packed_bytes(kind, in_features))
+
+    def pack_blocks(self, call: PackBlocksCall) -> None:
+        """Pack the blocks of a GGUF file for `grouped_linear`, on all threads."""
+        self._functions.sluice_pack_blocks(self._engine, ctypes.byref(call))
+
+    def grouped_linear(self, call: GroupedLinearCall) -> None:
+        """Compute a product with weights in groups, then its activation or gate."""
+        self._functions.sluice_grouped_linear(self._engine, ctypes.byref(call))
+        self._report(Operation.GROUPED_LINEAR, call)
+
+    def embed_rows(self, call: EmbedRowsCall) -> None:
+        """Look up rows of an embedding that stays as it is stored."""
+        self._functions.sluice_embed_rows(self._engine, ctypes.byref(call))
+        self._report(Operation.EMBED_ROWS, call)
 
     def _report(self, operation: Operation, call: Call) -> None:
         if self._listener is not None:

@@ -63,7 +63,12 @@ struct LinearItem {
 class LinearItems {
 public:
     LinearItems(const PackedLinearCall& call, int threads)
-        : rows(call.rows), blocks((call.out + PACKED_BLOCK - 1) / PACKED_BLOCK), together(blocks_of_item(call, threads)),
+        : LinearItems(call.rows, (call.out + PACKED_BLOCK - 1) / PACKED_BLOCK,
+                      (1 + call.is_gated) * weight_bits(call) * PACKED_BLOCK / 8 * call.in, threads) {}
+
+    // `block_bytes`: of the weights of a block, and of the one that it gates.
+    LinearItems(int rows, int blocks, int block_bytes, int threads)
+        : rows(rows), blocks(blocks), together(blocks_of_item(block_bytes, threads)),
           in_slab((blocks + together - 1) / together) {}
 
     int64_t count() const { return static_cast<int64_t>((rows + SLAB_ROWS - 1) / SLAB_ROWS) * in_slab; }
@@ -73,14 +78,14 @@ public:
         return {block, std::min(blocks, block + together), slab * SLAB_ROWS, std::min(rows, (slab + 1) * SLAB_ROWS)};
     }
 
-private:
     static constexpr int SLAB_ROWS = 264;         // of x: as many as stay in the second-level cache while blocks are read
+
+private:
     static constexpr int FEW_ROWS = 24;           // multiplying this many takes as long as reading the weights
     static constexpr int ITEM_BYTES = 1 << 20;    // of weights for few rows, some tens of microseconds
     static constexpr int SHARES = 4;              // items of each thread, at least
 
-    int blocks_of_item(const PackedLinearCall& call, int threads) const {
-        const int block_bytes = (1 + call.is_gated) * weight_bits(call) * PACKED_BLOCK / 8 * call.in;
+    int blocks_of_item(int block_bytes, int threads) const {
         const int most = ITEM_BYTES / block_bytes * FEW_ROWS / std::clamp(rows, FEW_ROWS, SLAB_ROWS);
         return std::max(1, std::min(most, blocks / (SHARES * threads)));
     }

@@ -94,7 +94,7 @@ class WeightFormat(ABC):
     """The value of `quant_method`, which `--quantization` names, too."""
 
     kinds: tuple[str, ...] = ()
-    """What some of the weights are made to be multiplied in: "int8", "int4", "fp8"."""
+    """What some of the weights are made to be multiplied in, the best first: "blocks", "int8", "int4", "fp8"."""
 
     @property
     @abstractmethod

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from sluice.models.block_types import BLOCK_TYPES, DEQUANTIZED, Q4_0, group_weight
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.formats.extra import need
-from sluice.models.formats.gguf_blocks import Q4_0, UNPACK
 from sluice.models.formats.packed import pairs
 from sluice.models.quantized import Int4Weight
+from sluice.models.stored_blocks import StoredBlocks
 from sluice.text.gguf.file import GGUFFile, TensorInfo
 
 PLAIN: Mapping[str, torch.dtype] = {
@@ -67,7 +68,17 @@ class GGUFTensor:
             values[start:stop].copy_(self._values(rows))
         return values.view(self.shape)
 
-    def kept(self, order: torch.Tensor | None = None) -> Int4Weight | None:
+    def blocks(self, order: torch.Tensor | None = None) -> StoredBlocks | None:
+        """Return a matrix as its blocks, which stay in the file; None if no kernel multiplies its type.
+
+        Args:
+            order: as for `dequantized`.
+        """
+        if self._kind.name not in BLOCK_TYPES or len(self.shape) != 2:
+            return None
+        return StoredBlocks(self._kind.name, self._rows(), None if order is None else order.int(), is_mapped=True)
+
+    def four_bits(self, order: torch.Tensor | None = None) -> Int4Weight | None:
         """Return the numbers of type Q4_0 as they are stored; None if it has another type.
 
         Args:
@@ -75,10 +86,8 @@ class GGUFTensor:
         """
         if self._kind.name != Q4_0:
             return None
-        stored = self._rows() if order is None else self._rows()[order]
-        unpacked = UNPACK[Q4_0](stored.view(-1, self._kind.block_bytes))
-        numbers = (unpacked.numbers + 8).to(torch.uint8).view(len(stored), -1)
-        return Int4Weight(pairs(numbers), unpacked.scales.view(len(stored), -1))
+        weight = group_weight(Q4_0, self._rows() if order is None else self._rows()[order])
+        return Int4Weight(pairs(weight.numbers), weight.scales)
 
     def _rows(self) -> torch.Tensor:
         """Return the stored bytes [rows, bytes], in the mapped file."""
@@ -89,9 +98,8 @@ class GGUFTensor:
         name = self._kind.name
         if name in PLAIN:
             return rows.contiguous().view(PLAIN[name])
-        if name in UNPACK:
-            blocks = rows.reshape(-1, self._kind.block_bytes)
-            return UNPACK[name](blocks).dense().view(len(rows), -1)
+        if name in DEQUANTIZED:
+            return group_weight(name, rows).dense(torch.float32)
         what = f"{self._file.name}: tensor {self.name} has type {name}, which"
         quants = need("gguf.quants", what)
         try:

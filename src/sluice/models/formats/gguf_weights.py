@@ -1,7 +1,8 @@
-"""The weights of a GGUF file under the names of `config.json`'s architecture, dequantised one by one."""
+"""The weights of a GGUF file under the names of `config.json`'s architecture, as they are stored or dequantised."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,13 +10,17 @@ from pathlib import Path
 import torch
 
 from sluice.models.base import CausalLM
+from sluice.models.block_types import BLOCK_TYPES
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.base import Rows, WeightFormat
-from sluice.models.formats.gguf_config import FREQUENCY_FACTORS, METHOD
-from sluice.models.formats.gguf_file import tensors_of
+from sluice.models.formats.gguf_config import FREQUENCY_FACTORS, METHOD, PLAIN
+from sluice.models.formats.gguf_file import GGUFTensor, tensors_of
 from sluice.models.formats.gguf_open import open_gguf
-from sluice.models.spec import INT4, holds
+from sluice.models.quantized import QuantizedWeight
+from sluice.models.spec import BLOCKS, INT4, holds
 from sluice.models.weights import StoredTensor, weight_files
+
+LOGGER = logging.getLogger("sluice.models")
 
 PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
 """Layers of llama's files whose rows are in another order: the two halves of each head's pairs are interleaved."""
@@ -51,7 +56,8 @@ class GGUF(WeightFormat):
 
     def __init__(self, types: Mapping[str, object]) -> None:
         self._types = types
-        self.kinds = (INT4,) if "Q4_0" in types else ()
+        has_blocks = any(name in BLOCK_TYPES for name in types)
+        self.kinds = (*((BLOCKS,) if has_blocks else ()), *((INT4,) if "Q4_0" in types else ()))
 
     @classmethod
     def read(cls, section: Fields) -> GGUF:
@@ -70,6 +76,9 @@ class GGUF(WeightFormat):
         return "GGUF, " + ", ".join(f"{kind} ({count})" for kind, count in self._types.items())
 
     def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype, rows: Rows) -> Iterator[StoredTensor]:
+        others = [f"{kind} ({count})" for kind, count in self._types.items() if kind not in (*BLOCK_TYPES, *PLAIN)]
+        if holds(model.spec.quantization, BLOCKS) and others:
+            LOGGER.info("dequantised, as no product takes them as they are stored: %s", ", ".join(others))
         (path,) = weight_files(folder)
         file = open_gguf(path.readlink() if path.is_symlink() else path)  # by the name that the user knows
         names = _names(model)
@@ -87,9 +96,16 @@ class GGUF(WeightFormat):
                 yield StoredTensor(name, file.name, torch.empty(tensor.shape, device="meta"), tensor.nbytes)
                 continue
             order = _order(name, tensor.shape[0], model)
-            kept = tensor.kept(order) if holds(model.spec.quantization, INT4) else None
+            kept = _kept(tensor, order, model.spec.quantization)
             value = tensor.dequantized(dtype, order, memory) if kept is None else kept
             yield StoredTensor(name, file.name, value, tensor.nbytes)
+
+
+def _kept(tensor: GGUFTensor, order: torch.Tensor | None, quantization: str) -> QuantizedWeight | None:
+    """Return the numbers of a matrix as they are stored; None if a model of this quantisation does not hold such."""
+    if holds(quantization, BLOCKS):
+        return tensor.blocks(order)
+    return tensor.four_bits(order) if holds(quantization, INT4) else None
 
 
 def _names(model: CausalLM) -> dict[str, str]:

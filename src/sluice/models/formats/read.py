@@ -41,11 +41,15 @@ def read_format(checkpoint: CheckpointConfig) -> WeightFormat | None:
 
 
 def check_agrees(asked: str | None, found: WeightFormat | None) -> None:
-    """Check that a checkpoint is quantised as `--quantization` says. Any can be quantised while it is loaded.
+    """Check that a checkpoint is quantised as `--quantization` says.
+
+    Any checkpoint can be quantised while it is loaded, and a GGUF file can be dequantised.
 
     Raises:
         CheckpointError: it is not.
     """
+    if found is not None and found.name == GGUF.name and asked == "none":
+        return
     if asked in (None, *ON_LOAD) or asked == ("none" if found is None else found.name):
         return
     has = "the checkpoint's weights are not quantised" if found is None else f"the checkpoint is {found.name}"

@@ -1,0 +1,186 @@
+"""The block types of GGUF files, as weights in groups.
+
+A row of a matrix is a sequence of blocks of 32 or 256 inputs. Fields are little-endian. The layouts are those of
+`ggml-common.h` in llama.cpp, and the values those that llama.cpp computes, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from sluice.models.group_weight import GroupWeight
+from sluice.text.gguf.tensor_types import TYPES
+
+Q4_0 = "Q4_0"
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""What four bits of IQ4_NL and IQ4_XS stand for."""
+MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""What four bits of MXFP4 stand for: twice the numbers of e2m1."""
+SIGNED_ZERO = 128
+"""Added to numbers with a sign."""
+
+Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Numbers [N, inputs] uint8, scales [N, groups] float32, and minimums as the scales, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """How one type stores a block."""
+
+    id: int
+    """In the file, and in `kernels/cpu/stored_blocks.h`."""
+    size: int
+    """Bytes of a block."""
+    inputs: int
+    """Of a block."""
+    zero: int
+    """The number that stands for zero."""
+    unpack: Callable[[torch.Tensor], Parts]
+    """From blocks [N, size] uint8."""
+
+
+def group_weight(kind: str, blocks: torch.Tensor) -> GroupWeight:
+    """Return rows of blocks [out_features, bytes] uint8 as a weight in groups.
+
+    Args:
+        kind: a key of `DEQUANTIZED`.
+    """
+    block, rows = DEQUANTIZED[kind], len(blocks)
+    numbers, scales, minimums = block.unpack(blocks.reshape(-1, block.size))
+    return GroupWeight(
+        numbers.reshape(rows, -1),
+        block.zero,
+        scales.reshape(rows, -1),
+        None if minimums is None else minimums.reshape(rows, -1),
+    )
+
+
+def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """Return the float16 at a byte, [N, 1] float32."""
+    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+
+
+def _nibbles(stored: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the numbers of runs of `size` bytes: first the lower halves of a run, then the upper ones."""
+    runs = stored.unflatten(1, (-1, size))
+    return torch.cat((runs & 15, runs >> 4), dim=2).flatten(1)
+
+
+def _bits(stored: torch.Tensor) -> torch.Tensor:
+    """Return the bits of bytes [N, size], the lowest first, as [N, 8 * size]."""
+    return ((stored[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(1)
+
+
+def _planes(stored: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return numbers of some bits in runs of 32 bytes: of each run, the lowest bits of all its bytes first."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
+    return ((stored.unflatten(1, (-1, 1, 32)) >> shifts) & ((1 << bits) - 1)).flatten(1)
+
+
+def _q4_0(blocks: torch.Tensor) -> Parts:
+    return _nibbles(blocks[:, 2:], 16), _half(blocks, 0), None
+
+
+def _q4_1(blocks: torch.Tensor) -> Parts:
+    return _nibbles(blocks[:, 4:], 16), _half(blocks, 0), _half(blocks, 2)
+
+
+def _q5_0(blocks: torch.Tensor) -> Parts:
+    return _nibbles(blocks[:, 6:], 16) | _bits(blocks[:, 2:6]) << 4, _half(blocks, 0), None
+
+
+def _q5_1(blocks: torch.Tensor) -> Parts:
+    return _nibbles(blocks[:, 8:], 16) | _bits(blocks[:, 4:8]) << 4, _half(blocks, 0), _half(blocks, 2)
+
+
+def _q8_0(blocks: torch.Tensor) -> Parts:
+    return blocks[:, 2:] ^ SIGNED_ZERO, _half(blocks, 0), None
+
+
+def _q2_k(blocks: torch.Tensor) -> Parts:
+    codes = blocks[:, :16]
+    scales, minimums = _half(blocks, 80) * (codes & 15).float(), -_half(blocks, 82) * (codes >> 4).float()
+    return _planes(blocks[:, 16:80], 2), scales, minimums
+
+
+def _q3_k(blocks: torch.Tensor) -> Parts:
+    numbers = _planes(blocks[:, 32:96], 2) | _planes(blocks[:, :32], 1) << 2
+    codes = blocks[:, 96:108]
+    low = torch.cat((codes[:, :8] & 15, codes[:, :8] >> 4), 1)
+    high = ((codes[:, None, 8:] >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]) & 3).flatten(1)
+    return numbers, _half(blocks, 108) * ((low | high << 4).float() - 32), None
+
+
+def _k_codes(stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the codes of scales and minimums, of six bits each, that 12 bytes hold: [N, 8] float32."""
+    first, second, third = stored.split(4, 1)
+    scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), 1)
+    minimums = torch.cat((second & 63, third >> 4 | second >> 6 << 4), 1)
+    return scales.float(), minimums.float()
+
+
+def _q4_k(blocks: torch.Tensor) -> Parts:
+    scales, minimums = _k_codes(blocks[:, 4:16])
+    return _nibbles(blocks[:, 16:], 32), _half(blocks, 0) * scales, -_half(blocks, 2) * minimums
+
+
+def _q5_k(blocks: torch.Tensor) -> Parts:
+    scales, minimums = _k_codes(blocks[:, 4:16])
+    numbers = _nibbles(blocks[:, 48:], 32) | _planes(blocks[:, 16:48], 1) << 4
+    return numbers, _half(blocks, 0) * scales, -_half(blocks, 2) * minimums
+
+
+def _q6_k(blocks: torch.Tensor) -> Parts:
+    numbers = _nibbles(blocks[:, :128], 64) | _planes(blocks[:, 128:192], 2) << 4
+    scales = blocks[:, 192:208].contiguous().view(torch.int8).float()
+    return numbers, _half(blocks, 208) * scales, None
+
+
+def _looked_up(numbers: torch.Tensor, values: tuple[int, ...]) -> torch.Tensor:
+    table = torch.tensor([value + SIGNED_ZERO for value in values], dtype=torch.uint8)
+    return table[numbers.int()]
+
+
+def _iq4_nl(blocks: torch.Tensor) -> Parts:
+    return _looked_up(_nibbles(blocks[:, 2:], 16), IQ4_VALUES), _half(blocks, 0), None
+
+
+def _iq4_xs(blocks: torch.Tensor) -> Parts:
+    low = _nibbles(blocks[:, 4:8], 1)
+    high = ((blocks[:, 2:4, None] >> torch.arange(0, 8, 2, dtype=torch.uint8)) & 3).flatten(1)
+    scales = (low | high << 4).float() - 32
+    return _looked_up(_nibbles(blocks[:, 8:], 16), IQ4_VALUES), _half(blocks, 0) * scales, None
+
+
+def _mxfp4(blocks: torch.Tensor) -> Parts:
+    """Scales are powers of two, 2 ** (e - 128), and subnormal numbers for e of 0 and 1."""
+    exponents = blocks[:, :1].int()
+    bits = torch.where(exponents < 2, 0x00200000 << exponents.clamp(max=1), exponents - 1 << 23)
+    return _looked_up(_nibbles(blocks[:, 1:], 16), MXFP4_VALUES), bits.view(torch.float32), None
+
+
+def _types(**of_names: tuple[int, Callable[[torch.Tensor], Parts]]) -> Mapping[str, BlockType]:
+    """Return types by name, with their sizes in a file."""
+    stored = {kind.name: (number, kind.block_bytes, kind.per_block) for number, kind in TYPES.items()}
+    return {name: BlockType(*stored[name], zero, unpack) for name, (zero, unpack) in of_names.items()}
+
+
+BLOCK_TYPES: Mapping[str, BlockType] = _types(
+    Q4_0=(8, _q4_0),
+    Q4_1=(0, _q4_1),
+    Q5_0=(16, _q5_0),
+    Q5_1=(0, _q5_1),
+    Q8_0=(SIGNED_ZERO, _q8_0),
+    Q4_K=(0, _q4_k),
+    Q5_K=(0, _q5_k),
+    Q6_K=(32, _q6_k),
+    IQ4_NL=(SIGNED_ZERO, _iq4_nl),
+    IQ4_XS=(SIGNED_ZERO, _iq4_xs),
+    MXFP4=(SIGNED_ZERO, _mxfp4),
+)
+"""Types that the compiled kernels multiply, by their names in llama.cpp."""
+DEQUANTIZED: Mapping[str, BlockType] = {**BLOCK_TYPES, **_types(Q2_K=(0, _q2_k), Q3_K=(4, _q3_k))}
+"""Those, and the types that are only dequantised."""

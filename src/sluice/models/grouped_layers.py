@@ -1,0 +1,141 @@
+"""Layers over the blocks of a GGUF file: products by the compiled kernels, or by torch, and embeddings."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from sluice.kernels.cpu.abi import EmbedRowsCall, GroupedLinearCall, GroupedPart, PackBlocksCall
+from sluice.kernels.cpu.library import Kernels
+from sluice.models.block_types import BLOCK_TYPES
+from sluice.models.ops import Ops
+from sluice.models.stored_blocks import StoredBlocks
+
+BLOCK = 32
+"""Outputs in a block of the packed weight (`kernels/cpu/packed_groups.h`)."""
+
+
+class PackedBlocks(NamedTuple):
+    """A weight in the layout of `kernels/cpu/packed_groups.h`. The last block may hold more outputs than the layer."""
+
+    values: torch.Tensor
+    """[blocks, bytes] uint8"""
+    kind: str
+    in_features: int
+    out_features: int
+
+    def rows(self, rows: range) -> PackedBlocks:
+        """Return a view of some outputs, which begin with a block."""
+        first, end = rows.start // BLOCK, -(-rows.stop // BLOCK)
+        return self._replace(values=self.values[first:end], out_features=len(rows))
+
+
+def pack_blocks(kernels: Kernels, weight: StoredBlocks) -> PackedBlocks:
+    """Pack a weight, on all threads, and drop the pages of a mapped file that held it."""
+    kind, inputs, outputs = BLOCK_TYPES[weight.kind].id, weight.in_features, weight.out_features
+    packed = torch.empty((-(-outputs // BLOCK), kernels.packed_bytes(kind, inputs)), dtype=torch.uint8)
+    call = PackBlocksCall(
+        blocks=weight.blocks.data_ptr(),
+        order=None if weight.order is None else weight.order.data_ptr(),
+        packed=packed.data_ptr(),
+        rows=len(weight.blocks),
+        stride=weight.blocks.stride(0),
+        type=kind,
+        out_features=outputs,
+        in_features=inputs,
+        is_mapped=weight.is_mapped,
+    )
+    kernels.pack_blocks(call)
+    return PackedBlocks(packed, weight.kind, inputs, outputs)
+
+
+class GroupedLinear(nn.Module):
+    """A product with packed blocks, followed by an activation.
+
+    Args:
+        parts: weights with the same input; their outputs come one behind the other.
+        bias: [outputs of all parts] bfloat16.
+        activation: a number of `abi.h`.
+        is_gated: there are two parts of equal size; the first is activated and multiplied with the second.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        parts: Sequence[PackedBlocks],
+        bias: torch.Tensor | None,
+        activation: int = 0,
+        *,
+        is_gated: bool = False,
+    ) -> None:
+        super().__init__()
+        self._kernels = kernels
+        # Kept alive: the kernel has their addresses. As buffers they count in the memory of the weights.
+        for number, part in enumerate(parts):
+            self.register_buffer(f"packed_{number}", part.values, persistent=False)
+        self._bias = bias
+        self._listed = (GroupedPart * len(parts))(
+            *(GroupedPart(part.values.data_ptr(), BLOCK_TYPES[part.kind].id, part.out_features) for part in parts)
+        )
+        outputs = sum(part.out_features for part in parts)
+        self.out_features = outputs // 2 if is_gated else outputs
+        self._call = GroupedLinearCall(
+            parts=ctypes.addressof(self._listed),
+            bias=None if bias is None else bias.data_ptr(),
+            y_stride=self.out_features,
+            in_features=parts[0].in_features,
+            count=len(parts),
+            activation=activation,
+            is_gated=is_gated,
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, in_features] to [N, out_features]; the rows of x may be strided."""
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        y = torch.empty((x.shape[0], self.out_features), dtype=x.dtype)
+        call = self._call
+        call.x, call.x_stride, call.rows, call.y = x.data_ptr(), x.stride(0), x.shape[0], y.data_ptr()
+        self._kernels.grouped_linear(call)
+        return y
+
+
+class GroupedGate(nn.Module):
+    """A gated product in one kernel. It does not need the model's `Ops`."""
+
+    def __init__(self, layer: GroupedLinear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """[N, in_features] to [N, out_features]."""
+        return self.layer(x)
+
+
+class StoredEmbedding(nn.Module):
+    """Looks up tokens in the blocks of a file, which stay there."""
+
+    def __init__(self, kernels: Kernels, weight: StoredBlocks) -> None:
+        super().__init__()
+        self._kernels = kernels
+        self.weight = weight
+        self._call = EmbedRowsCall(
+            blocks=weight.blocks.data_ptr(),
+            order=None if weight.order is None else weight.order.data_ptr(),
+            stride=weight.blocks.stride(0),
+            type=BLOCK_TYPES[weight.kind].id,
+            in_features=weight.in_features,
+        )
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """[N] int64 to [N, in_features] bfloat16."""
+        ids = ids.contiguous()
+        rows = torch.empty((len(ids), self.weight.in_features), dtype=torch.bfloat16)
+        call = self._call
+        call.ids, call.count, call.out = ids.data_ptr(), len(ids), rows.data_ptr()
+        self._kernels.embed_rows(call)
+        return rows

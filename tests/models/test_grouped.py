@@ -1,0 +1,52 @@
+"""Products with weights in groups, as they are defined in torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from block_makers import random_blocks
+from sluice.models.block_types import BLOCK_TYPES, group_weight
+from sluice.models.group_weight import GroupWeight
+from sluice.models.grouped import RUN, grouped_linear
+from sluice.models.quantized import Int4Weight, int4_linear
+
+
+def normal(*size: int, seed: int) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("has_minimums", [True, False])
+def test_one_run_is_a_product_with_four_bits(has_minimums: bool) -> None:
+    """Both definitions are one, so that a kernel may serve both."""
+    made = Int4Weight.quantize(normal(40, 96, seed=1))
+    weight = Int4Weight(made.values, made.scales, normal(40, 3, seed=2) if has_minimums else None)
+    numbers = torch.stack((weight.values & 15, weight.values >> 4), -1).flatten(1)
+    same = GroupWeight(numbers, 0 if has_minimums else 8, weight.scales, weight.minimums)
+    x, bias = normal(5, 96, seed=3).bfloat16(), normal(40, seed=4).bfloat16()
+    assert torch.equal(grouped_linear(x, same, bias, run=96), int4_linear(x, weight, bias))
+    assert torch.equal(same.dense(torch.float32), weight.dense(torch.float32))
+
+
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
+def test_an_outlier_costs_only_its_run(kind: str) -> None:
+    """With one scale a row, one large activation took most bits of all others."""
+    weight = group_weight(kind, random_blocks(kind, 32, 1024, tame=True))
+    x = normal(4, 1024, seed=1)
+    x[:, 7] = 60
+    exact = x.double() @ weight.dense(torch.float64).T
+
+    def error(run: int) -> float:
+        return float((grouped_linear(x, weight, None, run) - exact).norm() / exact.norm())
+
+    assert error(RUN) < 0.5 * error(256) < 0.4 * error(1024)
+
+
+def test_a_row_without_a_number_has_none() -> None:
+    """A broken row turned into plausible tokens."""
+    weight = group_weight("Q8_0", random_blocks("Q8_0", 32, 512, tame=True))
+    x = normal(3, 512, seed=2)
+    x[1, 400], x[2, 3] = float("nan"), float("inf")
+    finite = grouped_linear(x, weight, None).isfinite()
+    assert finite.all(1).tolist() == [True, False, False]
+    assert not finite[1:].any()
