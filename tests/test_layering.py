@@ -166,6 +166,12 @@ def test_the_core_has_no_mutable_module_state() -> None:
             assert not is_mutable, f"{file}:{node.lineno}: mutable"
 
 
+def test_the_server_loads_no_torch() -> None:
+    """The engine is another process: torch in the server's, too, made each start two seconds longer."""
+    code = "import sys, sluice.http.serve; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_finding_a_checkpoint_loads_no_torch() -> None:
     """Servers over the shadow model and clients name the bundled model, too."""
     code = "import sys, sluice.models.hub; sys.exit('torch' in sys.modules)"

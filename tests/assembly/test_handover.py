@@ -13,7 +13,7 @@ import pytest
 
 from random_checkpoint import random_checkpoint
 from sluice.assembly.engine import build_engine
-from sluice.assembly.loaded import Peers
+from sluice.assembly.peers import Peers
 from sluice.config import ConfigError, EngineConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import OfferPages, PagesOffered, PagesTaken, TakePages

@@ -18,7 +18,7 @@ from random_checkpoint import random_checkpoint
 from serving import run
 from shadow_engine import VOCAB
 from sluice.assembly.engine import build_engine
-from sluice.assembly.loaded import Peers
+from sluice.assembly.peers import Peers
 from sluice.config import EngineConfig
 from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine

@@ -14,8 +14,9 @@ import torch
 from sluice.assembly.cost_file import read_costs
 from sluice.assembly.info import EngineInfo
 from sluice.assembly.load import load
-from sluice.assembly.loaded import NO_PEERS, LoadedModel, Peers
+from sluice.assembly.loaded import LoadedModel
 from sluice.assembly.pacing import kept_costs, profiled
+from sluice.assembly.peers import NO_PEERS, Peers
 from sluice.assembly.rank_runners import NO_OTHERS, LedRanks, OtherRanks
 from sluice.assembly.ranks import layout_of, shown_sizes
 from sluice.assembly.tiers import (

@@ -17,6 +17,7 @@ from sluice.assembly.info import EngineInfo
 from sluice.assembly.offloading import OffloadSetup
 from sluice.assembly.pacing import CostKeeper, KeptCosts
 from sluice.assembly.page_transfer import transfer_of
+from sluice.assembly.peers import NO_PEERS, Peers
 from sluice.assembly.tiers import NO_TIERS, OpenTiers, TierSetup
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.ticking import TickingAttention
@@ -24,8 +25,8 @@ from sluice.device.transport import transport_for
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import Heartbeat, LoadingPart, Phase
-from sluice.engine.messages import Compiled, PagesOffered, PagesTaken
-from sluice.engine.page_feed import PageFeed, PageListener
+from sluice.engine.messages import Compiled
+from sluice.engine.page_feed import PageFeed
 from sluice.engine.protocols import Grammars, Link, Runner
 from sluice.engine.trace import ChunkLog, PacingLog, RecentSteps, TraceSink
 from sluice.engine.transfer import Handover
@@ -58,21 +59,6 @@ from sluice.tracing.recorder import Recorder
 from sluice.types.faults import Fault, FaultKind
 from sluice.types.footprint import device_footprint
 from sluice.version import VERSION as SLUICE_VERSION
-
-
-@dataclass(frozen=True, slots=True)
-class Peers:
-    """The ways to others; by default there are none."""
-
-    events: PageListener | None = None
-    """Receives what the prefix cache stores and gives up."""
-    answer: Callable[[PagesOffered | PagesTaken], None] | None = None
-    """Queues answers to messages about pages, and returns at once."""
-    remote: Path | None = None
-    """Folder of the page files of other engines, whose pages this one takes."""
-
-
-NO_PEERS = Peers()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
-from sluice.assembly.loaded import Peers
+from sluice.assembly.peers import Peers
 from sluice.assembly.ranks import layout_of
 from sluice.config import MemoryShortage
 from sluice.engine.engine import Engine
