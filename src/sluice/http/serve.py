@@ -147,8 +147,7 @@ async def serve(
     if (warning := exposure_warning(address, has_key=bool(keys))) is not None:
         LOGGER.warning("%s", warning)
     state, metrics, feed = EngineState(), Metrics(), TraceFeed(WallClock().now, token_hex(8)) if server.page else None
-    backend = Backend(state)
-    client = _new_client(state, metrics, feed)
+    backend, client = Backend(state), _new_client(state, metrics, feed)
     start, sleep = start_of(server, engine, factory), Sleep(client, state, server.idle_unload)
     supervisor = Supervisor(start, client, state, server.max_engine_restarts, EngineTimeouts.of(server), sleep)
     app = create_app(

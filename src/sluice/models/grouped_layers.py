@@ -12,7 +12,6 @@ from torch import nn
 from sluice.kernels.cpu.abi import EmbedRowsCall, GroupedLinearCall, GroupedPart, PackBlocksCall
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.block_types import BLOCK_TYPES
-from sluice.models.ops import Ops
 from sluice.models.stored_blocks import StoredBlocks
 
 BLOCK = 32
@@ -102,18 +101,6 @@ class GroupedLinear(nn.Module):
         call.x, call.x_stride, call.rows, call.y = x.data_ptr(), x.stride(0), x.shape[0], y.data_ptr()
         self._kernels.grouped_linear(call)
         return y
-
-
-class GroupedGate(nn.Module):
-    """A gated product in one kernel. It does not need the model's `Ops`."""
-
-    def __init__(self, layer: GroupedLinear) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """[N, in_features] to [N, out_features]."""
-        return self.layer(x)
 
 
 class StoredEmbedding(nn.Module):

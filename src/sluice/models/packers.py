@@ -12,7 +12,7 @@ from torch.nn import functional
 from sluice.kernels.cpu.abi import PackedLinearCall
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.cuda_packer import CudaPacker
-from sluice.models.grouped_layers import BLOCK, GroupedGate, GroupedLinear, StoredEmbedding, pack_blocks
+from sluice.models.grouped_layers import BLOCK, GroupedLinear, StoredEmbedding, pack_blocks
 from sluice.models.linear import Packer, PlainLinear, Source, Tied, activated, int8_of, joined_bias
 from sluice.models.ops import Ops
 from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight, narrowest
@@ -155,7 +155,7 @@ class NativeLinear(nn.Module):
 class NativeGated(nn.Module):
     """A gated product in one kernel. It does not need the model's `Ops`."""
 
-    def __init__(self, layer: NativeLinear) -> None:
+    def __init__(self, layer: NativeLinear | GroupedLinear) -> None:
         super().__init__()
         self.layer = layer
 
@@ -210,7 +210,7 @@ class NativePacker(Packer):
             return super().gated(gate, up, activation)
         blocks = _blocks_of((gate, up))
         if blocks is not None:
-            return GroupedGate(self._grouped(blocks, joined_bias((gate, up)), activation, is_gated=True))
+            return NativeGated(self._grouped(blocks, joined_bias((gate, up)), activation, is_gated=True))
         weight, bias = self._joined(gate, up)
         return NativeGated(NativeLinear(self._kernels, self._packed(weight), bias, outputs, activation, is_gated=True))
 

@@ -109,71 +109,68 @@ QWEN35 = "|".join(
 )
 
 
-def _rules() -> Mapping[str, SplitRule]:
-    """Return the rules by the names that have them, separated by spaces."""
-    kimi = _cased(ONE_TO_THREE, upper=UPPER[:-1] + NO_HAN, lower=LOWER[:-1] + NO_HAN, ends=r"[\r\n]*")
-    seed = "|".join((ANY_SHORT, WORD, r"\p{N}", r" ?[^\s\p{L}\p{N}\r\n]+", SPACES))
-    return {
-        "gpt-2 phi-2 jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum modern-bert exaone4 mpt olmo jais"
-        " trillion granite-docling": PLAIN,
-        "jina-v1-en jina-v2-code roberta-bpe": SplitRule((GPT2,), adds_sep=True),
-        "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2": DIGITS,
-        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": SplitRule(
-            (LLAMA3,), keeps_words=True, adds_bos=True
+KIMI = _cased(ONE_TO_THREE, upper=UPPER[:-1] + NO_HAN, lower=LOWER[:-1] + NO_HAN, ends=r"[\r\n]*")
+SEED_CODER = "|".join((ANY_SHORT, WORD, r"\p{N}", r" ?[^\s\p{L}\p{N}\r\n]+", SPACES))
+_NAMED: Mapping[str, SplitRule] = {
+    "gpt-2 phi-2 jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum modern-bert exaone4 mpt olmo jais"
+    " trillion granite-docling": PLAIN,
+    "jina-v1-en jina-v2-code roberta-bpe": SplitRule((GPT2,), adds_sep=True),
+    "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2": DIGITS,
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": SplitRule(
+        (LLAMA3,), keeps_words=True, adds_bos=True
+    ),
+    "glm4 glm5": SplitRule((LLAMA3,), keeps_words=True),
+    "dbrx smaug-bpe chatglm-bpe": SplitRule((LLAMA3,)),
+    "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan grok-2 solar-open": SplitRule((QWEN2,)),
+    "qwen35": SplitRule((QWEN35,)),
+    "tekken": SplitRule((_cased(r"\p{N}", short=""),), keeps_words=True, adds_bos=True),
+    "gpt-4o llama4 kanana2 talkie minimax-m2": SplitRule((GPT4O,)),
+    "granite-embed-multi-97m": SplitRule((GPT4O,), keeps_words=True),
+    "deepseek-v3 hunyuan-dense hy_v4 joyai-llm": SplitRule((ONE_TO_THREE, HAN_AND_KANA, DEEPSEEK)),
+    "deepseek-llm": SplitRule(
+        (
+            r"[\r\n]",
+            rf"\s?[{CASED}]+",
+            "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+            r"\s+$",
+            CJK,
+            r"\p{N}+",
+        )
+    ),
+    "deepseek-coder": SplitRule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK, r"\p{N}")),
+    "falcon": SplitRule((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
+    "default": SplitRule((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "minicpm5": SplitRule((ONE_TO_THREE, _words(r"\p{N}+")), keeps_words=True),
+    "spark2_5": SplitRule(
+        (ONE_TO_THREE, HAN_AND_KANA, PUNCTUATED + r"| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+", r"\p{N}")
+    ),
+    "youtu": SplitRule((YOUTU, _cased(r"\p{N}")), keeps_words=True),
+    "jais-2": SplitRule((_words(ONE_TO_THREE, _halving(512)),)),
+    "bloom poro-chat gpt3-finnish": SplitRule((BLOOM,)),
+    "viking": SplitRule((BLOOM, r"\p{N}")),
+    "bailingmoe bailingmoe2 llada-moe": SplitRule((BAILING,)),
+    "seed-coder": SplitRule((SEED_CODER,)),
+    "ufakzeka": SplitRule(("|".join((WORD, r"\p{N}", OTHERS, SPACES)),)),
+    "exaone-moe": SplitRule((EXAONE_MOE,)),
+    "tiny_aya cohere2moe": SplitRule((r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O)),
+    "afmoe": SplitRule((r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", ASIAN, DEEPSEEK)),
+    "superbpe": SplitRule((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+    "laguna": SplitRule((LINES, QWEN2)),
+    "kimi-k2": SplitRule((r"[\p{Han}]+", KIMI)),
+    "chameleon": SplitRule(
+        (
+            "<sentinel:[0-9]+>",
+            "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+            "([\\t\\n]|    |  )",
+            r"\p{N}",
+            r"[\p{P}!-/:-@\[-`{-~]",
+            GPT2,
         ),
-        "glm4 glm5": SplitRule((LLAMA3,), keeps_words=True),
-        "dbrx smaug-bpe chatglm-bpe": SplitRule((LLAMA3,)),
-        "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan grok-2 solar-open": SplitRule((QWEN2,)),
-        "qwen35": SplitRule((QWEN35,)),
-        "tekken": SplitRule((_cased(r"\p{N}", short=""),), keeps_words=True, adds_bos=True),
-        "gpt-4o llama4 kanana2 talkie minimax-m2": SplitRule((GPT4O,)),
-        "granite-embed-multi-97m": SplitRule((GPT4O,), keeps_words=True),
-        "deepseek-v3 hunyuan-dense hy_v4 joyai-llm": SplitRule((ONE_TO_THREE, HAN_AND_KANA, DEEPSEEK)),
-        "deepseek-llm": SplitRule(
-            (
-                r"[\r\n]",
-                rf"\s?[{CASED}]+",
-                "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-                r"\s+$",
-                CJK,
-                r"\p{N}+",
-            )
-        ),
-        "deepseek-coder": SplitRule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK, r"\p{N}")),
-        "falcon": SplitRule((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
-        "default": SplitRule((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-        "minicpm5": SplitRule((ONE_TO_THREE, _words(r"\p{N}+")), keeps_words=True),
-        "spark2_5": SplitRule(
-            (ONE_TO_THREE, HAN_AND_KANA, PUNCTUATED + r"| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+", r"\p{N}")
-        ),
-        "youtu": SplitRule((YOUTU, _cased(r"\p{N}")), keeps_words=True),
-        "jais-2": SplitRule((_words(ONE_TO_THREE, _halving(512)),)),
-        "bloom poro-chat gpt3-finnish": SplitRule((BLOOM,)),
-        "viking": SplitRule((BLOOM, r"\p{N}")),
-        "bailingmoe bailingmoe2 llada-moe": SplitRule((BAILING,)),
-        "seed-coder": SplitRule((seed,)),
-        "ufakzeka": SplitRule(("|".join((WORD, r"\p{N}", OTHERS, SPACES)),)),
-        "exaone-moe": SplitRule((EXAONE_MOE,)),
-        "tiny_aya cohere2moe": SplitRule((r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O)),
-        "afmoe": SplitRule((r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", ASIAN, DEEPSEEK)),
-        "superbpe": SplitRule((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
-        "laguna": SplitRule((LINES, QWEN2)),
-        "kimi-k2": SplitRule((r"[\p{Han}]+", kimi)),
-        "chameleon": SplitRule(
-            (
-                "<sentinel:[0-9]+>",
-                "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
-                "([\\t\\n]|    |  )",
-                r"\p{N}",
-                r"[\p{P}!-/:-@\[-`{-~]",
-                GPT2,
-            ),
-            adds_bos=True,
-        ),
-        "gemma4 granite-embed-multi-311m sarvam-moe": MARKED_SPACES,
-        "whitespace": SplitRule((r"\S+",), has_byte_letters=False),
-    }
-
-
-RULES: Mapping[str, SplitRule] = {name: rule for names, rule in _rules().items() for name in names.split()}
+        adds_bos=True,
+    ),
+    "gemma4 granite-embed-multi-311m sarvam-moe": MARKED_SPACES,
+    "whitespace": SplitRule((r"\S+",), has_byte_letters=False),
+}
+"""The rules by the names that have them, separated by spaces."""
+RULES: Mapping[str, SplitRule] = {name: rule for names, rule in _NAMED.items() for name in names.split()}
 """By the names that `tokenizer.ggml.pre` may have."""
