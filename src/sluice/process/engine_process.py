@@ -149,7 +149,7 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         tokenizer_folder=str(info.tokenizer_folder),
         limits=info.limits,
         eos_token_ids=tuple(sorted(info.eos_token_ids)),
-        is_bundled=info.is_bundled,
+        is_default=info.is_default,
         config=info.config,
         reasons=info.reasons,
         sampling_defaults=info.sampling_defaults,

@@ -70,8 +70,8 @@ class Ready:
     """Where the tokenizer and the chat template lie."""
     limits: Limits
     eos_token_ids: tuple[int, ...]
-    is_bundled: bool = False
-    """The model is the one that comes with Sluice."""
+    is_default: bool = False
+    """The model is the default one, as none was named."""
     config: EngineConfig = field(default_factory=EngineConfig)
     """Resolved."""
     reasons: Mapping[str, str] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sluice.config import ServerConfig
 from sluice.config.model import ModelConfig
+from sluice.models.default_model import default_file
 from sluice.text.tokenizer import Tokenizer
 from sluice.text.tokenizer_files import GGUF, SUFFIX, has_tokenizer, load_tokenizer
 
@@ -55,10 +56,11 @@ class EarlyTokenizer:
 
 
 def place_of(model: ModelConfig) -> Path | None:
-    """Return the folder or the GGUF file of a model's tokenizer, if one of the options names it."""
+    """Return the folder or the GGUF file of a model's tokenizer, if one of the options names it or it is the default
+    model's, and it is on this machine."""
     name = model.tokenizer or model.model
     if not name:
-        return None
+        return default_file(None if model.download_dir is None else Path(model.download_dir))
     place = Path(name).expanduser()
     is_there = (place.suffix == SUFFIX and place.is_file()) or (place.is_dir() and has_tokenizer(place))
     return place if is_there else None

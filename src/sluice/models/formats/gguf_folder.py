@@ -9,8 +9,10 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import mkdtemp
+from types import MappingProxyType
 
 import huggingface_hub
 
@@ -25,6 +27,7 @@ BESIDE = (
     *("chat_template.jinja", "generation_config.json"),
 )
 """Files that are used in place of what the GGUF file says, if they lie beside it."""
+NO_FILES: Mapping[str, str] = MappingProxyType({})
 
 
 def gguf_in(folder: Path) -> Path | None:
@@ -42,23 +45,24 @@ def gguf_in(folder: Path) -> Path | None:
     return files[0]
 
 
-def gguf_folder(path: Path, cache: Path | None) -> Path:
+def gguf_folder(path: Path, cache: Path | None, more: Mapping[str, str] = NO_FILES) -> Path:
     """Return the checkpoint folder of a GGUF file, made if it is not there.
 
     Args:
         cache: folder for downloads; None for the default of `huggingface_hub`.
+        more: files that the folder gets, by name.
 
     Raises:
         CheckpointError: the file is broken or not supported, or the folder cannot be written.
     """
     path = path.absolute()  # not resolved: the hub's cache links to files without their names and neighbours
     try:
-        folder = huggingface_hub.cached_assets_path("sluice", METHOD_FOLDER, _key(path), assets_dir=cache)
+        folder = huggingface_hub.cached_assets_path("sluice", METHOD_FOLDER, _key(path, more), assets_dir=cache)
         if (folder / "config.json").is_file():
             return folder
         made = Path(mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
         try:
-            _fill(made, path)
+            _fill(made, path, more)
             _put(made, folder)
         finally:
             shutil.rmtree(made, ignore_errors=True)
@@ -82,9 +86,9 @@ def _put(made: Path, folder: Path) -> None:
             made.rename(folder)
 
 
-def _key(path: Path) -> str:
+def _key(path: Path, more: Mapping[str, str]) -> str:
     """Return a name for what a folder is made of: the file, what lies beside it, and this version."""
-    parts = [VERSION, LAYOUT]
+    parts = [VERSION, LAYOUT, *(f"{name}\0{text}" for name, text in more.items())]
     for file in (path, *(path.parent / name for name in BESIDE)):
         if file.is_file():
             state = file.stat()
@@ -92,9 +96,11 @@ def _key(path: Path) -> str:
     return f"{path.stem}-{hashlib.sha256(os.fsencode(chr(1).join(parts))).hexdigest()[:16]}"
 
 
-def _fill(folder: Path, path: Path) -> None:
+def _fill(folder: Path, path: Path, more: Mapping[str, str]) -> None:
     (folder / "config.json").write_text(json.dumps(model_config(open_gguf(path)), indent=1), encoding="utf-8")
+    for name, text in more.items():
+        (folder / name).write_text(text, encoding="utf-8")
     for name in BESIDE:
-        if (path.parent / name).is_file():
+        if name not in more and (path.parent / name).is_file():
             (folder / name).symlink_to(path.parent / name)
     (folder / f"model{SUFFIX}").symlink_to(path)
