@@ -17,7 +17,7 @@ READY := $(VENV)/.sluice-ready
 READY_BEFORE := $(wildcard $(READY))
 UNFINISHED := $(VENV)/.sluice-unfinished
 CONSTRAINTS := requirements/constraints.txt
-SOURCES := src tests scripts benchmarks training examples
+SOURCES := src tests scripts benchmarks examples
 # On a terminal pip shows how far it is; elsewhere -qq leaves its errors alone.
 PIP_INSTALL := -m pip --disable-pip-version-check --no-input $$(test -t 2 || echo -qq) install $(PIP_ARGS)
 # Tests and the servers that they start keep their bytecode, also where the environment forbids it (empty: allowed).

@@ -2,8 +2,9 @@
 
     python benchmarks/speculation.py --out build/speculation.json
 
-Two engines run in this process over one checkpoint, by default the bundled model, one with `--speculative-algorithm
-ngram` and one without. They are given the same requests in turns (A B B A ...), and must give the same answers.
+Two engines run in this process over one checkpoint, by default that of `sluice serve`, one with
+`--speculative-algorithm ngram` and one without. They are given the same requests in turns (A B B A ...), and must give
+the same answers.
 
     quotes   a list of sentences, and an answer that repeats them in another order, at temperature 0
     story    what the model writes when it is asked for a story, in which phrases come again, at temperature 1
@@ -36,17 +37,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
+from benchmarks.checkpoint.stories import story as written
 from benchmarks.long_context.link import TimedLink
 from sluice.assembly.engine import build_engine
 from sluice.bench.results import IN_PROCESS_PACKAGES, machine, versions
 from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
+from sluice.models import default_model
 from sluice.process.engine_process import freeze_gc
 from sluice.text.tokenizer import Tokenizer
 from sluice.text.tokenizer_files import load_tokenizer
 from sluice.types import Output, SamplingParams, Submit
-from training.facts import FactSource
-from training.words import Namer
 
 NGRAM = {"speculative_algorithm": "ngram"}
 BATCHES = (1, 4, 32)
@@ -64,10 +65,8 @@ class Kind:
 
 def quotes(draw: random.Random) -> str:
     """A list of sentences, and the beginning of an answer that says them again."""
-    source = FactSource(Namer(draw, held_out=True))
-    sentences = [f"{source.draw().statement}." for _ in range(24)]
-    again = draw.sample(sentences, 3)
-    return chat(" ".join(sentences)) + " ".join(again)
+    sentences = [f"{each}." for _ in range(4) for each in written(draw).rstrip(".").split(". ")]
+    return chat(" ".join(sentences)) + " ".join(draw.sample(sentences, 3))
 
 
 def story(draw: random.Random) -> str:
@@ -256,7 +255,7 @@ def measure(pair: Pair, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=None, help="default: the bundled one")
+    parser.add_argument("--model", default=None, help="default: that of `sluice serve`")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, default=8, help="of batches of 1; twice as many of others")
     parser.add_argument("--tokens", type=int, default=160, help="of an answer")
@@ -275,7 +274,7 @@ def main() -> None:
     with closing(plain.engine), closing(ngram.engine):
         found = measure(Pair(plain, ngram, load_tokenizer(plain.folder)), arguments)
     report = {
-        "model": arguments.model or "sluice-nano",
+        "model": arguments.model or default_model.NAME,
         "tokens": arguments.tokens,
         "rounds": arguments.rounds,
         "threads": arguments.threads,

@@ -158,7 +158,7 @@ ELSEWHERE = {
     "allowed_origins": "http/test_tls.py::test_a_server_with_a_certificate",
     "ssl_certfile": "http/test_tls.py::test_a_server_with_a_certificate",
     "ssl_keyfile": "http/test_tls.py::test_a_server_with_a_certificate",
-    "served_model_name": "http/test_serve.py::test_serve_the_bundled_model",
+    "served_model_name": "http/test_serve.py::test_serve_a_model",
     "api_key": "http/test_serve.py::test_keys_and_bounds_of_a_server",
     "api_key_file": "http/test_serve.py::test_keys_and_bounds_of_a_server",
     "page": "http/test_tenant_options.py::test_a_server_that_trusts_its_clients",

@@ -173,7 +173,7 @@ def test_the_server_loads_no_torch() -> None:
 
 
 def test_finding_a_checkpoint_loads_no_torch() -> None:
-    """Servers over the shadow model and clients name the bundled model, too."""
+    """Servers over the shadow model and clients look for checkpoints, too."""
     code = "import sys, sluice.models.hub; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -17,8 +17,6 @@ from sluice.models.formats.gguf_hub import chosen_file, models_among
 from sluice.models.package_index import Report
 
 LOGGER = logging.getLogger("sluice.models")
-BUNDLED = Path(__file__).parent / "sluice-nano"
-"""The model that came with Sluice before it had a default one."""
 EXAMPLE = "Qwen/Qwen3-0.6B"
 WANTED = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model", "spm.model", "tiktoken.model"]
 UNWANTED = ["[!0-9]*/*", "consolidated*"]

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import processes
+from any_checkpoint import any_checkpoint
 from serving import run
 from sluice import LLM, AsyncLLM, SamplingParams
 from sluice.config import EngineConfig, flag
@@ -44,7 +45,7 @@ EXACT = {"dtype": "float64", "max_total_tokens": 2048, "chunked_prefill_size": 3
 @pytest.fixture(scope="module")
 def expected() -> list[str]:
     """What one process answers."""
-    with LLM(**EXACT) as llm:
+    with LLM(any_checkpoint(), **EXACT) as llm:
         return [result.text for result in llm.generate(PROMPTS, ASKED)]
 
 
@@ -60,7 +61,7 @@ async def answers(llm: AsyncLLM, prompts: Sequence[str] = PROMPTS) -> list[str]:
 @pytest.mark.parametrize("sizes", [{"pp_size": 2, "enable_overlap": True}, {"tp_size": 2, "pp_size": 2}], ids=str)
 def test_ranks_answer_as_one_process(sizes: dict[str, int], expected: list[str]) -> None:
     async def test() -> None:
-        async with AsyncLLM(**EXACT, **sizes) as llm:
+        async with AsyncLLM(any_checkpoint(), **EXACT, **sizes) as llm:
             assert llm.pid is not None
             ranks = processes.children(llm.pid)
             assert len(ranks) == sizes.get("tp_size", 1) * sizes.get("pp_size", 1) - 1
@@ -74,7 +75,7 @@ def test_streams_go_on_when_a_later_stage_hangs(expected: list[str]) -> None:
     """The leader waits for its answer. None of the ranks computes, which the heartbeat shows."""
 
     async def test() -> None:
-        async with AsyncLLM(**EXACT, pp_size=2) as llm:
+        async with AsyncLLM(any_checkpoint(), **EXACT, pp_size=2) as llm:
             assert llm.pid is not None
             (rank,) = processes.children(llm.pid)
             stream = llm.generate(PROMPTS[0], GREEDY)
@@ -96,7 +97,7 @@ def test_streams_go_on_when_a_rank_of_another_machine_is_killed(tmp_path: Path, 
     flags = [word for name, value in options.items() for word in (flag(name), str(value))]
 
     async def test(node: int) -> None:
-        async with AsyncLLM(**options) as llm:
+        async with AsyncLLM(any_checkpoint(), **options) as llm:
             assert llm.pid is not None
             assert processes.children(llm.pid) == [], "the other rank runs on the other machine"
             first, (rank,) = llm.pid, processes.children(node)
@@ -119,8 +120,8 @@ def test_streams_go_on_when_a_rank_of_another_machine_is_killed(tmp_path: Path, 
 
 @contextmanager
 def machine(*flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the ranks of another machine, with the bundled model."""
-    with subprocess.Popen([sys.executable, "-m", "sluice", "serve", *flags]) as process:
+    """Run the ranks of another machine, with the same model."""
+    with subprocess.Popen([sys.executable, "-m", "sluice", "serve", str(any_checkpoint()), *flags]) as process:
         try:
             yield process
         finally:
@@ -148,7 +149,8 @@ def test_ranks_that_are_missing_or_others_are_refused(tmp_path: Path) -> None:
 
     def start(port: int, seconds: float) -> Start:
         options = {"tp_size": 2, "nnodes": 2, "dist_init_addr": f"127.0.0.1:{port}", "device": "cpu"}
-        config = EngineConfig.from_options(options | {"dist_token_file": str(tmp_path / "token")})
+        files = {"model": str(any_checkpoint()), "dist_token_file": str(tmp_path / "token")}
+        config = EngineConfig.from_options(options | files)
         return Start(config, start_seconds=seconds)
 
     def meet(address: str) -> RankFrame:

@@ -20,6 +20,7 @@ import msgspec
 import pytest
 
 import processes
+from any_checkpoint import any_checkpoint
 from serving import run
 from sluice import LLM, AsyncLLM, SamplingParams
 from sluice.config import ConfigError, EngineConfig
@@ -155,11 +156,11 @@ def test_a_cluster_that_is_too_small_or_too_busy() -> None:
 def test_streams_go_on_when_a_rank_that_ray_placed_is_killed() -> None:
     """Over a Ray of this machine, which each engine starts and ends."""
     params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
-    with closing(LLM(**EXACT)) as llm:
+    with closing(LLM(any_checkpoint(), **EXACT)) as llm:
         (expected,) = llm.generate(["Once upon a time"], params)
 
     async def test() -> None:
-        async with AsyncLLM(**EXACT, tp_size=2, distributed_executor_backend="ray") as llm:
+        async with AsyncLLM(any_checkpoint(), **EXACT, tp_size=2, distributed_executor_backend="ray") as llm:
             assert llm.pid is not None
             (rank,) = ranks_below(llm.pid)
             stream = llm.generate("Once upon a time", params)
