@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ FUNCTION = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
 TOOLS = [{"type": "function", "function": FUNCTION}, {"type": "function", "function": {"name": "now"}}]
+CITIES = ("rome", "ulm")
 ULM = '{"city": "Ulm"}'
 CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ULM}}}\n</tool_call>'
 TWO = f'Let me see.\n{CALL}\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_call>'
@@ -134,6 +136,39 @@ def test_results_of_tools_reach_the_template() -> None:
         (prompt,) = server.prompts()
         call_text = CALL.replace("\n", "")
         assert prompt.endswith(f"assistant: {call_text}tool: 18 degreesassistant: ")
+
+    answering("Yes.", test)
+
+
+def test_results_come_in_the_order_of_their_calls() -> None:
+    """A template that writes no ids would show the model Ulm's weather as that of Rome."""
+    named = {
+        city: {"id": city, "type": "function", "function": {"name": "weather", "arguments": ULM}} for city in CITIES
+    }
+    asking = {"role": "assistant", "content": None, "tool_calls": [named["rome"], named["ulm"]]}
+
+    def result(call_id: str, text: str) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+    first = [
+        result("oslo", "lost"),
+        result("ulm", "foggy"),
+        {"role": "tool", "content": "bare"},
+        result("rome", "sunny"),
+    ]
+    second = [result("ulm", "hot"), result("rome", "cold")]
+
+    async def test(server: Scripted) -> None:
+        await server.chat(messages=[*SAID, asking, *first, *SAID, asking, *second], tools=TOOLS)
+        (prompt,) = server.prompts()
+        assert re.findall(r"tool: (\w+?)(?=tool|user|assistant)", prompt) == [
+            "sunny",
+            "foggy",
+            "lost",
+            "bare",
+            "cold",
+            "hot",
+        ]
 
     answering("Yes.", test)
 

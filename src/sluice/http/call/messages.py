@@ -12,6 +12,7 @@ from sluice.http.base.errors import ApiError, bad_request, require
 from sluice.http.base.json_bounds import check_contents, check_nesting
 from sluice.http.base.unsupported_fields import IN_PARTS
 from sluice.http.call.generate_call import documented
+from sluice.http.call.result_order import in_order_of_calls
 
 MAX_MESSAGES = 10_000
 PART_SCHEMA = {
@@ -90,8 +91,8 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 def checked_messages(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
     """Return messages as chat templates take them.
 
-    Text parts are joined by line breaks, "developer" becomes "system", and the JSON text of a tool call's arguments
-    becomes an object (`arguments_of`).
+    Text parts are joined by line breaks, "developer" becomes "system", the JSON text of a tool call's arguments
+    becomes an object (`arguments_of`), and results of tools come in the order of their calls (`in_order_of_calls`).
 
     Raises:
         ApiError: 400, no message, or one whose field is named; 413, arguments of too many values.
@@ -100,7 +101,7 @@ def checked_messages(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ..
     message = f"messages may hold at most {MAX_MESSAGES} messages, got {len(messages)}"
     require(len(messages) <= MAX_MESSAGES, message, param="messages")
     check_contents(b",".join(text.encode(errors="surrogatepass") for text in _argument_texts(messages)))
-    return tuple(_message(f"messages[{index}]", each) for index, each in enumerate(messages))
+    return tuple(in_order_of_calls([_message(f"messages[{index}]", each) for index, each in enumerate(messages)]))
 
 
 def _argument_texts(messages: list[dict[str, Any]]) -> Iterator[str]:
