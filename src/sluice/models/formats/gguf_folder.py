@@ -1,6 +1,6 @@
-"""Makes a checkpoint folder of a GGUF file: its configuration, and links to the file and to what lies beside it.
+"""Makes a checkpoint folder of a GGUF file: its configuration, and links to the file and to what is beside it.
 
-So all that reads a checkpoint reads a folder. It lies in a cache, under a name that depends on the file.
+So all that reads a checkpoint reads a folder. It is in a cache, under a name that depends on the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BESIDE = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "added_tokens.json"),
     *("chat_template.jinja", "generation_config.json"),
 )
-"""Files that are used in place of what the GGUF file says, if they lie beside it."""
+"""Files that are used in place of what the GGUF file says, if they are beside it."""
 
 
 def gguf_in(folder: Path) -> Path | None:
@@ -69,7 +69,7 @@ def gguf_folder(path: Path, cache: Path | None) -> Path:
 
 METHOD_FOLDER = "gguf"
 LAYOUT = "2"
-"""Of what the folder holds; folders of others are left."""
+"""Version of what a folder holds. Folders of other versions are left as they are."""
 
 
 def _put(made: Path, folder: Path) -> None:
@@ -83,7 +83,7 @@ def _put(made: Path, folder: Path) -> None:
 
 
 def _key(path: Path) -> str:
-    """Return a name for what a folder is made of: the file, what lies beside it, and this version."""
+    """Return a name for what a folder is made of: the file, what is beside it, and this version."""
     parts = [VERSION, LAYOUT]
     for file in (path, *(path.parent / name for name in BESIDE)):
         if file.is_file():
