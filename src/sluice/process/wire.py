@@ -67,7 +67,7 @@ class Ready:
 
     model: str
     tokenizer_folder: str
-    """Where the tokenizer and the chat template lie."""
+    """Where the tokenizer and the chat template are."""
     limits: Limits
     eos_token_ids: tuple[int, ...]
     is_bundled: bool = False
@@ -109,7 +109,7 @@ class KvEvents:
     """Engine to server: what the prefix cache stored and gave up in a turn, if the engine was asked to report it."""
 
     batch: bytes
-    """As it is published (`kv_event_wire`)."""
+    """The batch as it is published (`process.kv_events.wire`)."""
 
 
 @dataclass(frozen=True, slots=True)
