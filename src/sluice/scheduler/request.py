@@ -112,9 +112,9 @@ class Request:
     uncached: int = 0
     """Tokens not found in the cache when they were last counted. They are counted only with --max-queued-tokens."""
     path: list[Node] = field(default_factory=list)
-    """While it waits: the cached pages found for it so far. They are not held, and may be gone."""
+    """Cached pages found for it so far, while it waits. They are not held, and may be gone."""
     found: list[Node] = field(default_factory=list)
-    """While it waits, if its cached length on all tiers is asked for: the path, and the nodes behind it on any tier.
+    """The path and the nodes behind it on any tier, while it waits and if its cached length on all tiers is asked for.
     As the path, it may be out of date."""
     finish_reason: FinishReason | None = None
     """Set when the end is decided; the request may still drain. None while DRAINING: it was preempted and will wait

@@ -51,7 +51,7 @@ class MeasuredDrafter:
         self._pays = True
         """Whether drafts were worth guessing in the latest step with decodes."""
         self._misses: dict[int, Misses] = {}
-        """By request."""
+        """Misses by request."""
         self._matches: dict[int, int] = {}
         """Matches of the guesses of this step that were not chosen yet, by request."""
         self._step = 0
