@@ -22,7 +22,7 @@ class Submit:
     request_id: int
     """Never used twice, and larger than every id before it: the order of ids is the order of arrival."""
     prompt: tuple[int, ...]
-    """At least one token id; empty if it is `packed`."""
+    """Ids of the prompt's tokens, at least one; empty if it is `packed`."""
     sampling: SamplingParams
     """Resolved (`SamplingParams.resolved`)."""
     sample_index: int = 0
