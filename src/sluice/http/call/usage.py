@@ -1,4 +1,4 @@
-"""How many tokens a call took and where they lay, as answers say it."""
+"""How many tokens a call took and where they were, as answers say it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sluice.types import CachedTokens, Drafted
 
 
 class CachedTokensDetails(msgspec.Struct):
-    """Cached tokens by where they lay."""
+    """Cached tokens by where they were."""
 
     device: int
     host: int
@@ -56,7 +56,7 @@ def usage_json(usage: generation.Usage) -> Usage:
 
 
 def cached_details(cached: CachedTokens) -> CachedTokensDetails | UnsetType:
-    """Return where cached tokens lay; nothing if all of them lay on the device."""
+    """Return where cached tokens were; nothing if all of them were on the device."""
     if cached.device == cached.total:
         return UNSET
     return CachedTokensDetails(cached.device, cached.host, cached.disk)
