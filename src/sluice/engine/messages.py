@@ -80,7 +80,7 @@ class Compiled:
 
     request_id: int
     error: str | None = None
-    """Why it cannot be used."""
+    """Why the grammar cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)

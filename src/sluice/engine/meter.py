@@ -93,7 +93,7 @@ class GrammarTotals(NamedTuple):
     evicted: int = 0
     """Compiled grammars that were dropped to make room."""
     seconds: float = 0.0
-    """Spent compiling."""
+    """Seconds spent compiling."""
 
     def events(self) -> dict[str, float]:
         """Return the counts by a name for each."""
@@ -119,7 +119,7 @@ class RingTotals(NamedTuple):
 
     bytes: int = 0
     seconds: float = 0.0
-    """Spent loading."""
+    """Seconds spent loading."""
     waited: float = 0.0
     """Seconds in which a chunk could not continue because its blocks had not come."""
     bounds_bytes: int = 0
@@ -132,13 +132,13 @@ class Totals(NamedTuple):
     steps: int = 0
     failed_steps: int = 0
     decode_tokens: int = 0
-    """One for each decode row."""
+    """Tokens decoded, one for each decode row."""
     prefill_chunks: int = 0
     prefill_tokens: int = 0
     blocks: int = 0
     """Blocks that were filled in, by a model that does."""
     passes: int = 0
-    """Passes that these took."""
+    """Passes that these blocks took."""
     bound_by: tuple[int, ...] = ()
     """Steps by the limit that bound them, in the order of `Bound`."""
     itl: ItlTotals | None = None
