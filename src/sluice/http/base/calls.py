@@ -34,7 +34,7 @@ OTHER_METHOD = "OTHER"
 """Clients may send any word; metrics keep a count for each."""
 LONGEST_PATH = 200
 PATH_CHARACTERS = "/:@!$&'()*+,;="
-"""Not percent-encoded, besides letters, digits and -._~ (RFC 3986)."""
+"""Characters that are not percent-encoded, besides letters, digits and -._~ (RFC 3986)."""
 
 
 @dataclass(slots=True)

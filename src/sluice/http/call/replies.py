@@ -58,7 +58,7 @@ class ToolCallDelta(msgspec.Struct, kw_only=True):
 
 class Delta(msgspec.Struct, kw_only=True, gc=False):
     role: Literal["assistant"] | UnsetType = UNSET
-    """Only in the first event of a choice."""
+    """Given only in the first event of a choice."""
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET

@@ -20,7 +20,7 @@ class CachedTokensDetails(msgspec.Struct):
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
     cached_tokens_details: CachedTokensDetails | UnsetType = UNSET
-    """Only if some were not on the device (SGLang)."""
+    """Given only if some were not on the device (SGLang)."""
 
 
 class CompletionTokensDetails(msgspec.Struct):
@@ -40,7 +40,7 @@ class Usage(msgspec.Struct):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
-    """Only of chats with reasoning, and of answers with guessed tokens."""
+    """Given only for chats with reasoning, and for answers with guessed tokens."""
 
 
 def usage_json(usage: generation.Usage) -> Usage:

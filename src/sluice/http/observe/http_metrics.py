@@ -93,7 +93,7 @@ class Metrics(Observer):
         self.between = Histogram(BETWEEN_SECONDS)
         """Seconds between the tokens of a request; of tokens that came together the later ones count as 0 s."""
         self.per_token = Histogram(BETWEEN_SECONDS)
-        """The mean of each request."""
+        """Mean seconds between the tokens of each request."""
         self.to_end = Histogram(REQUEST_SECONDS)
         self.acceptance_length = Histogram(PER_ROW)
         """Tokens that a row with drafts brought: the mean of each request."""

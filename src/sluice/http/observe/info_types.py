@@ -78,7 +78,7 @@ class Version(msgspec.Struct):
 class CacheFlushed(msgspec.Struct):
     success: bool
     cached_pages: int
-    """Left, because requests use them."""
+    """Pages that stay cached, because requests use them."""
 
 
 class EffectiveOption(msgspec.Struct):
@@ -149,7 +149,7 @@ class ClassTargets(msgspec.Struct):
 
     ttft_target: float
     itl_target: float | None
-    """None without an ITL target."""
+    """Null without an ITL target."""
 
 
 class LastStep(msgspec.Struct):
@@ -166,7 +166,7 @@ class LastStep(msgspec.Struct):
     micros: int
     """What it added to the time between the tokens of a stream."""
     pace: StepPace | None
-    """Only with an ITL target."""
+    """Null without an ITL target."""
     drafted: int
     """Drafts of its rows."""
     accepted: int
