@@ -73,7 +73,7 @@ class Ready:
     is_bundled: bool = False
     """The model is the one that comes with Sluice."""
     config: EngineConfig = field(default_factory=EngineConfig)
-    """Resolved."""
+    """Options, resolved."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Option -> why it has its value, for options that were derived."""
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
