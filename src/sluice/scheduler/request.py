@@ -53,7 +53,7 @@ class Request:
     extra_key: str = field(init=False)
     priority: int = field(init=False)
     itl_target: int = field(init=False)
-    """Microseconds; 0: the scheduler's."""
+    """ITL target in microseconds; 0: the scheduler's."""
     level: int = 0
     """Position of its priority class among those of the scheduler."""
     ttft_deadline: int = 0
