@@ -111,7 +111,7 @@ class Tuned:
     """The engine as it was measured, with as many replicas as the pick."""
     tried: int
     requests: int
-    """Simulated in all."""
+    """Requests simulated in all."""
 
     def frontier(self) -> list[CandidateOutcome]:
         """Return the outcomes that no other one dominates, best first; of equal ones that with the fewest settings."""
