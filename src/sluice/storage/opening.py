@@ -44,7 +44,7 @@ class Opened:
 
     file: PageFile
     pages: tuple[StoredPage, ...]
-    """Parents before children."""
+    """Stored pages, parents before children."""
     discarded: str | None
     """Why the former contents are not used, in words that follow "it"; None if they are, or the file is new."""
     num_damaged: int = 0

@@ -48,7 +48,7 @@ class PageFile:
         self._named = set(index)
         self._checksum = find_checksum(layout.geometry.checksum)
         self._stored = np.zeros(layout.num_pages, dtype=np.bool_)
-        """Which pages hold something."""
+        """Whether each page holds something."""
         self._expected = np.zeros((layout.num_pages, layout.geometry.num_layers), dtype=np.uint32)
         """Checksums of the layers of each page."""
         for page, entry in index.items():
