@@ -304,7 +304,7 @@ class Row(NamedTuple):
     num_tokens: int
     """Tokens that it gave its request."""
     accepted: int
-    """Drafts among them."""
+    """Drafts among these tokens."""
 
 
 def kept(run: TracedRun, record: Step) -> list[Row]:
