@@ -25,9 +25,9 @@ class Chunk(NamedTuple):
     token_ids: tuple[int, ...]
     """The input ids. One short of `length`: the last input is what this slot sampled last (still on the device)."""
     new_pages: tuple[int, ...]
-    """Written to the slot's page-table row before the forward, as the last of the pages that hold the tokens up to
-    `end`. The row had pages up to there, or beyond: such were for drafts that were not accepted, and are the slot's no
-    more."""
+    """Pages written to the slot's page-table row before the forward, as the last of those that hold the tokens up to
+    `end`. The row had pages up to there, or beyond: pages beyond were for drafts that were not accepted, and no longer
+    belong to the slot."""
     samples: bool
     """Whether to sample the token at position `start + length`: the chunk reaches the end of what is known."""
     targets: tuple[int, ...] = ()
