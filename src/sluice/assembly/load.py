@@ -78,7 +78,7 @@ class _Sizes(NamedTuple):
     tiers: TierSetup
     offload: OffloadSetup | None
     weights_bytes: int
-    """Of the model, without its drafter."""
+    """Bytes of the model's weights, without its drafter."""
 
 
 def load(

@@ -45,7 +45,7 @@ from sluice.routing.dispatch import Dispatcher
 from sluice.routing.policies import RouterOptions, make_policy
 
 LOOK_SECONDS = 1.0
-"""Between two looks at what replicas have to do."""
+"""Seconds between two looks at what replicas have to do."""
 LEAST_PATIENCE = 5.0
 """Seconds that a request waits for a replica, however short `--restart-timeout` is: a busy machine needs some."""
 

@@ -4,7 +4,7 @@
         async for piece in llm.generate("Once", SamplingParams(max_tokens=32)):
             print(piece.text, end="")
 
-It is the server without HTTP: an engine that dies is replaced, and requests go on in the next one.
+It is the server without HTTP: an engine that dies is replaced, and requests continue in the next one.
 """
 
 from __future__ import annotations

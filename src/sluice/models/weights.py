@@ -17,7 +17,7 @@ from sluice.models.quantized import QuantizedWeight
 
 SINGLE = "model.safetensors"
 GGUF = "model.gguf"
-"""In a folder that was made of a GGUF file (`formats/gguf_folder.py`)."""
+"""File in a folder that was made of a GGUF file (`formats/gguf_folder.py`)."""
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 

@@ -63,7 +63,7 @@ class Loading:
     reading: Reading
     """The latest reading of its heartbeat."""
     seconds: float
-    """Since its process was started."""
+    """Seconds since its process was started."""
 
     def __str__(self) -> str:
         return f"{self.reading.progress()}, {self.seconds:.0f} s so far"

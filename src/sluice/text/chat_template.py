@@ -37,7 +37,7 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 OWN_VARIABLES = (*NAMED_TOKENS, "raise_exception", "strftime_now", "range", "dict", "namespace", "cycler", "joiner")
 """Names in templates that a request may not give another meaning."""
 Message = Mapping[str, Any]
-"""At least "role" and "content", both texts. Other values are JSON, as the "tool_calls" of an assistant's message."""
+"""Maps at least "role" and "content" to texts. Other values are JSON, as the "tool_calls" of an assistant's message."""
 
 
 class ChatTemplateError(ValueError):

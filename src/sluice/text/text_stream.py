@@ -64,7 +64,7 @@ class _StopString:
         self.matched = 0
         """Characters of `text` that the text so far ends with: as many as possible, but not all."""
         self._borders = [0]
-        """For each beginning of `text` that has matched, the length of the longest shorter one that it ends with."""
+        """Length of the longest shorter prefix of `text` that each matched prefix ends with."""
 
     def push(self, text: str) -> int | None:
         """Add a piece, and return where in it the string ends that is complete first, if one is."""

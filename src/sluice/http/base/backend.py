@@ -86,7 +86,7 @@ class Backend:
             self._service = service
 
     def drain(self) -> None:
-        """Refuse new requests; those that run go on."""
+        """Refuse new requests; those that run continue."""
         self._is_draining = True
         self._end_the_endless()
 

@@ -28,7 +28,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 LONG_BODY = 1 << 16
 """Bytes from which a body is parsed outside the event loop: millions of token ids take a second, in which no stream
-would go on."""
+would continue."""
 BODIES = 16
 """The long bodies of all calls that are not over may have so many times the most bytes of one."""
 RETRY_SECONDS = 1

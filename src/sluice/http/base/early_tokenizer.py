@@ -16,7 +16,7 @@ from sluice.text.tokenizer_files import GGUF, SUFFIX, has_tokenizer, load_tokeni
 class EarlyTokenizer:
     """The tokenizer of a model, which is begun to be read at once if it is on this machine.
 
-    Where it lies is known for sure when the engine is ready. If it is another place then, it is read again. To be made
+    The place is known for sure when the engine is ready. If it is another place then, it is read again. To be made
     in the event loop; the caller must `close` it.
 
     Args:

@@ -44,7 +44,7 @@ _REFUSED = (
     *("structural_tag", "structured_outputs", "task", "temperature", "text", "texts", "thinking", "top_k"),
     *("top_logprobs", "top_p", "truncate_prompt_tokens", "verbosity", "web_search_options"),
 )
-"""Without a value that asks for nothing."""
+"""Fields that are refused with any value but null."""
 UNSUPPORTED: Mapping[str, Accepted] = {
     **dict.fromkeys(_REFUSED, ()),
     **dict.fromkeys(("dry_multiplier", "dynatemp_range", "mirostat", "top_a", "xtc_probability"), (0,)),
@@ -76,7 +76,7 @@ UNSUPPORTED: Mapping[str, Accepted] = {
     **dict.fromkeys(("keep_alive", "mirostat_eta", "mirostat_tau", "truncate"), object),
     "betas": list,
 }
-"""Of bodies, and of `options` and `sampling_params` in them.
+"""Fields of bodies, and of `options` and `sampling_params` in them.
 
 `spaces_between_special_tokens` means tokenizers without the `tokenizers` library, of which none is served. Nothing is
 ever shifted out of a context, so `num_keep` keeps nothing. Prefixes are always cached, so `cache_control` asks for
@@ -85,7 +85,8 @@ nothing more.
 OF_TEXTS: Mapping[str, Accepted] = {
     name: UNSUPPORTED[name] for name in ("chat_template", "ids", "input", "input_ids", "mm_processor_kwargs", "text")
 }
-"""Of calls that only count or spell tokens, to which clients send the body of a chat: most of it concerns none."""
+"""Fields of calls that only count or spell tokens. Clients send them the body of a chat, most of which concerns
+none."""
 _GENERATION = frozenset(
     (
         *("frequency_penalty", "max_completion_tokens", "max_tokens", "min_p", "presence_penalty", "reasoning_effort"),
@@ -96,7 +97,7 @@ _GENERATION = frozenset(
 OF_EMBEDDINGS: Mapping[str, Accepted] = {
     name: accepted for name, accepted in UNSUPPORTED.items() if name not in _GENERATION
 }
-"""Of calls that embed texts. Settings of generation change none of these, and clients send them to all routes."""
+"""Fields of calls that embed texts. Settings of generation change no embedding, and clients send them to all routes."""
 IN_PARTS: Mapping[str, Accepted] = {
     **dict.fromkeys(("audio", "function_call"), ({}, [])),
     **dict.fromkeys(("created_by", "display", "encrypted_content", "id", "namespace", "phase", "status"), str),
@@ -108,7 +109,7 @@ IN_PARTS: Mapping[str, Accepted] = {
     "refusal": ("", []),
     "task_budget": (),
 }
-"""Of messages, items, blocks and tools, which clients repeat from answers, and of objects that set one thing.
+"""Fields of messages, items, blocks and tools, which clients repeat from answers, and of objects that set one thing.
 
 Arguments are always streamed as they come; a chat template has no place for examples.
 """

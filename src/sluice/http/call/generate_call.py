@@ -102,14 +102,15 @@ class Conversation(NamedTuple):
     messages: tuple[dict[str, Any], ...]
     options: RenderOptions
     characters: int
-    """Of all texts of messages and variables, but for reasoning, which templates leave out of earlier turns."""
+    """Characters in all texts of messages and variables, except reasoning, which templates leave out of earlier
+    turns."""
 
 
 class Terms(NamedTuple):
     """What a body says of how its requests are served, as in `Submit`."""
 
     cache_salt: str
-    """As the client sends it: `CacheIsolation` makes the namespace of it."""
+    """Salt as the client sends it: `CacheIsolation` makes the namespace of it."""
     priority: int
     priority_class: str
     itl_target: int
@@ -177,13 +178,13 @@ class Settled(NamedTuple):
     """What the server adds to a call, before its requests are made."""
 
     sampling: SamplingParams
-    """With the model's settings for what the body leaves open."""
+    """Sampling parameters, with the model's settings for what the body leaves open."""
     extra_key: str = ""
-    """As in `Submit`."""
+    """See `Submit.extra_key`."""
     shape: Shape | None = None
     """What the answers must look like, with their tools."""
     grammar: str = ""
-    """Of that shape."""
+    """Grammar of that shape."""
 
 
 def names_of(kind: type[SamplingFields], place: str = "") -> dict[str, str]:

@@ -43,7 +43,7 @@ class Usage:
     cached: CachedTokens
     completion_tokens: int
     reasoning_tokens: int = 0
-    """Those among them that precede the answer."""
+    """Tokens of the outputs that precede the answers."""
     drafted: Drafted = NO_DRAFTS
     """Tokens that were guessed; those that were right are among them."""
 
@@ -54,11 +54,11 @@ class Choice:
 
     request: Submit
     text: TextStream
-    """Of the samples of one prompt, only the first receives the log-probabilities of the prompt."""
+    """Decodes the tokens. Of the samples of one prompt, only the first receives the prompt's log-probabilities."""
     parser: AnswerParser
     """Makes events of the text."""
     embedding: bytes = b""
-    """Of a call that embeds, as `Output.embedding`."""
+    """Embedding of a call that embeds (`Output.embedding`)."""
 
     @property
     def prompt(self) -> tuple[int, ...]:

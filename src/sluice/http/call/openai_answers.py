@@ -39,7 +39,7 @@ from sluice.text.text_stream import Piece
 EndReason = Annotated[str, documented(enum=["stop", "length"])]
 ChatEndReason = Annotated[str, documented(enum=["stop", "length", "tool_calls"])]
 SomeIds = list[int] | UnsetType
-"""Only with `return_token_ids`."""
+"""Token ids, given only with `return_token_ids`."""
 
 
 class _Head(msgspec.Struct, kw_only=True):
@@ -49,7 +49,7 @@ class _Head(msgspec.Struct, kw_only=True):
     """Unix seconds."""
     model: str
     store: Literal[False] | UnsetType = UNSET
-    """Only if the request says `store: true`."""
+    """Given only if the request says `store: true`."""
 
 
 class _CompletionText(msgspec.Struct, kw_only=True):

@@ -33,7 +33,7 @@ class ToolCall(msgspec.Struct):
 class AssistantMessage(msgspec.Struct, kw_only=True):
     role: Literal["assistant"]
     content: str | None
-    """null: the message only calls tools."""
+    """Null if the message only calls tools."""
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     """The same as `reasoning_content`."""
@@ -50,7 +50,7 @@ class ToolCallDelta(msgspec.Struct, kw_only=True):
     """A part of a call. The first has all fields."""
 
     index: int
-    """Of the call in the answer."""
+    """Index of the call in the answer."""
     id: str | UnsetType = UNSET
     type: Literal["function"] | UnsetType = UNSET
     function: FunctionDelta
@@ -58,7 +58,7 @@ class ToolCallDelta(msgspec.Struct, kw_only=True):
 
 class Delta(msgspec.Struct, kw_only=True, gc=False):
     role: Literal["assistant"] | UnsetType = UNSET
-    """Only in the first event of a choice."""
+    """Given only in the first event of a choice."""
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET

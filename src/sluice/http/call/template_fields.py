@@ -22,7 +22,7 @@ UNCOUNTED = ("role", "reasoning_content", "thinking")
 """Fields of messages that do not count for the length of a prompt: templates leave out reasoning of earlier turns."""
 MAX_KWARGS = 64
 MAX_KWARGS_BYTES = 1 << 16
-"""Of `chat_template_kwargs` as JSON. Long texts belong into messages and documents."""
+"""Most bytes of `chat_template_kwargs` as JSON. Long texts belong in messages and documents."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 RESERVED: Mapping[str, str] = {
     "messages": "send it as a field of the request",

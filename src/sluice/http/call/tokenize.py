@@ -38,7 +38,7 @@ class TokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt: str | None = None
     messages: list[AnyMessage] | None = None
     tools: Annotated[list[dict[str, Any]], documented(items=TOOL_SCHEMA, maxItems=MAX_TOOLS)] = []
-    """With messages: those that a chat has."""
+    """Tools of a chat; only with `messages`."""
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
 

@@ -1,6 +1,6 @@
-"""Makes a checkpoint folder of a GGUF file: its configuration, and links to the file and to what lies beside it.
+"""Makes a checkpoint folder of a GGUF file: its configuration, and links to the file and to what is beside it.
 
-So all that reads a checkpoint reads a folder. It lies in a cache, under a name that depends on the file.
+So all that reads a checkpoint reads a folder. It is in a cache, under a name that depends on the file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BESIDE = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "added_tokens.json"),
     *("chat_template.jinja", "generation_config.json"),
 )
-"""Files that are used in place of what the GGUF file says, if they lie beside it."""
+"""Files that are used in place of what the GGUF file says, if they are beside it."""
 NO_FILES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -73,7 +73,7 @@ def gguf_folder(path: Path, cache: Path | None, more: Mapping[str, str] = NO_FIL
 
 METHOD_FOLDER = "gguf"
 LAYOUT = "2"
-"""Of what the folder holds; folders of others are left."""
+"""Version of what a folder holds. Folders of other versions are left as they are."""
 
 
 def _put(made: Path, folder: Path) -> None:
@@ -87,7 +87,7 @@ def _put(made: Path, folder: Path) -> None:
 
 
 def _key(path: Path, more: Mapping[str, str]) -> str:
-    """Return a name for what a folder is made of: the file, what lies beside it, and this version."""
+    """Return a name for what a folder is made of: the file, what is beside it, and this version."""
     parts = [VERSION, LAYOUT, *(f"{name}\0{text}" for name, text in more.items())]
     for file in (path, *(path.parent / name for name in BESIDE)):
         if file.is_file():

@@ -64,9 +64,9 @@ class LarkWriter:
         """Return an expression for a shape: a name, a string, a regular expression, or a group of these."""
         match shape:
             case JsonSchema():
-                return self._apart({"json_schema": self._schema_of(shape)})
+                return self._reference({"json_schema": self._schema_of(shape)})
             case Grammar():
-                return self._apart({"lark_grammar": self._lark_of(shape)})
+                return self._reference({"lark_grammar": self._lark_of(shape)})
             case Regex():
                 return f"/{self._regex_of(shape)}/"
             case Choice(options, place):
@@ -88,7 +88,7 @@ class LarkWriter:
             case Tagged():
                 return self._tagged(shape)
 
-    def _apart(self, grammar: dict[str, Any]) -> str:
+    def _reference(self, grammar: dict[str, Any]) -> str:
         """Add a grammar of its own, and return a reference to it."""
         name = f"part_{len(self._grammars)}"
         self._grammars.append({"name": name, **grammar})

@@ -58,7 +58,7 @@ OF_OBJECTS = frozenset(
 IN_PLACE = ("allOf", "anyOf", "oneOf")
 
 SMALL = 1e-6
-"""By how much a bound is moved, unless the range is smaller."""
+"""Amount by which a bound is moved, unless the range is smaller."""
 
 
 def prepared_schema(shape: JsonSchema, dropped: list[str]) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Chosen:
     tool_name: str | None
     reasoning_name: str | None
     tool_reason: str = ""
-    """Empty: the user said so."""
+    """Reason for the name; empty if the user gave it."""
     reasoning_reason: str = ""
 
     @property

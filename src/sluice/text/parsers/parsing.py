@@ -128,7 +128,7 @@ class Found(NamedTuple):
     marker: str
     """It was read too. Empty: the answer ended."""
     space: str
-    """What stood before it."""
+    """Space before the marker."""
     has_text: bool
     """There was text before it that is not only space."""
 

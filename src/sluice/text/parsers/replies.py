@@ -24,7 +24,7 @@ class ReplyFormat:
 
     @property
     def tells_reasoning(self) -> bool:
-        """Reasoning is told from text."""
+        """Reasoning is separated from text."""
         return self.reasoning is not None or (self.tools is not None and self.tools.reads_reasoning)
 
     def markers(self, use: ToolUse = NO_TOOLS) -> frozenset[str]:

@@ -145,7 +145,7 @@ def _conversation(fields: PromptFields, output: _OutputConfig, tools: ToolUse) -
 
 
 def _thinking(given: dict[str, Any] | None) -> dict[str, Any]:
-    """Return what the chat template is told of `thinking`, by the names that models with a switch have for it."""
+    """Return `thinking` as variables of the chat template, by the names that models with a switch have for it."""
     if given is None:
         return {}
     thinking = tagged(given, THINKING, "thinking")

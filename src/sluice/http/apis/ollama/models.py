@@ -29,7 +29,7 @@ class ShowFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: str | None = None
     """The former name of `model`."""
     options: dict[str, Any] | None = None
-    """Without effect."""
+    """Accepted, and without effect."""
 
 
 SHOW_BODY = Body((ShowFields,))

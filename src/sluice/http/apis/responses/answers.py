@@ -40,11 +40,11 @@ class ResponseAnswer:
         self._head = response_head(call, generation)
         self._reader = BlockReader(generation.parser())
         self._items: list[OutputItem] = []
-        """Those that are over."""
+        """Items that have ended."""
         self._has_logprobs = call.sampling.logprobs is not None
         self._tokens = TextTokens()
         self._logprobs: list[ChatToken] = []
-        """Of the tokens of the present text."""
+        """Log-probabilities of the tokens of the current text."""
         self._num_events = 0
 
     def opening(self, index: int) -> Iterator[ResponseEvent]:

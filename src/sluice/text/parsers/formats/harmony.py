@@ -35,7 +35,7 @@ RECIPIENT = " to="
 """What a header may begin with behind a prompt that ends with `<|start|>assistant`."""
 ANALYSIS, FINAL, COMMENTARY = "analysis", "final", "commentary"
 BETWEEN = "\n"
-"""Between two messages of text."""
+"""Text between two messages."""
 
 
 class Harmony(Format):
