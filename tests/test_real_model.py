@@ -5,16 +5,14 @@ Answers are greedy, so they stay as long as the arithmetic does. What a test ask
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -27,8 +25,7 @@ from browser.conftest import browser  # noqa: F401 - a fixture
 from real_model import needs_real_model
 from serve_process import announced, server
 from sluice import cli
-from sluice.models.default_model import NAME, default_checkpoint
-from sluice.text.tokenizer_files import load_tokenizer
+from sluice.models.default_model import NAME
 
 pytestmark = needs_real_model
 QUESTION, KNOWN = "What does HTTP stand for?", "Hypertext Transfer Protocol"
@@ -159,25 +156,3 @@ def test_a_question_from_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert KNOWN in out
     assert out.rstrip().endswith(".")
     assert err == ""
-
-
-@pytest.mark.parametrize(
-    "talk",
-    [
-        [{"role": "user", "content": "Hello"}],
-        [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "Hello "},
-            {"role": "assistant", "content": " Good day.\n"},
-            {"role": "user", "content": "Who are you?"},
-        ],
-    ],
-)
-def test_conversations_without_tools_are_written_as_by_its_own_template(talk: list[dict[str, str]]) -> None:
-    folder = default_checkpoint(None)
-
-    def tokens(place: Path) -> list[int]:
-        with closing(load_tokenizer(place)) as tokenizer:
-            return tokenizer.encode(asyncio.run(tokenizer.render_chat(talk)), add_special_tokens=False)
-
-    assert tokens(folder) == tokens(folder / "model.gguf")

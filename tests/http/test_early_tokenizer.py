@@ -16,7 +16,7 @@ from sluice.config import ServerConfig
 from sluice.config.model import ModelConfig
 from sluice.http.base import early_tokenizer
 from sluice.http.base.early_tokenizer import EarlyTokenizer, place_of
-from sluice.models.default_model import default_file
+from sluice.models.default_model import default_checkpoint, default_file
 from sluice.text.tokenizer import TokenizerError
 from tokenizer_makers import byte_level_bpe
 
@@ -115,4 +115,5 @@ def test_places(tmp_path: Path) -> None:
     assert place_of(ModelConfig(model=str(folder))) == folder
     assert place_of(ModelConfig(model=str(folder), tokenizer=str(path))) == path
     assert [place_of(ModelConfig(model=name)) for name in ("owner/name", str(tmp_path))] == [None] * 2
-    assert place_of(ModelConfig()) == default_file(None)
+    here = default_file(None)
+    assert place_of(ModelConfig()) == (None if here is None else default_checkpoint(None))
