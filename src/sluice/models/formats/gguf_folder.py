@@ -17,6 +17,7 @@ import huggingface_hub
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.formats.gguf_config import model_config
 from sluice.models.formats.gguf_open import open_gguf
+from sluice.text.gguf.model import GGUFModel, part_name
 from sluice.version import VERSION
 
 SUFFIX = ".gguf"
@@ -28,12 +29,12 @@ BESIDE = (
 
 
 def gguf_in(folder: Path) -> Path | None:
-    """Return the GGUF file of a folder that holds no other weights.
+    """Return the GGUF file of a folder that holds no other weights; of a split one, its first part.
 
     Raises:
         CheckpointError: it holds several.
     """
-    files = sorted(folder.glob(f"*{SUFFIX}"))
+    files = [file for file in sorted(folder.glob(f"*{SUFFIX}")) if not _is_later_part(file)]
     if not files or any(folder.glob("*.safetensors*")) or (folder / "config.json").is_file():
         return None
     if len(files) > 1:
@@ -42,10 +43,16 @@ def gguf_in(folder: Path) -> Path | None:
     return files[0]
 
 
+def _is_later_part(file: Path) -> bool:
+    first = part_name(file.name)
+    return first not in (None, file.name) and file.with_name(str(first)).is_file()
+
+
 def gguf_folder(path: Path, cache: Path | None) -> Path:
     """Return the checkpoint folder of a GGUF file, made if it is not there.
 
     Args:
+        path: the file; of a split one, its first part.
         cache: folder for downloads; None for the default of `huggingface_hub`.
 
     Raises:
@@ -68,7 +75,7 @@ def gguf_folder(path: Path, cache: Path | None) -> Path:
 
 
 METHOD_FOLDER = "gguf"
-LAYOUT = "2"
+LAYOUT = "3"
 """Of what the folder holds; folders of others are left."""
 
 
@@ -85,16 +92,29 @@ def _put(made: Path, folder: Path) -> None:
 def _key(path: Path) -> str:
     """Return a name for what a folder is made of: the file, what lies beside it, and this version."""
     parts = [VERSION, LAYOUT]
-    for file in (path, *(path.parent / name for name in BESIDE)):
+    for file in (*_with_parts(path), *(path.parent / name for name in BESIDE)):
         if file.is_file():
             state = file.stat()
             parts.append(f"{file}\0{state.st_size}\0{state.st_mtime_ns}")
     return f"{path.stem}-{hashlib.sha256(os.fsencode(chr(1).join(parts))).hexdigest()[:16]}"
 
 
+def _with_parts(path: Path) -> list[Path]:
+    """Return a file, and what may be the other parts of a split one."""
+    first = part_name(path.name)
+    if first is None:
+        return [path]
+    return [
+        path,
+        *(file for file in sorted(path.parent.glob(f"*{SUFFIX}")) if part_name(file.name) == first != file.name),
+    ]
+
+
 def _fill(folder: Path, path: Path) -> None:
-    (folder / "config.json").write_text(json.dumps(model_config(open_gguf(path)), indent=1), encoding="utf-8")
+    model: GGUFModel = open_gguf(path)
+    (folder / "config.json").write_text(json.dumps(model_config(model), indent=1), encoding="utf-8")
     for name in BESIDE:
         if (path.parent / name).is_file():
             (folder / name).symlink_to(path.parent / name)
-    (folder / f"model{SUFFIX}").symlink_to(path)
+    for number, part in enumerate(model.paths):
+        (folder / f"model{f'-{number + 1:05}' if number else ''}{SUFFIX}").symlink_to(part)
