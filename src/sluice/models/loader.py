@@ -165,9 +165,12 @@ def _load_native(
     with torch.device("meta"):
         whole = architecture.from_checkpoint(checkpoint, chosen)
         model = whole if member.place.layout.size == 1 else architecture.from_checkpoint(checkpoint, chosen, member)
-    whole.spec = replace(whole.spec, quantization=_held(quantization, stored_as, chosen, packer))
+    numbers = sum(weight.numel() for weight in whole.parameters())
+    held = _held(quantization, stored_as, chosen, packer)
+    whole.spec = replace(whole.spec, quantization=held, num_parameters=numbers)
     if stored_as is not None:
-        whole.spec = replace(whole.spec, stored_as=Quantization(stored_as.name, stored_as.description))
+        stored = Quantization(stored_as.name, stored_as.description, stored_as.level)
+        whole.spec = replace(whole.spec, stored_as=stored)
     model.spec = whole.spec
     filler = Filler(whole, model, device)
     total = sum(path.stat().st_size for path in weight_files(folder))

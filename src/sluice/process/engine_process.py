@@ -155,6 +155,7 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         sampling_defaults=info.sampling_defaults,
         memory=info.memory,
         architecture=info.architecture,
+        stored=info.stored,
         disabled_tiers=info.disabled_tiers,
     )
 

@@ -60,13 +60,11 @@ def judge(folder: Path) -> Verdict:
 
 def judge_gguf(file: Path) -> Verdict:
     """Judge a GGUF file."""
-    kind = file.stem.rpartition("-")[2]
     try:
         fields = Fields(model_config(open_gguf(file)), file.name)
-        verdict = _judge_config(parse_config(fields, file.parent))
+        return _judge_config(parse_config(fields, file.parent))
     except CheckpointError as error:
-        return Verdict(f"GGUF {kind}", _short(error, file.parent))
-    return verdict._replace(weights=f"GGUF {kind}")
+        return Verdict("GGUF", _short(error, file.parent))
 
 
 def _judge_config(checkpoint: CheckpointConfig) -> Verdict:

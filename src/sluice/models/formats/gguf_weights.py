@@ -75,6 +75,10 @@ class GGUF(WeightFormat):
     def description(self) -> str:
         return "GGUF, " + ", ".join(f"{kind} ({count})" for kind, count in self._types.items())
 
+    @property
+    def level(self) -> str:
+        return next(iter(self._types), self.name)
+
     def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype, rows: Rows) -> Iterator[StoredTensor]:
         others = [f"{kind} ({count})" for kind, count in self._types.items() if kind not in (*BLOCK_TYPES, *PLAIN)]
         if holds(model.spec.quantization, BLOCKS) and others:
