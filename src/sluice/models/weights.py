@@ -43,6 +43,10 @@ class WeightFile:
         self.names = tuple(file.keys())
         self._file = file
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor, which is not read."""
+        return tuple(self._file.get_slice(name).get_shape())
+
     def read(self, name: str) -> torch.Tensor:
         """Return a tensor, on the CPU and memory-mapped."""
         value: torch.Tensor = self._file.get_tensor(name)
