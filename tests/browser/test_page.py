@@ -190,6 +190,36 @@ def test_a_message_without_an_answer_is_not_sent_again(browser: Browser, url: st
         assert asked == [["one"], ["two"], ["two", "yes", "three"]]
 
 
+def test_a_message_waits_until_the_model_is_loaded(browser: Browser, url: str) -> None:
+    """It failed in red, and had to be typed again."""
+    loading = "cannot serve requests: the model is loading: packing, 42%, 12 s so far, about 9 s left"
+    refused = {"status": 503, "json": {"error": {"message": loading, "code": "service_unavailable"}}}
+    with opened(browser, url) as here:
+        is_loaded, asked = False, 0
+
+        def tell(route: Route) -> None:
+            nonlocal asked
+            asked += 1
+            answer(route) if is_loaded else route.fulfill(**refused)
+
+        here.page.route("**/v1/models", lambda route: route.continue_() if is_loaded else route.fulfill(**refused))
+        here.page.route("**/v1/chat/completions", tell)
+        here.page.reload()
+        shown = "loading: packing, 42%, 12 s so far, about 9 s left"
+        expect(here.page.locator("#model")).to_have_text(shown)
+        waiting = here.say("hello")
+        expect(waiting).to_contain_text(f"waits: {shown}")
+        here.button("Stop").click()
+        expect(here.page.get_by_role("article", name="Answer")).to_contain_text("stopped")
+        waiting = here.say("are you there?")
+        expect(waiting).to_contain_text(f"waits: {shown}")
+        is_loaded = True
+        assert complete(here.page.get_by_role("article", name="Answer").last) == "yes"
+        expect(here.page.locator("#model")).to_have_text("shadow")
+        assert here.page.get_by_role("alert").count() == 0
+        assert asked > 2
+
+
 def test_two_tabs_keep_the_conversations_of_both(browser: Browser, url: str) -> None:
     """The tab that was written to last overwrote what the other one had kept."""
     with opened(browser, url) as here:

@@ -124,7 +124,7 @@ def test_an_unknown_folder(command: tuple[str, ...], tmp_path: Path, capfd: pyte
     out, err = capfd.readouterr()
     assert (status, out) == (1, "")
     assert err.startswith("sluice")
-    assert "there is no folder" in err
+    assert "there is no file or folder" in err
     assert err.count("\n") == 1, err
 
 

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,9 @@ def test_the_announcement_tells_what_was_chosen(capsys: pytest.CaptureFixture[st
     assert "It has" not in shown(ready())
     chosen = shown(ready(quantization="int8", kv_cache_dtype="int8", itl_target="200ms"))
     assert "It has weights in int8, KV in int8, an ITL target of 200ms." in chosen
+    stored = replace(ready(quantization="gguf"), reasons={"quantization": "GGUF, Q4_K (169), computed as stored"})
+    assert "\nIts weights are GGUF, Q4_K (169), computed as stored.\n" in shown(stored)
+    assert "It has" not in shown(stored)
 
 
 def test_the_page_is_named_where_there_is_one() -> None:

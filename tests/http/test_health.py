@@ -44,7 +44,12 @@ def test_how_far_a_model_is_loaded_and_for_how_long() -> None:
             assert await codes(http) == ([200, 503, 503], "the model is loading: weights, 75%, 12 s so far")
             engine = (await http.get("/health")).json()["engine"]
             assert engine["phase"] == "loading"
-            assert engine["loading"] == {"part": "weights", "done": 300, "total": 400, "seconds": 12.3}
+            loading = {"part": "weights", "done": 300, "total": 400, "seconds": 12.3, "seconds_left": None}
+            assert engine["loading"] == loading
+            backend.engine.loading = Loading(reading, 12.34, 4.06)
+            status = "the model is loading: weights, 75%, 12 s so far, about 4 s left"
+            assert await codes(http) == ([200, 503, 503], status)
+            assert (await http.get("/health")).json()["engine"]["loading"]["seconds_left"] == 4.1
             assert "sluice:engine_loading_seconds{" in (await http.get("/metrics")).text
             backend.engine.loading = Loading(reading._replace(part=LoadingPart.MEMORY, loaded=0, to_load=0), 13.0)
             assert await codes(http) == ([200, 503, 503], "the model is loading: memory, 13 s so far")

@@ -15,6 +15,7 @@ from sluice.engine.messages import Submit
 from sluice.testing import Faults, shadow_embedding
 from sluice.text.vectors import unit_vector
 from sluice.types import FinishReason, SamplingDefaults
+from sluice.types.stored_weights import StoredWeights
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 HI = [{"role": "user", "content": "hi"}]
@@ -338,6 +339,12 @@ def test_what_is_said_about_the_model() -> None:
         assert shown["parameters"].splitlines() == ["temperature 0.25", "repeat_penalty 1.5"]
         assert "message.role" in shown["template"]
         assert shown["capabilities"] == ["completion"]
+        stored = StoredWeights("gguf", "Q4_1", 134_515_008, 98_362_432)
+        server.backend.open(replace(service, stored=stored))
+        (listed,) = (await server.http.get("/api/tags")).json()["models"]
+        details = {name: listed["details"][name] for name in ("format", "quantization_level", "parameter_size")}
+        assert details == {"format": "gguf", "quantization_level": "Q4_1", "parameter_size": "134.52M"}
+        assert listed["size"] == 98_362_432
         for moment in (listed["modified_at"], loaded["expires_at"], shown["modified_at"]):
             assert datetime.fromisoformat(moment)
         assert (await server.post("/api/show")).json() == {"error": "model is required"}

@@ -29,8 +29,10 @@ GGUF_FILES = {
     "tiny-Q8_0.gguf": b"",
     "tiny-Q4_K.gguf": b"",
     "mmproj-Q8_0.gguf": b"",
-    "tiny-F16-00001-of-00002.gguf": b"",
-    "tiny-F16-00002-of-00002.gguf": b"",
+    "mtp-tiny-Q4_K_M.gguf": b"",
+    "tiny-eagle3-Q4_K_M.gguf": b"",
+    "F16/tiny-F16-00001-of-00002.gguf": b"",
+    "F16/tiny-F16-00002-of-00002.gguf": b"",
     "README.md": b"words",
     "tokenizer.json": b"{}",
 }
@@ -83,9 +85,14 @@ def test_folder_goes_before_the_hub(hub: str, tmp_path: Path, monkeypatch: pytes
 def weights(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Give the hub's GGUF files contents: each has a context of its own, by which it is known again."""
     source = tmp_path_factory.mktemp("gguf")
-    for context, name in enumerate((n for n in GGUF_FILES if n.endswith(".gguf")), 101):
+    for context, name in enumerate((n for n in GGUF_FILES if n.endswith(".gguf") and "/" not in n), 101):
         tiny_models.llama(max_position_embeddings=context).save_pretrained(source / name)
         GGUF_FILES[name] = write_gguf(source / name, source / f"{name}.file", "F16")[0].read_bytes()
+    tiny_models.llama(max_position_embeddings=200).save_pretrained(source / "split")
+    first, _ = write_gguf(source / "split", source / "tiny-F16.gguf", "F16", split=20)
+    for part in first.parent.glob("tiny-F16-*.gguf"):
+        assert f"F16/{part.name}" in GGUF_FILES
+        GGUF_FILES[f"F16/{part.name}"] = part.read_bytes()
 
 
 CONTEXTS = {"tiny-Q4_K_M.gguf": 101, "tiny-Q8_0.gguf": 102, "tiny-Q4_K.gguf": 103}
@@ -106,10 +113,22 @@ def test_one_file_of_a_repository_of_gguf_files(
     """All of them are a hundred gigabytes; one of another size than the user chose is another model."""
     with caplog.at_level("INFO", "sluice"):
         folder = resolve_checkpoint(model, endpoint=hub, cache=tmp_path)
-    assert f"owner/tiny-GGUF: of its 3 GGUF files {file} is loaded" in caplog.text
+    assert f"owner/tiny-GGUF: of its 4 GGUF files {file} is loaded" in caplog.text
     assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == CONTEXTS[file]
     assert (folder / "tokenizer.json").read_text() == "{}"  # the repository's, not one made of the file
     assert [path.name for path in tmp_path.glob("**/snapshots/*/*.gguf")] == [file]
+
+
+def test_all_parts_of_a_split_file(hub: str, weights: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lie in a folder of the repository, and are found there without a connection, too."""
+    folder = resolve_checkpoint("owner/tiny-GGUF:F16", endpoint=hub, cache=tmp_path)
+    assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == 200
+    assert sorted(path.name for path in tmp_path.glob("**/snapshots/*/F16/*")) == [
+        "tiny-F16-00001-of-00002.gguf",
+        "tiny-F16-00002-of-00002.gguf",
+    ]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert resolve_checkpoint("owner/tiny-GGUF:F16", cache=tmp_path) == folder
 
 
 def test_a_gguf_file_without_a_connection(
@@ -124,13 +143,19 @@ def test_a_gguf_file_without_a_connection(
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        ("owner/tiny-GGUF:Q2_K", r"has no GGUF file for 'Q2_K'; its files: tiny-Q4_K.gguf, tiny-Q4_K_M.gguf, tiny-Q8_"),
-        ("owner/tiny-GGUF:F16", "has no GGUF file for 'F16'"),
+        (
+            "owner/tiny-GGUF:Q2_K",
+            r"has no GGUF file for 'Q2_K'; its files: F16/tiny-F16-00001-of-00002.gguf, tiny-Q4_K",
+        ),
         ("owner/tiny:Q8_0", "has no GGUF file for 'Q8_0'; its files: none"),
+        (
+            "owner/tiny-GGUF:tiny-F16-00002-of-00002.gguf",
+            "is one of several parts: name the first one, owner/tiny-GGUF:tiny-F16-00001-of-00002.gguf",
+        ),
     ],
 )
 def test_a_gguf_file_that_is_not_there(model: str, reason: str, hub: str, tmp_path: Path) -> None:
-    """Files in pieces must be joined first, and projectors are no models."""
+    """Projectors, and models that guess for another one, are not served by themselves."""
     with pytest.raises(CheckpointError, match=reason):
         resolve_checkpoint(model, endpoint=hub, cache=tmp_path)
 
@@ -138,7 +163,15 @@ def test_a_gguf_file_that_is_not_there(model: str, reason: str, hub: str, tmp_pa
 @pytest.mark.parametrize("model", ["./nowhere", "/no/where", "a/b/c", "~/nowhere-at-all"])
 def test_missing_folder(model: str) -> None:
     """A path with a typo must not become a request to the hub."""
-    with pytest.raises(CheckpointError, match=f"no folder '{model}'"):
+    with pytest.raises(CheckpointError, match=f"no file or folder '{model}'"):
+        resolve_checkpoint(model)
+
+
+@pytest.mark.parametrize("model", ["nope.gguf", "./nope.gguf", "here/nope.gguf", "/no/where/nope.gguf"])
+def test_missing_gguf_file(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=f"there is no file (or folder )?'{model}'$"):
         resolve_checkpoint(model)
 
 
@@ -160,7 +193,9 @@ def test_unknown_model(hub: str, tmp_path: Path) -> None:
 
 
 def test_hub_in_trouble(hub: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="'owner/broken' is not a local folder and could not be downloaded"):
+    with pytest.raises(
+        CheckpointError, match="'owner/broken' is not a local file or folder and could not be downloaded"
+    ):
         resolve_checkpoint("owner/broken", endpoint=hub, cache=tmp_path)
 
 

@@ -12,6 +12,7 @@ from sluice.config import EngineConfig
 from sluice.types import SamplingDefaults, Tier
 from sluice.types.footprint import Footprint, KVSizes, OffloadSizes, bounds_bytes, device_footprint, stored_bytes
 from sluice.types.request_limits import Limits
+from sluice.types.stored_weights import StoredWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class EngineInfo:
     is_default: bool
     """Whether it is the default model, as none was named."""
     architecture: str
+    stored: StoredWeights
+    """The weights in the checkpoint's files."""
     eos_token_ids: frozenset[int]
     """End-of-sequence ids of the model; the tokenizer may know more."""
     dtype: torch.dtype

@@ -39,11 +39,13 @@ from sluice.models.loader import check_layout
 from sluice.models.package_index import Report
 from sluice.models.pooling import why_no_embeddings
 from sluice.models.spec import AS_STORED, BLOCKS, ON_LOAD, ModelSpec, Quantization, holds
+from sluice.models.weights import GGUF, weight_files
 from sluice.parallel.layout import Place
 from sluice.parallel.member import ALONE, Member
 from sluice.types import Tier
 from sluice.types.footprint import Footprint
 from sluice.types.request_limits import Limits
+from sluice.types.stored_weights import StoredWeights
 
 LOGGER = logging.getLogger("sluice.engine")
 NO_EMBEDDINGS = "it fills in blocks of tokens, whose last one says nothing about the whole"
@@ -316,6 +318,13 @@ def _offload(
     return OffloadSetup.of(config.offload, limits, shape.page_size, spec.hidden_size, kernels)
 
 
+def _stored(folder: Path, spec: ModelSpec) -> StoredWeights:
+    files = weight_files(folder)
+    kind = "gguf" if files[0].name == GGUF else "safetensors"
+    level = _name(spec.dtype) if spec.stored_as is None else spec.stored_as.level
+    return StoredWeights(kind, level, spec.num_parameters, sum(file.stat().st_size for file in files))
+
+
 def _info(
     sizes: _Sizes, checkpoint: Checkpoint, weights: Weights, draft: DraftSetup | None, disabled: Mapping[Tier, str]
 ) -> EngineInfo:
@@ -351,6 +360,7 @@ def _info(
         tokenizer_folder=checkpoint.tokenizer,
         is_default=checkpoint.is_default,
         architecture=spec.architecture,
+        stored=_stored(checkpoint.folder, spec),
         eos_token_ids=frozenset(spec.eos_token_ids),
         dtype=spec.dtype,
         device=shape.device,

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import torch
 
+from sluice.assembly.context import check_context
 from sluice.assembly.devices import TORCH
 from sluice.assembly.diffusion import check_architecture
 from sluice.assembly.resolve import Resolution
 from sluice.assembly.small_operations import fuse_small_operations
-from sluice.config import ConfigError, MemoryShortage, ModelConfig
+from sluice.config import MemoryShortage, ModelConfig
 from sluice.device.machine import keep_freed_memory
 from sluice.engine.heartbeat import Heartbeat, LoadingPart
 from sluice.kernels.cpu.library import NAMES, Kernels, Library
@@ -114,8 +115,10 @@ def _load_model(
             quantization=config.quantization,
             packer=packer_for(device, kernels),
             report=partial(heartbeat.loading, LoadingPart.WEIGHTS),
+            packing=partial(heartbeat.loading, LoadingPart.PACKING),
             member=member,
             blocks=blocks,
+            check=lambda spec: check_context(config.context_length, spec.max_model_len),
         )
     except torch.OutOfMemoryError as error:
         raise MemoryShortage(
@@ -129,13 +132,8 @@ def _load_model(
 
 def _with_context(spec: ModelSpec, length: int | None) -> ModelSpec:
     """Return a model's sizes with a context of at most `length` tokens."""
-    if length is None:
-        return spec
-    if not 2 <= length <= spec.max_model_len:
-        raise ConfigError(
-            f"--context-length must be from 2 to the model's context of {spec.max_model_len} tokens, got {length}"
-        )
-    return replace(spec, max_model_len=length)
+    check_context(length, spec.max_model_len)
+    return spec if length is None else replace(spec, max_model_len=length)
 
 
 def _over_shards(logit_ops: LogitOps, member: Member, vocab_size: int) -> LogitOps:

@@ -74,10 +74,17 @@ class ShowVersion(argparse.Action):
         parser.exit()
 
 
-def add_command(commands: Any, name: str, help: str, run: Any) -> argparse.ArgumentParser:
+def add_command(
+    commands: Any, name: str, help: str, run: Any, *, of_model: str | None = None
+) -> argparse.ArgumentParser:
+    """Add a command that takes a model.
+
+    Args:
+        of_model: help of the model; None: that of the option.
+    """
     parser = add_plain_command(commands, name, help, f"sluice {name} [MODEL] [options]", run)
     model = dict(options_of(GROUPS["model"]))["model"]
-    parser.add_argument("model", nargs="?", metavar="MODEL", help=help_of(model, None))
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=of_model or help_of(model, None))
     # Apart from the positional argument, so that two models are refused.
     parser.add_argument("--model", "--model-path", dest="model_path", help=argparse.SUPPRESS)
     return parser

@@ -114,7 +114,10 @@ def _add_generate(commands: Any) -> None:
 
 def _add_models(commands: Any) -> None:
     help = "list the models on this machine, and small ones to begin with"
-    parser = add_plain_command(commands, "models", help, "sluice models [options]", run.models)
+    parser = add_plain_command(commands, "models", help, "sluice models [PATH] [options]", run.models)
+    parser.add_argument(
+        "path", nargs="?", metavar="PATH", help="a GGUF file or a folder (default: what was downloaded from the hub)"
+    )
     parser.add_argument(
         "--download-dir", metavar="FOLDER", help="folder of downloads (default: the cache of huggingface_hub)"
     )
@@ -139,7 +142,8 @@ def _add_explain(commands: Any) -> None:
 
 def _add_quantize(commands: Any) -> None:
     help = "write a quantised checkpoint, or report what quantisation costs"
-    add_quantize_arguments(add_command(commands, "quantize", help, run.quantize))
+    of_model = "folder or hub id of a checkpoint in safetensors (without one: SmolLM2-135M-Instruct)"
+    add_quantize_arguments(add_command(commands, "quantize", help, run.quantize, of_model=of_model))
 
 
 def _add_bench(commands: Any) -> None:

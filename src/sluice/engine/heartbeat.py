@@ -37,9 +37,11 @@ class LoadingPart(IntEnum):
     """The checkpoint's files are found, or downloaded."""
     WEIGHTS = 2
     """Weights are read; counted in bytes."""
-    MEMORY = 3
-    """Weights are packed, and memory for KV is allocated."""
-    GRAPHS = 4
+    PACKING = 3
+    """Weights are laid out for their products; counted in layers."""
+    MEMORY = 4
+    """Memory for KV is allocated."""
+    GRAPHS = 5
     """Steps are captured; counted in graphs."""
 
 

@@ -13,7 +13,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -21,7 +21,7 @@ from secrets import token_hex
 from typing import Any
 
 from sluice.assembly.ranks import refuse_ranks
-from sluice.config import ConfigError, EngineConfig, ServerConfig
+from sluice.config import ConfigError, EngineConfig, ModelConfig, ServerConfig
 from sluice.engine.clock import WallClock
 from sluice.http.apis.responses.store import ResponseStore
 from sluice.http.app import create_app
@@ -30,6 +30,7 @@ from sluice.http.base.backend import Backend
 from sluice.http.base.body import BodyLimits
 from sluice.http.base.calls import Listener, RequestLog
 from sluice.http.base.chat_template_file import read_chat_template
+from sluice.http.base.early_checks import check_model
 from sluice.http.base.early_tokenizer import EarlyTokenizer, place_of
 from sluice.http.base.isolation import read_isolation
 from sluice.http.base.origins import allowed_origins
@@ -42,9 +43,11 @@ from sluice.http.edge.http_server import HttpServer
 from sluice.http.edge.tls import read_certificate
 from sluice.http.observe.announcement import announcement, own_command
 from sluice.http.observe.http_metrics import Metrics
+from sluice.http.observe.loading_report import LoadingReport
 from sluice.http.observe.loop_watchdog import LoopWatchdog
 from sluice.http.observe.otel import open_traces
 from sluice.http.observe.trace_feed import TraceFeed
+from sluice.models.checkpoint import CheckpointError
 from sluice.process.client import EngineClient
 from sluice.process.engine_process import freeze_gc
 from sluice.process.engine_state import EngineState
@@ -116,7 +119,7 @@ def run(server: ServerConfig, engine: EngineConfig, *, given: Collection[str] = 
                 traces = open_traces(server.otlp_traces_endpoint)
                 listeners.append(stack.enter_context(contextlib.closing(traces)))
             return asyncio.run(serve(server, engine, listeners, given=given, factory=factory))
-    except (CannotListen, ConfigError, EngineStartError, TokenizerError) as error:
+    except (CannotListen, ConfigError, CheckpointError, EngineStartError, TokenizerError) as error:
         print(f"sluice: error: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
 
@@ -133,7 +136,7 @@ async def serve(
         CannotListen: the port is in use, or the address is not this machine's.
         ConfigError: the API keys, the certificate, the secret of --cache-isolation or the chat template cannot be
             read, or there are too few descriptors.
-        EngineStartError, TokenizerError: the checkpoint cannot be served.
+        EngineStartError, TokenizerError, CheckpointError: the checkpoint cannot be served.
     """
     _refuse_unloading(server, engine)
     keys = read_keys(server)
@@ -150,7 +153,16 @@ async def serve(
     state, metrics, feed = EngineState(), Metrics(), TraceFeed(WallClock().now, token_hex(8)) if server.page else None
     backend, client = Backend(state), _new_client(state, metrics, feed)
     start, sleep = start_of(server, engine, factory), Sleep(client, state, server.idle_unload)
-    supervisor = Supervisor(start, client, state, server.max_engine_restarts, EngineTimeouts.of(server), sleep)
+    report = LoadingReport(sys.stderr if server.log_format == "text" else None)
+    supervisor = Supervisor(
+        start,
+        client,
+        state,
+        server.max_engine_restarts,
+        EngineTimeouts.of(server),
+        sleep,
+        on_loading=report.show,
+    )
     app = create_app(
         backend,
         body_limits=BodyLimits(server.max_request_bytes),
@@ -171,7 +183,8 @@ async def serve(
     url = url_of(server.host, port, scheme="http" if tls is None else "https")
     tokenizers = EarlyTokenizer(server, place_of(engine.model), chat_template)
     living = asyncio.create_task(
-        live(backend, supervisor, client, server, url, metrics, tokenizers, given=given), name="engine"
+        live(backend, supervisor, client, server, engine.model, url, metrics, tokenizers, report, given=given),
+        name="engine",
     )
     signals = StopSignals()
     try:
@@ -265,19 +278,24 @@ async def live(
     supervisor: Supervisor,
     client: EngineClient,
     server: ServerConfig,
+    asked: ModelConfig,
     url: str,
     metrics: Metrics,
     tokenizers: EarlyTokenizer,
+    report: LoadingReport,
     *,
     given: Collection[str],
 ) -> str:
     """Start the engine, and serve with it and with those that follow it. Returns why there is none any more.
 
+    Args:
+        asked: the model that the options name.
+
     Raises:
-        EngineStartError, TokenizerError: the checkpoint cannot be served.
+        EngineStartError, TokenizerError, CheckpointError, ConfigError: the checkpoint cannot be served.
     """
-    with contextlib.closing(tokenizers):
-        ready = await supervisor.start()
+    with contextlib.closing(tokenizers), contextlib.closing(report):
+        ready = await _started(supervisor, asyncio.to_thread(check_model, asked), tokenizers.failure())
         model = await ServedModel.open(server, ready, Path(ready.tokenizer_folder), tokenizers, given)
     with contextlib.closing(model):
         name = metrics.model = model.names[0]
@@ -296,6 +314,22 @@ async def live(
         backend.close(how)
     print(f"sluice: error: {one_line(how)}", file=sys.stderr)
     return how
+
+
+async def _started(supervisor: Supervisor, *checks: Awaitable[None]) -> Ready:
+    """Start the first engine. A check that raises ends the wait for it."""
+    starting: asyncio.Future[Ready] = asyncio.create_task(supervisor.start(), name="engine-start")
+    checking: asyncio.Future[list[None]] = asyncio.gather(*checks)
+    both: set[asyncio.Future[Any]] = {starting, checking}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
+        if checking.done():
+            checking.result()
+        return await starting
+    finally:
+        starting.cancel()
+        checking.cancel()
+        await asyncio.gather(starting, checking, return_exceptions=True)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -18,6 +18,13 @@ from sluice.models.shards import Rules as ShardRules
 from sluice.models.spec import ModelSpec
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
+
+Report = Callable[[int, int], None]
+"""Called with how much of something is done, and how much there is to do."""
+
+
+def no_report(done: int, total: int) -> None:
+    """Report nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +191,11 @@ class CausalLM(PagedLM):
         """
 
     @abstractmethod
-    def pack(self, packer: Packer) -> None:
+    def pack(self, packer: Packer, report: Report = no_report) -> None:
         """Pack the weights, once, after they are loaded and before the first forward.
 
         Modules whose weights are packed into others are removed, and parameters change their names.
+
+        Args:
+            report: called with the layers that are packed, and with the number of all and the head.
         """

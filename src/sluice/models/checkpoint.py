@@ -14,6 +14,16 @@ from pathlib import Path
 
 LONGEST_SHOWN = 200
 """Characters of a value in an error."""
+LARGEST = (1 << 63) - 1
+"""Integer of a config; torch has none above."""
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+DIMENSIONS = (
+    *("hidden_size", "intermediate_size", "vocab_size", "head_dim", "num_attention_heads", "num_key_value_heads"),
+    *("n_embd", "n_inner", "n_head"),
+)
+"""Fields that are a dimension of some tensor, or divide one."""
+MOST = {**dict.fromkeys(LAYERS, 1 << 10), **dict.fromkeys(DIMENSIONS, 1 << 24)}
+"""Many times those of any known model. A model is built in these sizes before its weights are looked at."""
 
 
 class CheckpointError(ValueError):
@@ -46,7 +56,7 @@ class Fields:
             raise CheckpointError(f"{path.parent} holds no {path.name}: not a Hugging Face checkpoint") from None
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             raise CheckpointError(f"{path} is not valid JSON: {error}") from None
         if not isinstance(values, dict):
             raise CheckpointError(f"{path} must hold a JSON object, got {type(values).__name__}")
@@ -78,7 +88,7 @@ class Fields:
         value = self._given(name, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= LARGEST:
             raise self.error(name, f"an integer of at least {minimum}")
         return value
 
@@ -87,9 +97,12 @@ class Fields:
         value = self._given(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.error(name, "a number above 0")
-        if not (value > 0 and math.isfinite(value)):
+        if not 0 < value < math.inf:
             raise self.error(name, "a number above 0")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise self.error(name, "a number above 0") from None
 
     def flag(self, name: str, default: bool | None = None) -> bool:
         value = self._given(name, default)
@@ -162,7 +175,7 @@ def refuse_unsupported(fields: Fields) -> None:
     for name, neutral in NEUTRAL.items():
         value = fields.get(name)
         if value is not None and value not in neutral:
-            raise CheckpointError(f"{fields.source}: {name} = {value!r} is not supported")
+            raise CheckpointError(f"{fields.source}: {name} = {value!r:.{LONGEST_SHOWN}} is not supported")
 
 
 def read_config(folder: Path) -> CheckpointConfig:
@@ -183,6 +196,10 @@ def parse_config(fields: Fields, folder: Path) -> CheckpointConfig:
     Raises:
         CheckpointError: a field or a file is broken.
     """
+    for name, most in MOST.items():
+        value = fields.get(name)
+        if isinstance(value, int) and value > most:
+            raise fields.error(name, f"an integer of at most {most}")
     return CheckpointConfig(
         architecture=_architecture(fields),
         fields=fields,

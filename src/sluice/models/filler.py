@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from sluice.models.base import CausalLM
+from sluice.models.base import CausalLM, Report, no_report
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.linear import Packer
 from sluice.models.quantized import (
@@ -84,8 +84,12 @@ class Filler:
         cut = self._cut(weight, target)
         return range(self.expected[weight][0]) if cut is None or cut.dim != OUTPUTS else cut.ranges[0]
 
-    def finish(self, packer: Packer) -> None:
-        """Load the tensors into the model, and pack them."""
+    def finish(self, packer: Packer, report: Report = no_report) -> None:
+        """Load the tensors into the model, and pack them.
+
+        Args:
+            report: as for `CausalLM.pack`.
+        """
         missing = [name for name in self.expected if name not in self.sources]
         if missing == [self.model.rules.head]:
             self.model.drop_head()
@@ -96,7 +100,7 @@ class Filler:
         self.model.load_state_dict(self.filled, assign=True)
         self.model.requires_grad_(False)
         self.filled.clear()  # otherwise every weight would exist twice until all are packed
-        self.model.pack(packer)
+        self.model.pack(packer, report)
 
     def _names(self, name: str) -> tuple[str, str]:
         """Return the parameter of the whole model that a tensor is for, and that of the rank's part."""

@@ -13,7 +13,7 @@ from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, R
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.default_model import default_checkpoint
 from sluice.models.formats.gguf_folder import BESIDE, SUFFIX, gguf_folder, gguf_in
-from sluice.models.formats.gguf_hub import chosen_file, models_among
+from sluice.models.formats.gguf_hub import chosen_file, models_among, parts_among
 from sluice.models.package_index import Report
 
 LOGGER = logging.getLogger("sluice.models")
@@ -45,8 +45,8 @@ def resolve_checkpoint(
         report: called several times a second while the default model is downloaded.
 
     Raises:
-        CheckpointError: no such folder, no such model or revision on the hub, or the hub cannot be reached; a revision
-            of a folder; no such GGUF file; the default model cannot be downloaded.
+        CheckpointError: no such file or folder, no such model or revision on the hub, or the hub cannot be reached; a
+            revision of a folder; no such GGUF file; the default model cannot be downloaded.
     """
     if not model:
         if revision is not None:
@@ -58,25 +58,27 @@ def resolve_checkpoint(
             kind = "folder" if path.is_dir() else "file"
             raise CheckpointError(f"--revision {revision} needs a model on the hub, and {model!r} is a {kind}")
         return _local(path, cache)
-    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
-        raise CheckpointError(f"there is no folder {model!r}")
     repository, _, choice = model.partition(":")
+    if choice == "" and path.suffix == SUFFIX and ("/" not in model or path.parent.is_dir()):
+        raise CheckpointError(f"there is no file {model!r}")
+    if model.startswith(("/", ".", "~")) or repository.count("/") > 1:
+        raise CheckpointError(f"there is no file or folder {model!r}")
     try:
         return _downloaded(repository, choice, revision, endpoint, cache, weights=weights)
     except CheckpointError:
         raise
     except HFValidationError:
-        raise CheckpointError(f"{model!r} is neither an existing folder nor a hub id (owner/name)") from None
+        raise CheckpointError(f"{model!r} is neither an existing file or folder nor a hub id (owner/name)") from None
     except RevisionNotFoundError:
         raise CheckpointError(f"{model!r} has no revision {revision!r} on the hub") from None
     except RepositoryNotFoundError:
         raise CheckpointError(
-            f"{model!r} is neither an existing folder nor a model on the hub that you have access to"
+            f"{model!r} is neither an existing file or folder nor a model on the hub that you have access to"
         ) from None
     except Exception as error:
         hint = "" if "/" in model else f"; ids on the hub are like {EXAMPLE}"
         raise CheckpointError(
-            f"{model!r} is not a local folder and could not be downloaded from the hub: {_reason(error)}{hint}"
+            f"{model!r} is not a local file or folder and could not be downloaded from the hub: {_reason(error)}{hint}"
         ) from error
 
 
@@ -108,14 +110,15 @@ def _downloaded(
     try:
         names = list(huggingface_hub.HfApi(endpoint).list_repo_files(repository, revision=revision))
     except Exception:
-        names = [file.name for file in folder.iterdir()]  # without a connection: what was downloaded before
+        # Without a connection: what was downloaded before.
+        names = [file.relative_to(folder).as_posix() for file in folder.rglob("*")]
         if not models_among(names):
             raise
     if is_whole and not models_among(names):
         return folder
     file = chosen_file(repository, names, choice)
     LOGGER.info("%s: of its %d GGUF files %s is loaded", repository, len(models_among(names)), file)
-    return gguf_folder(Path(fetch(allow_patterns=[file, *BESIDE])) / file, cache)
+    return gguf_folder(Path(fetch(allow_patterns=[*parts_among(names, file), *BESIDE])) / file, cache)
 
 
 def _local(path: Path, cache: Path | None) -> Path:

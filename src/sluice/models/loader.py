@@ -14,8 +14,14 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from sluice.models.base import CausalLM, PagedLM
-from sluice.models.checkpoint import CheckpointConfig, CheckpointError, read_config, refuse_unsupported
+from sluice.models.base import CausalLM, PagedLM, Report, no_report
+from sluice.models.checkpoint import (
+    LONGEST_SHOWN,
+    CheckpointConfig,
+    CheckpointError,
+    read_config,
+    refuse_unsupported,
+)
 from sluice.models.fallback.load import load_fallback
 from sluice.models.families.gpt2 import GPT2
 from sluice.models.families.llama import Llama
@@ -25,6 +31,7 @@ from sluice.models.formats.base import Rows, WeightFormat
 from sluice.models.formats.read import check_agrees, read_format
 from sluice.models.linear import Packer
 from sluice.models.spec import AS_STORED, DTYPES, FP8, ON_LOAD, ModelSpec, Quantization
+from sluice.models.stored_sizes import check_sizes
 from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors, weight_files
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
@@ -36,7 +43,7 @@ ARCHITECTURES: Mapping[str, type[CausalLM]] = {
 
 LOGGER = logging.getLogger("sluice.models")
 
-Report = Callable[[int, int], None]
+Check = Callable[[ModelSpec], None]
 
 
 def is_native(architecture: str) -> bool:
@@ -87,9 +94,11 @@ def load_model(
     implementation: str = "auto",
     quantization: str | None = None,
     packer: Packer | None = None,
-    report: Report = lambda done, total: None,
+    report: Report = no_report,
+    packing: Report = no_report,
     member: Member = ALONE,
     blocks: Mapping[str, object] | None = None,
+    check: Check = lambda spec: None,
 ) -> tuple[PagedLM, ModelSpec]:
     """Load the checkpoint in `folder`, or a rank's part of it, filling every parameter exactly once.
 
@@ -105,7 +114,9 @@ def load_model(
             it stores for products that the packer has stay so.
         packer: lays out native weights; None keeps torch's layout.
         report: called with the bytes of native weights that were read, and those of all.
+        packing: called with the layers whose weights are packed, and their number.
         member: the rank. Of a native model, only its part of the weights is read.
+        check: called with a native model's sizes before its weights are read; may raise.
         blocks: `block_size` and `mask_token_id` of a model of block diffusion, in place of those in its `config.json`.
 
     Returns:
@@ -117,6 +128,7 @@ def load_model(
     """
     check_layout(folder, member.place.layout, implementation)
     checkpoint = read_config(folder)
+    check_sizes(checkpoint, folder)
     if blocks:
         checkpoint = replace(checkpoint, fields=checkpoint.fields.replaced(blocks, "--dllm-algorithm-config"))
     if _is_fallback(checkpoint, implementation):
@@ -134,7 +146,18 @@ def load_model(
         check_agrees(quantization, stored_as)
         packer = packer or Packer()
         model = _load_native(
-            folder, checkpoint, stored_as, dtype, quantization, device, packer, report, member, progress=progress
+            folder,
+            checkpoint,
+            stored_as,
+            dtype,
+            quantization,
+            device,
+            packer,
+            report,
+            packing,
+            check,
+            member,
+            progress=progress,
         )
     return model, model.spec
 
@@ -153,6 +176,8 @@ def _load_native(
     device: torch.device,
     packer: Packer,
     report: Report,
+    packing: Report,
+    check: Check,
     member: Member,
     *,
     progress: bool,
@@ -165,9 +190,13 @@ def _load_native(
     with torch.device("meta"):
         whole = architecture.from_checkpoint(checkpoint, chosen)
         model = whole if member.place.layout.size == 1 else architecture.from_checkpoint(checkpoint, chosen, member)
-    whole.spec = replace(whole.spec, quantization=_held(quantization, stored_as, chosen, packer))
+    check(whole.spec)
+    numbers = sum(weight.numel() for weight in whole.parameters())
+    held = _held(quantization, stored_as, chosen, packer)
+    whole.spec = replace(whole.spec, quantization=held, num_parameters=numbers)
     if stored_as is not None:
-        whole.spec = replace(whole.spec, stored_as=Quantization(stored_as.name, stored_as.description))
+        stored = Quantization(stored_as.name, stored_as.description, stored_as.level)
+        whole.spec = replace(whole.spec, stored_as=stored)
     model.spec = whole.spec
     filler = Filler(whole, model, device)
     total = sum(path.stat().st_size for path in weight_files(folder))
@@ -177,7 +206,7 @@ def _load_native(
         number_bytes = filler.kept_bytes / max(1, filler.kept_numbers)
         stored = replace(model.spec.stored_as, kept=filler.kept, number_bytes=number_bytes)
         model.spec = replace(model.spec, stored_as=stored)
-    filler.finish(packer)
+    filler.finish(packer, packing)
     if packer.widened:
         LOGGER.info(
             "%d layers are dequantised to %s: their parts are quantised in different ways, or no product takes them",
@@ -238,5 +267,5 @@ def _resolve_dtype(
         name = checkpoint.dtype or first_floating_dtype(folder)
     if name not in DTYPES:
         source = "the checkpoint's dtype" if dtype == "auto" else "dtype"
-        raise CheckpointError(f"{source} must be one of {', '.join(DTYPES)}, got {name!r}")
+        raise CheckpointError(f"{source} must be one of {', '.join(DTYPES)}, got {name!r:.{LONGEST_SHOWN}}")
     return DTYPES[name]

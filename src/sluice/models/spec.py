@@ -40,6 +40,8 @@ class Quantization:
     """The name of the format, which `--quantization` may give: "gptq", "compressed-tensors", ..."""
     description: str
     """Details such as "4-bit GPTQ in groups of 128"."""
+    level: str = ""
+    """How most matrices are stored, in a word: the method, or a type of GGUF."""
     kept: int = 0
     """Weights that are held as they are stored."""
     number_bytes: float = 0.0
@@ -81,6 +83,8 @@ class ModelSpec:
     """How its weights are held: "none", in `dtype`; one of `ON_LOAD`; or one of them with `AS_STORED`."""
     diffusion: BlockDiffusion | None = None
     """Block diffusion; None if the model generates token by token."""
+    num_parameters: int = 0
+    """Numbers in the weights of a native model; a head that is the embedding counts once."""
 
     @property
     def weight_bytes(self) -> float:

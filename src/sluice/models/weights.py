@@ -17,7 +17,8 @@ from sluice.models.quantized import QuantizedWeight
 
 SINGLE = "model.safetensors"
 GGUF = "model.gguf"
-"""File in a folder that was made of a GGUF file (`formats/gguf_folder.py`)."""
+GGUF_PARTS = "model-*.gguf"
+"""Files in a folder that was made of a GGUF file (`formats/gguf_folder.py`): the file, and the parts of a split one."""
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -42,6 +43,10 @@ class WeightFile:
         self.names = tuple(file.keys())
         self._file = file
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor, which is not read."""
+        return tuple(self._file.get_slice(name).get_shape())
+
     def read(self, name: str) -> torch.Tensor:
         """Return a tensor, on the CPU and memory-mapped."""
         value: torch.Tensor = self._file.get_tensor(name)
@@ -57,7 +62,7 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
     if (folder / GGUF).exists():
-        return [folder / GGUF]
+        return [folder / GGUF, *sorted(folder.glob(GGUF_PARTS))]
     if not (folder / INDEX).exists():
         if any(next(folder.glob(pattern), None) for pattern in PICKLED):
             raise CheckpointError(
@@ -152,7 +157,8 @@ def fingerprint(folder: Path) -> str:
     Raises:
         OSError: a file cannot be read.
     """
-    files = [folder / "config.json", *sorted(folder.glob("*.safetensors")), *folder.glob(GGUF)]
+    files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+    files += [*folder.glob(GGUF), *sorted(folder.glob(GGUF_PARTS))]
     with ThreadPoolExecutor(THREADS) as executor:
         digests = list(executor.map(_digest, files))
     total = hashlib.sha256()

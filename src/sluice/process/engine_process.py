@@ -132,7 +132,7 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
     engine, info = build_engine(
         start.config,
         link,
-        progress=sys.stderr.isatty(),  # no progress bar in a log file
+        progress=False,  # the server shows it
         heartbeat=link.heartbeat,
         faults=of_engine(parse_faults(start.faults), start.epoch),
         follows=start.epoch > 0,
@@ -155,6 +155,7 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         sampling_defaults=info.sampling_defaults,
         memory=info.memory,
         architecture=info.architecture,
+        stored=info.stored,
         disabled_tiers=info.disabled_tiers,
     )
 

@@ -64,13 +64,18 @@ class Loading:
     """The latest reading of its heartbeat."""
     seconds: float
     """Seconds since its process was started."""
+    seconds_left: float | None = None
+    """Seconds until the present part ends, as far as that is known."""
 
     def __str__(self) -> str:
-        return f"{self.reading.progress()}, {self.seconds:.0f} s so far"
+        left = "" if self.seconds_left is None else f", about {self.seconds_left:.0f} s left"
+        return f"{self.reading.progress()}, {self.seconds:.0f} s so far{left}"
 
     def as_json(self) -> dict[str, Any]:
         part, done, total = self.reading.part.name.lower(), self.reading.loaded, self.reading.to_load
-        return {"part": part, "done": done, "total": total or None, "seconds": round(self.seconds, 1)}
+        left = None if self.seconds_left is None else round(self.seconds_left, 1)
+        seconds = {"seconds": round(self.seconds, 1), "seconds_left": left}
+        return {"part": part, "done": done, "total": total or None, **seconds}
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from sluice.config import EngineConfig
 from sluice.process.client import EngineClient
@@ -26,6 +27,7 @@ from sluice.process.engine_state import EngineState, Loading
 from sluice.process.heartbeat import Reading
 from sluice.process.kv_events.board import KvEventBoard, KvEventSink
 from sluice.process.launch import CannotStartNow, EngineProcess, EngineStartError, EngineTimeouts
+from sluice.process.loading_pace import LoadingPace
 from sluice.process.restarts import RESTART_WINDOW, Backoff, DescriptorReserve, RestartBudget
 from sluice.process.sleep import PUT_TO_SLEEP, Sleep
 from sluice.process.socket_folder import remove_abandoned
@@ -55,6 +57,7 @@ class Supervisor:
         timeouts: of each engine.
         sleep: when the engine is not needed; None: it always is.
         kv_events: receives what the prefix cache stores and gives up, beside what the options say.
+        on_loading: called with how far an engine is loaded, now and then.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Supervisor:
         timeouts: EngineTimeouts | None = None,
         sleep: Sleep | None = None,
         kv_events: KvEventSink | None = None,
+        on_loading: Callable[[Loading], None] = lambda loading: None,
     ) -> None:
         self._kv_events = KvEventBoard(message.config, state.kv_events, kv_events)
         self._message = replace(message, reports_kv_events=self._kv_events.is_on)
@@ -81,6 +85,7 @@ class Supervisor:
         self._engine: EngineProcess | None = None
         self._sleep = Sleep(client, state) if sleep is None else sleep
         self._ending: asyncio.Task[None] | None = None
+        self._on_loading = on_loading
 
     async def start(self) -> Ready:
         """Start the first engine. Before that, remove the socket folders of servers that were killed.
@@ -184,7 +189,7 @@ class Supervisor:
         self._reserve.release()
         try:
             self._engine = engine = await EngineProcess.spawn(message, self._timeouts)
-            return engine, await engine.ready(self._on_loading)
+            return engine, await engine.ready(partial(self._loading, LoadingPace()))
         except EngineStartError:
             await self._end_engine()
             raise
@@ -271,8 +276,9 @@ class Supervisor:
         if engine is not None:
             await engine.close(at_once=at_once)
 
-    def _on_loading(self, reading: Reading, seconds: float) -> None:
-        self._state.loading = Loading(reading, seconds)
+    def _loading(self, pace: LoadingPace, reading: Reading, seconds: float) -> None:
+        self._state.loading = loading = Loading(reading, seconds, pace.seconds_left(reading, seconds))
+        self._on_loading(loading)
 
     def _on_reading(self, reading: Reading, silent_seconds: float) -> None:
         self._state.reading, self._state.silent_seconds = reading, silent_seconds

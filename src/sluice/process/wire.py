@@ -34,6 +34,7 @@ from sluice.engine.step_watch import StepsSeen
 from sluice.types import Output, SamplingDefaults, Submit, Tier, TokenLogprobs
 from sluice.types.footprint import Footprint
 from sluice.types.request_limits import Limits
+from sluice.types.stored_weights import StoredWeights
 
 FACTORY = "sluice.process.engine_process:build"
 """The factory that `sluice serve` uses."""
@@ -82,6 +83,8 @@ class Ready:
     """Allocated bytes, by part."""
     architecture: str = ""
     """The name in the checkpoint's `config.json`."""
+    stored: StoredWeights = field(default_factory=StoredWeights)
+    """The weights in the checkpoint's files."""
     disabled_tiers: Mapping[Tier, str] = field(default_factory=dict)
     """Tiers that an engine before had, and that could not be opened again -> why."""
     fingerprint: str = ""

@@ -126,7 +126,7 @@ def test_gguf_files_are_listed_one_by_one(tmp_path: Path) -> None:
     cached(tmp_path / "cache", "owner/tiny-GGUF", files)
     found = {model.id: model for model in cached_models(tmp_path / "cache")}
     assert list(found) == [f"owner/tiny-GGUF:tiny-{kind}.gguf" for kind in ("F16", "Q2_K", "Q8_0")]
-    assert found["owner/tiny-GGUF:tiny-Q8_0.gguf"].verdict == ("GGUF Q8_0", None, None)
+    assert found["owner/tiny-GGUF:tiny-Q8_0.gguf"].verdict == ("GGUF, Q8_0 (20), F16 (3)", None, None)
     assert found["owner/tiny-GGUF:tiny-Q2_K.gguf"].verdict.problem is not None
     assert found["owner/tiny-GGUF:tiny-F16.gguf"].bytes == (files / "tiny-F16.gguf").stat().st_size
 

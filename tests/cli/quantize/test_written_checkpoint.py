@@ -176,9 +176,13 @@ def test_what_is_refused(plain: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="GPT2LMHeadModel stores its weights transposed"):
         written(tmp_path / "gpt2", tmp_path / "again")
     (tmp_path / "gguf").mkdir()
-    file, _ = write_gguf(plain, tmp_path / "gguf" / "model.gguf", "F16")
-    with pytest.raises(CheckpointError, match="plain weights in a GGUF file are not read by this command"):
-        written(resolve_checkpoint(str(file), cache=tmp_path / "cache"), tmp_path / "again")
+    for kind, problem in (
+        ("F16", r"a GGUF file of plain weights \(F16\) is quantised when it is served: sluice serve FILE --quant"),
+        ("Q8_0", r"the GGUF file is quantised already \(Q8_0.*\), and is served as it is: sluice serve FILE\. To qu"),
+    ):
+        file, _ = write_gguf(plain, tmp_path / "gguf" / f"{kind}.gguf", kind)
+        with pytest.raises(CheckpointError, match=problem):
+            written(resolve_checkpoint(str(file), cache=tmp_path / "cache"), tmp_path / "again")
     config = json.loads((plain / "config.json").read_text())
     (plain / "config.json").write_text(json.dumps(config | {"architectures": ["OlmoForCausalLM"]}))
     with pytest.raises(CheckpointError, match="OlmoForCausalLM cannot be quantised: which tensors") as caught:

@@ -148,7 +148,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "experts": ({"fields": {"expert_count": 8}}, "llama.expert_count must be 0, got 8"),
     "partial rotary": ({"fields": {"rope.dimension_count": 4}}, "llama.rope.dimension_count must be the head size, 8,"),
     "scaling": ({"fields": {"rope.scaling.type": "longrope"}}, "rope.scaling.type must be none, linear or yarn, got"),
-    "split": ({"general": {"split.count": 3}}, "split.count must be 1: join the files with llama-gguf-split --merge"),
     "adapter": (
         {"kind": "adapter"},
         r"is a LoRA adapter, not a model \(general.type 'adapter'\): name the model's file",

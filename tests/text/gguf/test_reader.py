@@ -63,7 +63,7 @@ def test_values_and_tensors_are_those_of_the_writer(tmp_path: Path) -> None:
     for name, wanted in (("first", first), ("second", second)):
         info = file.tensors[name]
         assert (info.shape, info.kind.name) == (wanted.shape, {"<f4": "F32", "<f2": "F16"}[wanted.dtype.str])
-        assert bytes(file.data[info.start : info.start + info.nbytes]) == wanted.tobytes()
+        assert bytes(info.data[info.start : info.start + info.nbytes]) == wanted.tobytes()
 
 
 F32_DATA = bytes(64)

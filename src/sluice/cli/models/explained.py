@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
-
 from sluice.cli.models.bandwidth import measured_bandwidth
-from sluice.cli.models.command import aligned
+from sluice.cli.models.estimates import estimate_of
+from sluice.cli.models.table import aligned
 from sluice.config import EngineConfig
-from sluice.models.catalog.estimate import NUMBER_SIZES, Estimate, gigabytes
+from sluice.models.catalog.estimate import Estimate, gigabytes
 from sluice.models.catalog.sizes import ModelSizes, SizesError
-from sluice.models.catalog.suggested import SUGGESTED
 from sluice.models.families.llama_config import DIFFUSION_ARCHITECTURES
 
 Value = float | int | None
@@ -36,23 +31,13 @@ def model_facts(config: EngineConfig) -> list[Fact]:
     Args:
         config: with options resolved for this machine.
     """
-    model = config.model
     try:
-        sizes, source = _sizes(model.model, model.revision, model.download_dir)
-        quantization = model.quantization or "none"
-        if quantization not in NUMBER_SIZES:
-            raise SizesError(f"--quantization {quantization} depends on the checkpoint")
+        estimate, how = estimate_of(config.model)
     except SizesError as error:
         return [Fact("weights_bytes", None, "-", f"not known: {error}")]
-    estimate = Estimate(sizes, quantization)
-    kind = "16 bits" if quantization == "none" else quantization
+    sizes = estimate.sizes
     facts = [
-        Fact(
-            "weights_bytes",
-            round(estimate.weights_bytes),
-            gigabytes(estimate.weights_bytes),
-            f"{sizes.stored / 1e6:.0f} million numbers in {kind}{_copied(sizes, quantization)} ({source})",
-        ),
+        Fact("weights_bytes", round(estimate.weights_bytes), gigabytes(estimate.weights_bytes), how),
         Fact(
             "kv_token_bytes",
             sizes.token_bytes,
@@ -60,12 +45,7 @@ def model_facts(config: EngineConfig) -> list[Fact]:
             f"KV of a token in 16 bits: {sizes.layers} layers of {sizes.kv_heads} KV heads of {sizes.head_dim}",
         ),
     ]
-    return facts + (_speed(estimate, config) if model.device == "cpu" else [])
-
-
-def _copied(sizes: ModelSizes, quantization: str) -> str:
-    is_tied = sizes.stored == sizes.weights
-    return ", the embedding twice" if is_tied and quantization == "none" else ""
+    return facts + (_speed(estimate, config) if config.model.device == "cpu" else [])
 
 
 def _speed(estimate: Estimate, config: EngineConfig) -> list[Fact]:
@@ -98,26 +78,6 @@ def _several_tokens(sizes: ModelSizes, config: EngineConfig) -> str | None:
     if config.speculative.speculative_algorithm is not None:
         return "with --speculative-algorithm, a pass over the weights may yield several tokens"
     return None
-
-
-def _sizes(model: str, revision: str | None, folder: str | None) -> tuple[ModelSizes, str]:
-    """Return the sizes of a model that is on this machine or suggested, and where they are from.
-
-    Raises:
-        SizesError: it is neither, or its sizes are not those of a dense model.
-    """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return ModelSizes.read(path), "config.json"
-    cached = None
-    with suppress(HFValidationError):  # no hub id
-        cached = try_to_load_from_cache(model, "config.json", cache_dir=folder, revision=revision)
-    if isinstance(cached, str):
-        return ModelSizes.read(Path(cached)), "config.json in the hub's cache"
-    for each in SUGGESTED:
-        if each.id == model:
-            return ModelSizes.of(each.config, model), "known sizes"
-    raise SizesError(f"{model} is not on this machine")
 
 
 def facts_table(facts: list[Fact]) -> str:

@@ -20,6 +20,7 @@ from sluice.models.formats.gguf_config import model_config
 from sluice.models.formats.gguf_open import open_gguf
 from sluice.models.formats.read import read_format
 from sluice.models.loader import is_native, model_class
+from sluice.models.stored_sizes import check_sizes
 from sluice.models.weights import weight_files
 from sluice.text.tokenizer_files import has_tokenizer
 
@@ -53,6 +54,10 @@ def judge(folder: Path) -> Verdict:
         if any(folder.glob("*.bin")):
             return verdict._replace(problem=_short(error, folder))
         return verdict._replace(note="its weights are not all here: they are downloaded when it is served")
+    try:
+        check_sizes(checkpoint, folder)
+    except CheckpointError as error:
+        return verdict._replace(problem=_short(error, folder))
     if not has_tokenizer(folder):
         return verdict._replace(problem="it has no tokenizer")
     return verdict
@@ -60,13 +65,11 @@ def judge(folder: Path) -> Verdict:
 
 def judge_gguf(file: Path) -> Verdict:
     """Judge a GGUF file."""
-    kind = file.stem.rpartition("-")[2]
     try:
         fields = Fields(model_config(open_gguf(file)), file.name)
-        verdict = _judge_config(parse_config(fields, file.parent))
+        return _judge_config(parse_config(fields, file.parent))
     except CheckpointError as error:
-        return Verdict(f"GGUF {kind}", _short(error, file.parent))
-    return verdict._replace(weights=f"GGUF {kind}")
+        return Verdict("GGUF", _short(error, file.parent))
 
 
 def _judge_config(checkpoint: CheckpointConfig) -> Verdict:

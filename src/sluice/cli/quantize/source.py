@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sluice.models.base import CausalLM
-from sluice.models.checkpoint import CheckpointConfig, CheckpointError, read_config, refuse_unsupported
+from sluice.models.checkpoint import CheckpointConfig, CheckpointError, Fields, read_config, refuse_unsupported
 from sluice.models.filler import kinds_of
 from sluice.models.formats.gguf_config import METHOD, PLAIN
 from sluice.models.loader import ARCHITECTURES, is_native, model_class
@@ -104,11 +104,23 @@ def _refuse_quantized(checkpoint: CheckpointConfig) -> None:
     if section is None:
         return
     types = section.section("types")
-    if section.text("quant_method") == METHOD and types is not None and all(kind in PLAIN for kind in types):
-        raise CheckpointError(
-            "plain weights in a GGUF file are not read by this command: name the checkpoint in safetensors that it was"
-            " made of, or quantise the file at each start, with `sluice serve FILE --quantization int8`"
-        )
+    if section.text("quant_method") == METHOD and types is not None:
+        raise CheckpointError(_why_no_gguf(types))
     raise CheckpointError(
         f"the checkpoint is quantised already ({section.text('quant_method')}): name the one that it was made of"
+    )
+
+
+def _why_no_gguf(types: Fields) -> str:
+    """Return why a GGUF file is not quantised, and what to do instead."""
+    kinds = ", ".join(types)
+    if all(kind in PLAIN for kind in types):
+        return (
+            f"this command reads safetensors, and a GGUF file of plain weights ({kinds}) is quantised when it is"
+            " served: sluice serve FILE --quantization int8 (or int4)"
+        )
+    return (
+        f"the GGUF file is quantised already ({kinds}), and is served as it is: sluice serve FILE. To quantise its"
+        " weights a second time, which costs quality: sluice serve FILE --quantization int8 (or int4). This command"
+        " reads checkpoints in safetensors, such as the one that the file was made of"
     )

@@ -17,6 +17,7 @@ from sluice.text.tokenizer import Tokenizer
 from sluice.types import SamplingDefaults, seed_source
 from sluice.types.footprint import Footprint
 from sluice.types.request_limits import Limits
+from sluice.types.stored_weights import StoredWeights
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Service:
     """How the model writes calls and reasoning."""
     architecture: str = ""
     """The name in the checkpoint's `config.json`."""
+    stored: StoredWeights = field(default_factory=StoredWeights)
+    """The weights in the checkpoint's files."""
     prompts: PromptQueries | None = field(default_factory=PromptQueries)
     """How far prompts are read; None: the engine does not tell this by the numbers of its requests."""
 

@@ -42,6 +42,15 @@ class EarlyTokenizer:
         _close_when_done(begun)
         return await self._begin(folder)
 
+    async def failure(self) -> None:
+        """Wait until the tokenizer is read, if that was begun.
+
+        Raises:
+            TokenizerError: it cannot be used.
+        """
+        if self._begun is not None:
+            await asyncio.shield(self._begun)
+
     def close(self) -> None:
         """Close the tokenizer, if nothing has asked for it."""
         _close_when_done(self._begun)

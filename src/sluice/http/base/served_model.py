@@ -74,6 +74,7 @@ class ServedModel:
             self._new_seed,
             self.chosen.format,
             engine.architecture,
+            engine.stored,
         )
 
     def close(self) -> None:

@@ -56,16 +56,18 @@ def _needs(model: Suggested) -> str:
 def _settings(ready: Ready) -> list[str]:
     """Return what was chosen of what changes answers or their pace."""
     model, target = ready.config.model, ready.config.scheduler.itl_target
+    weights = ready.reasons.get("quantization")  # of weights that the checkpoint has quantised
     chosen = [
         f"{what} {value}"
         for what, value, usual in (
-            ("weights in", model.quantization, "none"),
+            ("weights in", model.quantization if weights is None else None, "none"),
             ("KV in", model.kv_cache_dtype, "auto"),
             ("an ITL target of", target, "off"),
         )
         if value not in (None, usual)
     ]
-    return [f"It has {', '.join(chosen)}."] if chosen else []
+    lines = [] if weights is None else [f"Its weights are {weights}."]
+    return lines + ([f"It has {', '.join(chosen)}."] if chosen else [])
 
 
 def _reason(reason: str) -> str:

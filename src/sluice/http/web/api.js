@@ -6,10 +6,11 @@ import { read } from "./storage.js";
 
 /** An answer other than 2xx, with what the server says about it. */
 export class Refused extends Error {
-  constructor(status, message, retryAfter = null) {
+  constructor(status, message, retryAfter = null, code = null) {
     super(message);
     this.status = status;
     this.retryAfter = retryAfter;
+    this.code = code;
   }
 }
 
@@ -40,12 +41,14 @@ function keyHeader(key) {
 async function refusal(response) {
   const text = await response.text();
   let message = text.slice(0, 500);
+  let code = null;
   try {
-    message = JSON.parse(text).error.message;
+    ({ message, code } = JSON.parse(text).error);
   } catch {
     // The answer of a proxy need not be ours.
   }
-  return new Refused(response.status, message || `status ${response.status}`, response.headers.get("retry-after"));
+  const retryAfter = response.headers.get("retry-after");
+  return new Refused(response.status, message || `status ${response.status}`, retryAfter, code);
 }
 
 /** Return a request's number at the engine, which the trace knows it by; null if the answer does not name it. */

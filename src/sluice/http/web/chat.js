@@ -1,8 +1,9 @@
 // The chat: messages of the open conversation, and the answer that is being written.
 
-import { engineRequestOf, stream } from "./api.js";
+import { engineRequestOf } from "./api.js";
 import { announce, button, byId, el } from "./dom.js";
 import { Follower } from "./follow.js";
+import { streamWhenReady } from "./loading.js";
 import { GrowingMarkdown, markdown } from "./markdown.js";
 import { Pace } from "./pace.js";
 import { sampling } from "./settings.js";
@@ -117,13 +118,10 @@ export class Chat {
     const named = this.expect();
     this.follower.toEnd();
     try {
-      const began = performance.now();
-      answer.pace.begin(began);
       const onResponse = (response) => named(engineRequestOf(response));
       const asked = { ...request, stream_options: { include_usage: true } };
-      for await (const event of stream("v1/chat/completions", asked, { signal: running.signal, onResponse })) {
-        answer.add(event);
-      }
+      const options = { signal: running.signal, onResponse };
+      for await (const event of streamWhenReady("v1/chat/completions", asked, options, answer)) answer.add(event);
     } catch (error) {
       answer.fail(running.signal.aborted ? null : error);
     } finally {
@@ -167,6 +165,16 @@ class Answer {
     this.text = new GrowingMarkdown(this.body);
     this.isDue = this.isOver = false;
     log.append(this.article);
+  }
+
+  /** Note that it is asked for now. */
+  begin() {
+    this.pace.begin(performance.now());
+  }
+
+  /** Say why it does not begin yet. */
+  wait(why) {
+    this.facts.textContent = `waits: ${why}`;
   }
 
   add(event) {

@@ -7,11 +7,10 @@ import { announce, byId } from "./dom.js";
 import { Experiment, nameExperiment } from "./experiment.js";
 import { askForKey, setUpKeyDialog } from "./key.js";
 import { Live } from "./live.js";
+import { notReady, RETRY_MS } from "./loading.js";
 import { Recorded } from "./recorded.js";
 import { setUpSettings } from "./settings.js";
 import { keep, read } from "./storage.js";
-
-const RETRY_MS = 2000;
 
 /** The model that is served, and the most tokens of a request. */
 let model = { name: "", longest: 4096 };
@@ -53,7 +52,8 @@ async function nameModel() {
       nameExperiment(model.longest);
       return;
     } catch (error) {
-      shown.textContent = error.status === 401 ? "an API key is needed" : "the server is not ready";
+      const why = notReady(error) ?? "the server is not ready";
+      shown.textContent = error.status === 401 ? "an API key is needed" : why;
       if (error.status === 401) return;
     }
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));

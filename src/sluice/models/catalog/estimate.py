@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sluice.models.catalog.sizes import ModelSizes
 
@@ -21,13 +22,23 @@ NUMBER_SIZES: Mapping[str, tuple[float, float]] = {
 them. Scales of int8, one for each row, are left out."""
 
 
+class StoredBytes(NamedTuple):
+    """Bytes of weights that are computed as a file stores them."""
+
+    held: int
+    """In memory."""
+    read: int
+    """Of those that one token is multiplied by."""
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """What a model of these sizes needs, and what it may reach."""
 
     sizes: ModelSizes
     quantization: str = "none"
-    """A key of `NUMBER_SIZES`."""
+    """A key of `NUMBER_SIZES`; without meaning if weights are computed as stored."""
+    stored: StoredBytes | None = None
 
     @property
     def weights_bytes(self) -> float:
@@ -36,6 +47,8 @@ class Estimate:
         In 16 bits, a head that is the embedding counts twice: processors without products in bfloat16 hold it in a
         layout of its own.
         """
+        if self.stored is not None:
+            return self.stored.held
         layer, table = NUMBER_SIZES[self.quantization]
         tables = self.sizes.stored - self.sizes.weights + self.sizes.table
         if self.quantization == "none":
@@ -45,6 +58,8 @@ class Estimate:
     @property
     def read_bytes(self) -> float:
         """Bytes of the weights that one token is multiplied by."""
+        if self.stored is not None:
+            return self.stored.read
         layer, table = NUMBER_SIZES[self.quantization]
         return (self.sizes.weights - self.sizes.table) * layer + self.sizes.table * table
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
-from sluice.models.base import CausalLM, WeightRules
+from sluice.models.base import CausalLM, Report, WeightRules, no_report
 from sluice.models.checkpoint import CheckpointConfig
 from sluice.models.fp8_rows import plain
 from sluice.models.layers import new_embedding, read_activation
@@ -190,8 +190,9 @@ class GPT2(CausalLM):
     def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype, member: Member = ALONE) -> Self:
         return cls(read_gpt2_config(checkpoint, dtype), member)
 
-    def pack(self, packer: Packer) -> None:
-        for block in self.h.values():
+    def pack(self, packer: Packer, report: Report = no_report) -> None:
+        for number, block in enumerate(self.h.values()):
+            report(number, len(self.h) + 1)
             assert isinstance(block, GPT2Block)
             block.attn.pack(packer)
             block.mlp.pack(packer)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
-from sluice.models.base import CausalLM, WeightRules
+from sluice.models.base import CausalLM, Report, WeightRules, no_report
 from sluice.models.checkpoint import CheckpointConfig
 from sluice.models.families.llama_config import LlamaConfig, read_llama_config
 from sluice.models.fp8_rows import Rows, plain
@@ -145,8 +145,9 @@ class Llama(CausalLM):
     def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype, member: Member = ALONE) -> Self:
         return cls(read_llama_config(checkpoint, dtype), member)
 
-    def pack(self, packer: Packer) -> None:
-        for layer in self.layers.values():
+    def pack(self, packer: Packer, report: Report = no_report) -> None:
+        for number, layer in enumerate(self.layers.values()):
+            report(number, len(self.layers) + 1)
             assert isinstance(layer, LlamaLayer)
             layer.pack(packer)
         self.embed_tokens = self.pack_head(packer, self.embed_tokens)

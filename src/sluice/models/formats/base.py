@@ -101,6 +101,11 @@ class WeightFormat(ABC):
     def description(self) -> str:
         """What a log line says of the weights, such as "4-bit GPTQ in groups of 128"."""
 
+    @property
+    def level(self) -> str:
+        """How most matrices are stored, in a word."""
+        return self.name
+
     @abstractmethod
     def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype, rows: Rows) -> Iterator[StoredTensor]:
         """Iterate over the tensors of a checkpoint by their plain names.

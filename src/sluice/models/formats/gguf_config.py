@@ -9,8 +9,9 @@ from typing import Any
 
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.gguf_open import fields_of
-from sluice.text.gguf.file import GGUFFile, TensorInfo
+from sluice.text.gguf.file import TensorInfo
 from sluice.text.gguf.metadata import Items
+from sluice.text.gguf.model import GGUFModel
 from sluice.text.gguf.tensor_types import PLAIN as UNQUANTISED
 
 METHOD = "gguf"
@@ -43,7 +44,7 @@ READ = (
 """Fields of an architecture that are read here, or say nothing about the numbers."""
 
 
-def model_config(file: GGUFFile) -> dict[str, Any]:
+def model_config(file: GGUFModel) -> dict[str, Any]:
     """Return the `config.json` of a file.
 
     Raises:
@@ -54,8 +55,6 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
     _check_is_model(metadata, name)
     if name not in ARCHITECTURES:
         raise metadata.error("general.architecture", f"one of {', '.join(ARCHITECTURES)}")
-    if metadata.integer("split.count", 0, minimum=0) > 1:
-        raise metadata.error("split.count", "1: join the files with llama-gguf-split --merge")
     _check_quantization(file, metadata)
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -108,7 +107,7 @@ class _Sizes:
         for field in ("rope.dimension_count", "attention.value_length"):
             self._only(field, (self.head_dim, None), f"the head size, {self.head_dim}")
 
-    def check(self, file: GGUFFile) -> None:
+    def check(self, file: GGUFModel) -> None:
         """Check that the tensors have these sizes, before anything is made in them."""
         layers, width = self.integer("block_count"), self.integer("embedding_length")
         kv_heads = self.integer("attention.head_count_kv", self.heads)
@@ -131,7 +130,7 @@ class _Sizes:
         """Return a size."""
         return self._metadata.integer(f"{self._name}.{field}", default)
 
-    def rope(self, file: GGUFFile, factors: TensorInfo | None) -> dict[str, Any]:
+    def rope(self, file: GGUFModel, factors: TensorInfo | None) -> dict[str, Any]:
         """Return `rope_parameters`."""
         theta = self._metadata.number(f"{self._name}.rope.freq_base", 10_000.0)
         kind = self._metadata.text(f"{self._name}.rope.scaling.type", "none")
@@ -145,7 +144,7 @@ class _Sizes:
                     f"{file.name}: tensor {factors.name} must have {self.head_dim // 2} values, one for each pair of a"
                     f" head, got the shape {list(factors.shape)}"
                 )
-            return {"rope_type": "factors", "rope_theta": theta, "factors": _float32(file, factors)}
+            return {"rope_type": "factors", "rope_theta": theta, "factors": _float32(factors)}
         if kind == "none":
             return {"rope_type": "default", "rope_theta": theta}
         scaling: dict[str, Any] = {"rope_type": kind, "rope_theta": theta}
@@ -176,7 +175,7 @@ def _check_is_model(metadata: Fields, architecture: str) -> None:
         raise metadata.error("general.type", "'model'")
 
 
-def _check_quantization(file: GGUFFile, metadata: Fields) -> None:
+def _check_quantization(file: GGUFModel, metadata: Fields) -> None:
     version = metadata.get("general.quantization_version")
     is_quantised = any(tensor.kind.name not in UNQUANTISED for tensor in file.tensors.values())
     if is_quantised and version not in (QUANTIZATION_VERSION, None):
@@ -192,11 +191,11 @@ def _check_tokens(metadata: Fields, embedding: TensorInfo) -> None:
         )
 
 
-def _float32(file: GGUFFile, tensor: TensorInfo) -> list[float]:
+def _float32(tensor: TensorInfo) -> list[float]:
     """Return the values of a tensor of float32."""
     if tensor.kind.name != "F32":
-        raise CheckpointError(f"{file.name}: tensor {tensor.name} must be of type F32, got {tensor.kind.name}")
-    return list(struct.unpack_from(f"<{tensor.nbytes // 4}f", file.data, tensor.start))
+        raise CheckpointError(f"{tensor.file}: tensor {tensor.name} must be of type F32, got {tensor.kind.name}")
+    return list(struct.unpack_from(f"<{tensor.nbytes // 4}f", tensor.data, tensor.start))
 
 
 def _ends(metadata: Fields) -> list[int]:

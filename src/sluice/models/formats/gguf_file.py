@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -13,7 +12,8 @@ from sluice.models.formats.extra import need
 from sluice.models.formats.packed import pairs
 from sluice.models.quantized import Int4Weight
 from sluice.models.stored_blocks import StoredBlocks
-from sluice.text.gguf.file import GGUFFile, TensorInfo
+from sluice.text.gguf.file import TensorInfo
+from sluice.text.gguf.model import GGUFModel
 
 PLAIN: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
@@ -29,17 +29,14 @@ which would wait for each other longer than they work where something else runs 
 class GGUFTensor:
     """A tensor of a file."""
 
-    def __init__(self, file: GGUFFile, info: TensorInfo) -> None:
-        self._file = file
+    def __init__(self, info: TensorInfo) -> None:
+        self._info = info
         self._kind = info.kind
-        self._start = info.start
         self.name = info.name
+        self.file = info.file
         self.shape = info.shape
         self.nbytes = info.nbytes
-
-    @property
-    def numel(self) -> int:
-        return math.prod(self.shape)
+        self.numel = info.numel
 
     def dequantized(
         self, dtype: torch.dtype, order: torch.Tensor | None = None, memory: torch.Tensor | None = None
@@ -92,7 +89,8 @@ class GGUFTensor:
     def _rows(self) -> torch.Tensor:
         """Return the stored bytes [rows, bytes], in the mapped file."""
         row = self.shape[-1] // self._kind.per_block * self._kind.block_bytes
-        return torch.frombuffer(self._file.data, dtype=torch.uint8, count=self.nbytes, offset=self._start).view(-1, row)
+        info = self._info
+        return torch.frombuffer(info.data, dtype=torch.uint8, count=info.nbytes, offset=info.start).view(-1, row)
 
     def _values(self, rows: torch.Tensor) -> torch.Tensor:
         name = self._kind.name
@@ -100,7 +98,7 @@ class GGUFTensor:
             return rows.contiguous().view(PLAIN[name])
         if name in DEQUANTIZED:
             return group_weight(name, rows).dense(torch.float32)
-        what = f"{self._file.name}: tensor {self.name} has type {name}, which"
+        what = f"{self.file}: tensor {self.name} has type {name}, which"
         quants = need("gguf.quants", what)
         try:
             return torch.from_numpy(quants.dequantize(rows.numpy(), quants.GGMLQuantizationType[name]))
@@ -108,7 +106,6 @@ class GGUFTensor:
             raise CheckpointError(f"{what} the package gguf cannot dequantise") from None
 
 
-def tensors_of(file: GGUFFile) -> Iterator[GGUFTensor]:
-    """Iterate over the tensors, which stay in the file until they are dequantised."""
-    for info in file.tensors.values():
-        yield GGUFTensor(file, info)
+def tensors_of(model: GGUFModel) -> Iterator[GGUFTensor]:
+    """Iterate over the tensors, which stay in their files until they are dequantised."""
+    yield from map(GGUFTensor, model.tensors.values())

@@ -19,6 +19,7 @@ import huggingface_hub
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.formats.gguf_config import model_config
 from sluice.models.formats.gguf_open import open_gguf
+from sluice.text.gguf.model import GGUFModel, part_name
 from sluice.version import VERSION
 
 SUFFIX = ".gguf"
@@ -31,12 +32,12 @@ NO_FILES: Mapping[str, str] = MappingProxyType({})
 
 
 def gguf_in(folder: Path) -> Path | None:
-    """Return the GGUF file of a folder that holds no other weights.
+    """Return the GGUF file of a folder that holds no other weights; of a split one, its first part.
 
     Raises:
         CheckpointError: it holds several.
     """
-    files = sorted(folder.glob(f"*{SUFFIX}"))
+    files = [file for file in sorted(folder.glob(f"*{SUFFIX}")) if not _is_later_part(file)]
     if not files or any(folder.glob("*.safetensors*")) or (folder / "config.json").is_file():
         return None
     if len(files) > 1:
@@ -45,10 +46,16 @@ def gguf_in(folder: Path) -> Path | None:
     return files[0]
 
 
+def _is_later_part(file: Path) -> bool:
+    first = part_name(file.name)
+    return first not in (None, file.name) and file.with_name(str(first)).is_file()
+
+
 def gguf_folder(path: Path, cache: Path | None, more: Mapping[str, str] = NO_FILES) -> Path:
     """Return the checkpoint folder of a GGUF file, made if it is not there.
 
     Args:
+        path: the file; of a split one, its first part.
         cache: folder for downloads; None for the default of `huggingface_hub`.
         more: files that the folder gets, by name.
 
@@ -72,7 +79,7 @@ def gguf_folder(path: Path, cache: Path | None, more: Mapping[str, str] = NO_FIL
 
 
 METHOD_FOLDER = "gguf"
-LAYOUT = "2"
+LAYOUT = "3"
 """Version of what a folder holds. Folders of other versions are left as they are."""
 
 
@@ -89,18 +96,31 @@ def _put(made: Path, folder: Path) -> None:
 def _key(path: Path, more: Mapping[str, str]) -> str:
     """Return a name for what a folder is made of: the file, what is beside it, and this version."""
     parts = [VERSION, LAYOUT, *(f"{name}\0{text}" for name, text in more.items())]
-    for file in (path, *(path.parent / name for name in BESIDE)):
+    for file in (*_with_parts(path), *(path.parent / name for name in BESIDE)):
         if file.is_file():
             state = file.stat()
             parts.append(f"{file}\0{state.st_size}\0{state.st_mtime_ns}")
     return f"{path.stem}-{hashlib.sha256(os.fsencode(chr(1).join(parts))).hexdigest()[:16]}"
 
 
+def _with_parts(path: Path) -> list[Path]:
+    """Return a file, and what may be the other parts of a split one."""
+    first = part_name(path.name)
+    if first is None:
+        return [path]
+    return [
+        path,
+        *(file for file in sorted(path.parent.glob(f"*{SUFFIX}")) if part_name(file.name) == first != file.name),
+    ]
+
+
 def _fill(folder: Path, path: Path, more: Mapping[str, str]) -> None:
-    (folder / "config.json").write_text(json.dumps(model_config(open_gguf(path)), indent=1), encoding="utf-8")
+    model: GGUFModel = open_gguf(path)
+    (folder / "config.json").write_text(json.dumps(model_config(model), indent=1), encoding="utf-8")
     for name, text in more.items():
         (folder / name).write_text(text, encoding="utf-8")
     for name in BESIDE:
         if name not in more and (path.parent / name).is_file():
             (folder / name).symlink_to(path.parent / name)
-    (folder / f"model{SUFFIX}").symlink_to(path)
+    for number, part in enumerate(model.paths):
+        (folder / f"model{f'-{number + 1:05}' if number else ''}{SUFFIX}").symlink_to(part)

@@ -7,23 +7,23 @@ from pathlib import Path
 
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.text.gguf.cursor import GGUFError
-from sluice.text.gguf.file import GGUFFile
 from sluice.text.gguf.metadata import Metadata
+from sluice.text.gguf.model import GGUFModel
 
 
-def open_gguf(path: Path) -> GGUFFile:
-    """Open a file.
+def open_gguf(path: Path) -> GGUFModel:
+    """Open a model in a file, or in the parts of a split one, of which `path` is the first.
 
     Raises:
-        CheckpointError: it is not a readable GGUF file.
+        CheckpointError: it is not a readable GGUF file, or a part is missing.
     """
     try:
-        return GGUFFile(path)
+        return GGUFModel(path)
     except GGUFError as error:
         raise CheckpointError(str(error)) from error
 
 
-def fields_of(file: GGUFFile) -> Fields:
+def fields_of(file: GGUFModel) -> Fields:
     """Return the metadata of a file."""
     return Fields(_Values(file.metadata), file.name)
 

@@ -75,11 +75,15 @@ class GGUF(WeightFormat):
     def description(self) -> str:
         return "GGUF, " + ", ".join(f"{kind} ({count})" for kind, count in self._types.items())
 
+    @property
+    def level(self) -> str:
+        return next(iter(self._types), self.name)
+
     def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype, rows: Rows) -> Iterator[StoredTensor]:
         others = [f"{kind} ({count})" for kind, count in self._types.items() if kind not in (*BLOCK_TYPES, *PLAIN)]
         if holds(model.spec.quantization, BLOCKS) and others:
             LOGGER.info("dequantised, as no product takes them as they are stored: %s", ", ".join(others))
-        (path,) = weight_files(folder)
+        path, *_ = weight_files(folder)  # the first part of a split file knows the others
         file = open_gguf(path.readlink() if path.is_symlink() else path)  # by the name that the user knows
         names = _names(model)
         # Memory is slow when it is used for the first time, so all weights are dequantised in the same.
@@ -90,15 +94,15 @@ class GGUF(WeightFormat):
             name = names.get(tensor.name)
             if name is None:
                 raise CheckpointError(
-                    f"{file.name}: unexpected tensor {tensor.name}: {model.spec.architecture} has no such weight"
+                    f"{tensor.file}: unexpected tensor {tensor.name}: {model.spec.architecture} has no such weight"
                 )
             if not rows(name):
-                yield StoredTensor(name, file.name, torch.empty(tensor.shape, device="meta"), tensor.nbytes)
+                yield StoredTensor(name, tensor.file, torch.empty(tensor.shape, device="meta"), tensor.nbytes)
                 continue
             order = _order(name, tensor.shape[0], model)
             kept = _kept(tensor, order, model.spec.quantization)
             value = tensor.dequantized(dtype, order, memory) if kept is None else kept
-            yield StoredTensor(name, file.name, value, tensor.nbytes)
+            yield StoredTensor(name, tensor.file, value, tensor.nbytes)
 
 
 def _kept(tensor: GGUFTensor, order: torch.Tensor | None, quantization: str) -> QuantizedWeight | None:

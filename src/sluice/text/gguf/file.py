@@ -6,7 +6,7 @@ import math
 import mmap
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sluice.text.gguf.cursor import U32, U64, Cursor, GGUFError
@@ -34,10 +34,18 @@ class TensorInfo:
     start: int
     """Offset of its first byte in the file."""
     nbytes: int
+    file: str
+    """Name of the file."""
+    data: mmap.mmap = field(repr=False, compare=False)
+    """Content of the file. Private: what is written there does not reach it."""
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
 
 
 class GGUFFile:
-    """An open file. It stays mapped as long as anything refers to `data`.
+    """An open file. It stays mapped as long as anything refers to one of its tensors.
 
     Raises:
         GGUFError: it is no GGUF file, or is damaged or cut off.
@@ -45,9 +53,7 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self.name = path.name
-        self.data = _mapped(path)
-        """Private: what is written there does not reach the file."""
-        cursor = Cursor(self.data, self.name)
+        cursor = Cursor(_mapped(path), self.name)
         _check_version(cursor)
         num_tensors = cursor.number(U64, "the number of tensors")
         num_keys = cursor.number(U64, "the number of keys")
@@ -99,9 +105,7 @@ def _read_table(cursor: Cursor, count: int, alignment: int) -> Mapping[str, Tens
             raise cursor.error(f"tensor {index} of {count} is {info.name!r}, which is there twice")
         found[info.name] = info
     begin = -(-cursor.at // alignment) * alignment
-    placed = {
-        name: TensorInfo(name, info.kind, info.shape, begin + info.start, info.nbytes) for name, info in found.items()
-    }
+    placed = {name: replace(info, start=begin + info.start) for name, info in found.items()}
     _check_places(cursor, placed)
     return placed
 
@@ -122,7 +126,8 @@ def _read_info(cursor: Cursor, what: str, alignment: int) -> TensorInfo:
     start = cursor.number(U64, what)
     if start % alignment:
         raise cursor.error(f"{what} begins at byte {start} of the data, no multiple of the alignment {alignment}")
-    return TensorInfo(name, kind, shape, start, math.prod(shape) // kind.per_block * kind.block_bytes)
+    nbytes = math.prod(shape) // kind.per_block * kind.block_bytes
+    return TensorInfo(name, kind, shape, start, nbytes, cursor.name, cursor.data)
 
 
 def _kind(cursor: Cursor, what: str, number: int) -> TensorType:

@@ -44,7 +44,7 @@ class OllamaDetails(msgspec.Struct):
     families: list[str]
     parameter_size: str
     quantization_level: str
-    """The type of the numbers, such as `bfloat16`."""
+    """How most matrices are stored, such as `Q4_K` or `bfloat16`."""
 
 
 class _OllamaModel(msgspec.Struct, kw_only=True):
@@ -146,6 +146,7 @@ def show(service: Service, name: str, started: int) -> OllamaShown:
         details=_details(service),
         model_info={
             "general.architecture": family,
+            **({"general.parameter_count": service.stored.numbers} if service.stored.numbers else {}),
             f"{family}.context_length": service.limits.max_model_len,
             f"{family}.vocab_size": service.limits.vocab_size,
         },
@@ -163,7 +164,7 @@ def _facts(service: Service, name: str) -> dict[str, Any]:
     return {
         "name": with_tag(name),
         "model": with_tag(name),
-        "size": service.memory.weights_bytes,
+        "size": service.stored.nbytes or service.memory.weights_bytes,
         "digest": _digest(service, name),
         "details": _details(service),
     }
@@ -177,7 +178,16 @@ def _digest(service: Service, name: str) -> str:
 
 def _details(service: Service) -> OllamaDetails:
     family = _family(service)
-    return OllamaDetails("", "safetensors", family, [family], "", str(_setting(service, "dtype") or ""))
+    stored = service.stored
+    level = stored.level or str(_setting(service, "dtype") or "")
+    return OllamaDetails("", stored.format, family, [family], _shown_numbers(stored.numbers), level)
+
+
+def _shown_numbers(count: int) -> str:
+    """Return a number of parameters as Ollama shows it; empty: it is not known."""
+    if not count:
+        return ""
+    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
 
 
 def _family(service: Service) -> str:

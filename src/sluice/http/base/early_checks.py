@@ -1,0 +1,24 @@
+"""What the metadata of a model refuses at once, long before an engine would: it first loads torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sluice.assembly.context import check_context
+from sluice.config import ModelConfig
+from sluice.models.formats.gguf_config import model_config
+from sluice.models.formats.gguf_folder import SUFFIX, gguf_in
+from sluice.models.formats.gguf_open import open_gguf
+
+
+def check_model(model: ModelConfig) -> None:
+    """Check the metadata of a GGUF file on this machine. Other models are left to the engine.
+
+    Raises:
+        CheckpointError: the file is broken or not supported.
+        ConfigError: the options ask for a longer context than the model has.
+    """
+    path = Path(model.model).expanduser()
+    file = path if path.suffix == SUFFIX and path.is_file() else gguf_in(path) if path.is_dir() else None
+    if file is not None:
+        check_context(model.context_length, model_config(open_gguf(file))["max_position_embeddings"])
