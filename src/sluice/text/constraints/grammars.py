@@ -23,6 +23,7 @@ from sluice.text.constraints.shapes import (
     Choice,
     Grammar,
     JsonSchema,
+    Members,
     Regex,
     Repeated,
     Sequence,
@@ -81,6 +82,10 @@ def checked_grammar(shape: Shape) -> Checked:
     problem = _problem_of(text)
     if problem is not None:
         _refuse(shape, problem)
+    for part in _objects_of(shape):  # the members were checked one by one
+        its_own = _problem_of(_text_of(part, []))
+        if its_own is not None:
+            raise ConstraintError(part.place, its_own)
     return Checked(text, tuple(dropped))
 
 
@@ -166,12 +171,28 @@ def parts_of(shape: Shape) -> list[Part]:
     match shape:
         case JsonSchema() | Regex() | Grammar() | Choice():
             return [shape] if shape.place else []
+        case Members(object):
+            return parts_of(object)
         case Sequence(items) | AnyOf(items) | Tagged(tags=items):
             return [part for item in items for part in parts_of(item)]
         case Repeated(item):
             return parts_of(item)
         case Tag(content=content):
             return parts_of(content)
+    return []
+
+
+def _objects_of(shape: Shape) -> list[JsonSchema]:
+    """Return the schemas of objects whose members a shape has as tagged texts."""
+    match shape:
+        case Members(object):
+            return [object]
+        case Sequence(items) | AnyOf(items) | Tagged(tags=items):
+            return [part for item in items for part in _objects_of(item)]
+        case Repeated(item):
+            return _objects_of(item)
+        case Tag(content=content):
+            return _objects_of(content)
     return []
 
 

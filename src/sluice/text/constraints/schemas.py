@@ -15,7 +15,7 @@ from typing import Any
 from sluice.text.constraints.errors import ConstraintError
 from sluice.text.constraints.exact_numbers import DIGITS, EXACT, far_bounds, inexact_number
 from sluice.text.constraints.finite import has_finite_value
-from sluice.text.constraints.schema_tree import References, subschemas
+from sluice.text.constraints.schema_tree import OPTIONS, References, subschemas
 from sluice.text.constraints.shapes import JsonSchema
 
 MAX_DEPTH = 120
@@ -26,7 +26,6 @@ SEPARATORS: Mapping[str, Any] = MappingProxyType(
     {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 )
 """The options that llguidance takes in `x-guidance`, for JSON as `json.dumps` writes it."""
-OPTIONS = "x-guidance"
 FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
 ANY_TEXT = frozenset(("binary", "byte", "password", "path", "file-path", "directory-path"))
 """Formats that ask for nothing that a grammar could hold an answer to."""

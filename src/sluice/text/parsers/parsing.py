@@ -25,8 +25,12 @@ class AnswerParser(Protocol):
         """Add a piece of the text, and return what is certain by now."""
         ...
 
-    def finish(self) -> list[Event]:
-        """Return the rest, when the text has ended. It is called once, and nothing after it."""
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """Return the rest, when the text has ended. It is called once, and nothing after it.
+
+        Args:
+            is_cut: the model had not ended it.
+        """
         ...
 
 
@@ -36,7 +40,7 @@ class TextOnly:
     def push(self, text: str) -> list[Event]:
         return [TextDelta(text)] if text else []
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
         return []
 
 
@@ -48,6 +52,8 @@ class Source:
         self._at = 0
         self.has_ended = False
         """No more text will come."""
+        self.was_cut = False
+        """It ended where the model had not ended it."""
 
     def feed(self, text: str) -> None:
         self._text = self._text[self._at :] + text
@@ -206,8 +212,8 @@ class SteppedParser:
         self._source.feed(text)
         return merged(self._run())
 
-    def finish(self) -> list[Event]:
-        self._source.has_ended = True
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        self._source.has_ended, self._source.was_cut = True, is_cut
         return merged(self._run())
 
     def _run(self) -> Iterator[Event]:
