@@ -94,6 +94,8 @@ class GenerateFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
 
     stream: bool = False
     itl_target: Seconds | None = None
+    stop_in_reasoning: bool = False
+    """Stop strings and stop ids end the answer in its reasoning, too."""
 
 
 class Conversation(NamedTuple):
@@ -155,6 +157,8 @@ class GenerateCall(Generic[F]):
     """What the answers must look like, but for their tools (`generation.shape_of_answer`)."""
     fills_context: bool = False
     """`max_tokens` above what fits into the context ends the answer there, and is no error."""
+    stops_in_thoughts: bool = False
+    """Stop strings and stop ids of the call count in the reasoning, too."""
     is_empty: bool = False
     """Nothing is to be generated: the one token that the engine samples is not sent."""
 

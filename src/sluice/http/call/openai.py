@@ -209,6 +209,7 @@ def _call(fields: B, params: SamplingParams, **others: Any) -> GenerateCall[B]:
         terms=terms_of(fields, itl_target=fields.itl_target),
         model=fields.model,
         num_ctx=fields.num_ctx,
+        stops_in_thoughts=fields.stop_in_reasoning,
         text=TextOptions(fields.skip_special_tokens, fields.include_stop_str_in_output),
         include_usage=bool(options.include_usage),
         include_progress=bool(options.include_progress),

@@ -36,9 +36,8 @@ def _answer(decoder: msgspec.msgpack.Decoder[Shape], question: bytes) -> Checked
         return checked_grammar(shape)
     except ConstraintError as error:
         return ShapeRefused(error.place, error.reason)
-    except MemoryError:
-        raise
-    except Exception as error:  # whatever a schema does to the code, it is an answer
+    except (msgspec.MsgspecError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+        # Whatever a schema does to the code, it is an answer: a process that ended would say nothing.
         return ShapeRefused(
             place, f"it cannot be made into a grammar: {type(error).__name__}: {error}"[:LONGEST_REASON]
         )

@@ -44,6 +44,10 @@ class TextOnly:
         return []
 
 
+CUT_MARKER = 5
+"""Characters of a marker that are not taken for text where the answer was cut off."""
+
+
 class Source:
     """The text of an answer that was not read yet, as far as it has come."""
 
@@ -102,16 +106,18 @@ class Source:
         If there is none, the place is where one may begin that has not come whole, and the marker is empty.
 
         Args:
-            is_text_at_end: at the end of the answer, the beginning of a marker is none.
+            is_text_at_end: at the end of the answer, the beginning of a marker is none, unless it is long and the
+                answer was cut off.
         """
         places = [(at, -len(marker), marker) for marker in markers if (at := self._text.find(marker, self._at)) >= 0]
         if places:
             at, _, marker = min(places)
             return at - self._at, marker
-        if self.has_ended and is_text_at_end:
+        if self.has_ended and is_text_at_end and not self.was_cut:
             return self.size, ""
         longest = min(max(map(len, markers), default=1) - 1, self.size)
-        for length in range(longest, 0, -1):
+        shortest = CUT_MARKER if self.has_ended and is_text_at_end else 1
+        for length in range(longest, shortest - 1, -1):
             if any(marker.startswith(self._text[len(self._text) - length :]) for marker in markers):
                 return self.size - length, ""
         return self.size, ""
@@ -160,7 +166,8 @@ def until(
         if marker:
             return Found(source.take(len(marker)), space, has_text)
         if not (yield from more(source)):
-            return Found("", space, has_text)
+            cut = source.take()  # a marker that was cut off
+            return Found("", "" if cut else space, has_text)
 
 
 def space_ahead(source: Source, at: int = 0) -> Steps[int]:

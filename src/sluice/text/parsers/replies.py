@@ -11,7 +11,8 @@ from sluice.text.parsers.events import TextDelta
 from sluice.text.parsers.formats.base import ToolFormat
 from sluice.text.parsers.parsing import AnswerParser, Source, SteppedParser, Steps, TextOnly, until
 from sluice.text.parsers.reasoning import Read, ReasoningFormat
-from sluice.text.parsers.shapes import ShapedTool, Speller, TokenId
+from sluice.text.parsers.shapes import ShapedTool, Speller, TokenId, ended
+from sluice.text.parsers.thoughts import Thoughts
 from sluice.text.parsers.tools import NO_TOOLS, Choice, NewId, Tool, ToolUse
 
 
@@ -40,7 +41,8 @@ class ReplyFormat:
 
         Args:
             use: the tools of the request.
-            prompt: its end, special tokens included: a template may have begun the reasoning, or ended it.
+            prompt: what the template wrote behind the last message, special tokens included: it may have begun the
+                reasoning, or ended it.
             new_id: makes the ids of calls. None: the format does.
             continues: the answer continues the message with which the prompt ends, and of which it holds all.
         """
@@ -54,7 +56,19 @@ class ReplyFormat:
             read = partial(_read_with, tools, calls)
         if reasoning is None:
             return SteppedParser(read)
-        return SteppedParser(partial(_read_behind, reasoning, reasoning.is_open(prompt, continues=continues), read))
+        is_open = reasoning.is_open(prompt, continues=continues)
+        return SteppedParser(partial(_read_behind, reasoning, is_open, read, () if tools is None else tools.begins))
+
+    def thoughts(self, use: ToolUse = NO_TOOLS, prompt: str = "", *, continues: bool = False) -> Thoughts | None:
+        """Return what tells the thoughts of an answer from the rest of its text; None if it has none.
+
+        Args:
+            use, prompt, continues: as for `parser`.
+        """
+        tools = self._reader(use)
+        if tools is not None and tools.reads_reasoning:
+            return tools.thoughts()
+        return None if self.reasoning is None else self.reasoning.thoughts(prompt, continues=continues)
 
     def shape(
         self, use: ToolUse, prompt: str, answer: Shape | None, token_id: TokenId, *, continues: bool = False
@@ -95,7 +109,7 @@ def _shape_with(tools: ToolFormat, use: ToolUse, answer: Shape | None, speller: 
     if not shaped:
         return plain
     if use.choice is Choice.REQUIRED or plain is not None:
-        calls = tools.calls_shape(shaped, speller, is_parallel=is_parallel)
+        calls = ended(tools.calls_shape(shaped, speller, is_parallel=is_parallel), tools.after_calls)
         return calls if use.choice is Choice.REQUIRED or plain is None else AnyOf((plain, calls))
     is_held = not is_parallel or any(tool.strict for tool in use.callable)
     return tools.text_shape(shaped, speller, is_parallel=is_parallel) if is_held else None
@@ -122,5 +136,7 @@ def _read_with(tools: ToolFormat, calls: Calls, source: Source) -> Steps[None]:
     return tools.read(source, calls)
 
 
-def _read_behind(reasoning: ReasoningFormat, is_open: bool | None, rest: Read, source: Source) -> Steps[None]:
-    return reasoning.read(source, is_open, rest)
+def _read_behind(
+    reasoning: ReasoningFormat, is_open: bool | None, rest: Read, begins: tuple[str, ...], source: Source
+) -> Steps[None]:
+    return reasoning.read(source, is_open, rest, begins)

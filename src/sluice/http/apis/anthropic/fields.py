@@ -125,6 +125,7 @@ def _read(body: bytes, kind: type[P]) -> GenerateCall[P]:
         names=NAMES,
         given=given_of(MessagesSampling, given),
         add_special_tokens=False,
+        stops_in_thoughts=fields.stop_in_reasoning,
         tools=tools,
         shape=None if output.format is None else flat_shape(output.format, "output_config.format"),
         fills_context=True,

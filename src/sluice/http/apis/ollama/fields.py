@@ -185,6 +185,7 @@ def _call(
         given=named,
         add_special_tokens=add_special_tokens,
         num_ctx=others.num_ctx,
+        stops_in_thoughts=fields.stop_in_reasoning,
     )
 
 

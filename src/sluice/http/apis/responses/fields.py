@@ -137,6 +137,7 @@ def parse_response(store: ResponseStore, api_key: bytes, body: bytes) -> Respons
         names=names,
         given=given_of(ResponseSampling, given),
         add_special_tokens=False,
+        stops_in_thoughts=fields.stop_in_reasoning,
         tools=tools,
         shape=None if form is None else flat_shape(form, "text.format"),
         owner=owner,

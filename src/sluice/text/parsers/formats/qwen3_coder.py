@@ -46,7 +46,7 @@ FOLLOW: Mapping[str, tuple[str, ...]] = {
 
 class Qwen3Coder(TaggedFormat):
     name = "qwen3_coder"
-    begin, markers = BEGIN, (BEGIN, END)
+    begin, begins, markers = BEGIN, (BEGIN, FUNCTION), (BEGIN, END)
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         def read_call(marker: str) -> Steps[bool]:
