@@ -12,6 +12,7 @@ from scripted import Scripted, scripted
 from serving import run
 from sluice.text.parsers.events import whole_of
 from sluice.text.parsers.formats import FORMATS
+from sluice.text.parsers.formats.deepseek import ALL_BEGIN, BEGIN, SEPARATOR
 from sluice.text.parsers.replies import ReplyFormat
 from sluice.text.parsers.tools import Tool, ToolUse
 from sluice.types import FinishReason
@@ -86,8 +87,8 @@ HEADS = {
     "hermes": WHOLE[: WHOLE.index('{"a"')],
     "qwen3_coder": "<tool_call>\n<function=f>",
     "mistral": '[TOOL_CALLS][{"name": "f", "arguments": {',
-    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{",
-    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{",
+    "deepseek_v3": f"{ALL_BEGIN}{BEGIN}function{SEPARATOR}f\n```json\n{{",
+    "deepseek_v31": f"{ALL_BEGIN}{BEGIN}f{SEPARATOR}{{",
     "llama3_json": '{"name": "f", "parameters": {',
     "json": '{"name": "f", "arguments": {',
     "openai": "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{",

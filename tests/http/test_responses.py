@@ -256,7 +256,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_output_tokens": 0}, "max_output_tokens must be an integer of at least 1, got 0"),
     ({"max_output_tokens": 10_000}, "max_output_tokens 10000"),
     ({"max_tokens": 5}, "send max_output_tokens"),
-    ({"messages": []}, "send input"),
+    ({"messages": [1]}, "send input"),
     ({"metadata": {"a" * 65: "b"}}, "metadata may hold at most 16 texts"),
     ({"metadata": {"a": 1}}, "metadata"),
     ({"reasoning": {"summary": "long"}}, "reasoning.summary"),

@@ -11,6 +11,7 @@ from scripted import Scripted, scripted
 from serving import run
 from sluice.text.parsers.events import whole_of
 from sluice.text.parsers.formats import FORMATS
+from sluice.text.parsers.formats.deepseek import ALL_BEGIN, BEGIN, END, SEPARATOR
 from sluice.text.parsers.reasoning import REASONING_FORMATS
 from sluice.text.parsers.replies import ReplyFormat
 from sluice.text.parsers.thoughts import Thoughts
@@ -129,7 +130,7 @@ def test_stop_strings_in_other_apis() -> None:
         ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]'),
         ("llama3_json", '{"name": "f", "parameters": {"a": 1}}'),
         ("json", '{"name": "f", "arguments": {"a": 1}}'),
-        ("deepseek_v31", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'),
+        ("deepseek_v31", f'{ALL_BEGIN}{BEGIN}f{SEPARATOR}{{"a": 1}}{END}'),
     ],
 )
 @pytest.mark.parametrize("begun", ["<think>", ""])

@@ -301,14 +301,14 @@ def _bad_prompt(param: str, value: Any) -> ApiError:
 
 
 def _checked_stops(name: str, stop: str | list[str]) -> tuple[str, ...]:
-    stops = [stop] if isinstance(stop, str) else stop
+    stops = [each for each in ([stop] if isinstance(stop, str) else stop) if each]
     if len(stops) > MAX_STOPS or any(len(each) > MAX_STOP_LENGTH for each in stops):
         raise bad_request(
             f"{name} may hold at most {MAX_STOPS} strings of at most {MAX_STOP_LENGTH} characters, got {len(stops)}"
             f" of at most {max(map(len, stops))}",
             param=name,
         )
-    return tuple(stops) if stop else ()
+    return tuple(stops)
 
 
 def _bias_by_id(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
