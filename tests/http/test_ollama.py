@@ -208,7 +208,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": HI, "options": {"n": 2}}, "options.n: invalid enum value 2; accepted: 1"),
     (CHAT, {"messages": HI, "temperature": 0}, "send options.temperature"),
     (CHAT, {"messages": HI, "format": "yaml"}, 'format must be "json" or a JSON schema, got a text'),
-    (CHAT, {"messages": HI, "format": {"type": "objekt"}}, "format: Invalid type: objekt"),
+    (CHAT, {"messages": HI, "format": {"type": "objekt"}}, 'format: type cannot be "objekt"'),
     (CHAT, {"messages": HI, "response_format": {"type": "json_object"}}, "response_format is not supported; leave it"),
     (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, "tools[0].function is required"),
     (CHAT, {"messages": HI, "think": True}, "think is only supported with false"),

@@ -90,15 +90,12 @@ _OF_OTHERS = (
 
 
 IN_PARTS: Mapping[str, Accepted] = {
-    **dict.fromkeys(("audio", "function_call"), ({}, [])),
     **dict.fromkeys(("created_by", "display", "encrypted_content", "id", "namespace", "phase", "status"), str),
     **dict.fromkeys(("allowed_callers", "annotations", "citations", "input_examples", "logprobs"), list),
     **dict.fromkeys(("cache_control", "caller", "prompt_cache_breakpoint"), dict),
-    "defer_loading": (False,),
+    "defer_loading": bool,
     "eager_input_streaming": bool,
-    "images": ([],),
-    "refusal": ("", []),
-    "task_budget": (),
+    **dict.fromkeys(("images", "task_budget"), ()),
 }
 """Of messages, items, blocks and tools, which clients repeat from answers, and of objects that set one thing.
 

@@ -15,6 +15,7 @@ from sluice.http.base.routes import Body
 from sluice.http.base.tokenizer_threads import Check, TokenizerThreads, TooManyTokens, bounded_ids
 from sluice.http.base.unknown_fields import ignore
 from sluice.http.base.unsupported_fields import OF_TEXTS
+from sluice.http.call.fitting import rendered
 from sluice.http.call.generate_call import ID_SCHEMA, Conversation, GenerateCall, Prompt, documented
 from sluice.http.call.logprobs import completion_token
 from sluice.http.call.messages import AnyMessage
@@ -128,7 +129,7 @@ async def _rendered(service: Service, prompt: Prompt, param: str) -> str | list[
     if not isinstance(prompt, Conversation):
         return prompt
     try:
-        text = await service.tokenizer.render_chat(prompt.messages, prompt.options)
+        text = await rendered(service.tokenizer.render_chat, prompt.messages, prompt.options)
     except TokenizerUnavailable as error:
         raise unavailable(str(error)) from error
     except TokenizerError as error:
