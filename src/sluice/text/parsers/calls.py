@@ -30,14 +30,14 @@ class Calls:
     """
 
     def __init__(self, tools: Iterable[Tool], new_id: NewId, *, is_parallel: bool = True) -> None:
-        self._is_parallel = is_parallel
+        self.is_parallel = is_parallel
         self.tools = {tool.name: tool for tool in tools}
         self._new_id = new_id
         self._count = 0
 
     def begin(self, name: str) -> CallBegun | None:
         """Return the event of another call; None if there is no such tool, so that what looks like a call is text."""
-        if name not in self.tools or (self._count and not self._is_parallel):
+        if name not in self.tools or (self._count and not self.is_parallel):
             return None
         self._count += 1
         return CallBegun(self._count - 1, self._new_id(), name)

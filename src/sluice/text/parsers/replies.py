@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from sluice.text.constraints.shapes import ANY_OBJECT, AnyOf, JsonSchema, Shape
-from sluice.text.parsers.calls import Calls
+from sluice.text.parsers.calls import JSON_BEGIN, Calls
 from sluice.text.parsers.events import TextDelta
 from sluice.text.parsers.formats.base import ToolFormat
+from sluice.text.parsers.lone_calls import read_lone_calls
 from sluice.text.parsers.parsing import AnswerParser, Source, SteppedParser, Steps, TextOnly, until
 from sluice.text.parsers.reasoning import Read, ReasoningFormat
 from sluice.text.parsers.shapes import ShapedTool, Speller, TokenId, ended
@@ -22,6 +23,8 @@ class ReplyFormat:
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
+    reads_lone_calls: bool = True
+    """An answer that is nothing but the JSON of a call is one, without the tags of the format."""
 
     @property
     def tells_reasoning(self) -> bool:
@@ -54,6 +57,9 @@ class ReplyFormat:
         else:
             calls = Calls(use.callable, tools.new_id if new_id is None else new_id, is_parallel=use.is_parallel)
             read = partial(_read_with, tools, calls)
+            if self.reads_lone_calls and use.callable and not tools.reads_reasoning:
+                # Formats whose calls are JSON without tags send the arguments as they come.
+                read = partial(_read_lone, calls, read, JSON_BEGIN not in tools.begins)
         if reasoning is None:
             return SteppedParser(read)
         is_open = reasoning.is_open(prompt, continues=continues)
@@ -134,6 +140,10 @@ def _read_text(source: Source) -> Steps[None]:
 
 def _read_with(tools: ToolFormat, calls: Calls, source: Source) -> Steps[None]:
     return tools.read(source, calls)
+
+
+def _read_lone(calls: Calls, rest: Read, bare: bool, source: Source) -> Steps[None]:
+    return read_lone_calls(source, calls, rest, bare=bare)
 
 
 def _read_behind(
