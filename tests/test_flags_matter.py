@@ -169,6 +169,7 @@ ELSEWHERE = {
     "allow_special_tokens": "http/test_tenant_options.py::test_a_server_that_trusts_its_clients",
     "chat_template": "http/test_tenant_options.py::test_a_server_with_a_template_and_fields_of_its_own",
     "tool_call_parser": "http/test_tools.py::test_a_server_reads_what_its_options_say",
+    "lone_tool_calls": "text/parsers/test_lone_calls.py::test_a_server_need_not_read_them",
     "reasoning_parser": "http/test_tools.py::test_a_server_reads_what_its_options_say",
     "strict_fields": "http/test_tenant_options.py::test_a_server_with_a_template_and_fields_of_its_own",
     "max_request_bytes": "http/test_serve.py::test_keys_and_bounds_of_a_server",

@@ -44,6 +44,10 @@ class ChatTemplateError(ValueError):
     """The template cannot be compiled, it refuses the messages, or it was stopped."""
 
 
+class ChatTemplateRefusal(ChatTemplateError):
+    """The template refuses the messages, with its own text."""
+
+
 class ChatTemplateUnavailable(ChatTemplateError):
     """There is no process to render, for which neither the template nor the messages are at fault."""
 
@@ -169,7 +173,7 @@ class ChatTemplate:
             case Rendered(text):
                 return text
             case TemplateRefused(reason):
-                raise ChatTemplateError(f"the chat template refuses the messages: {reason}")
+                raise ChatTemplateRefusal(f"the chat template refuses the messages: {reason}")
 
     def _started(self) -> ChildProcess:
         """Return the process, a new one if there is none or it has ended."""

@@ -122,9 +122,9 @@ class BlockReader:
         self._reader = ReplyReader(parser)
 
     @property
-    def reasoning_tokens(self) -> int:
-        """Tokens up to the first text or call, if there is reasoning before it."""
-        return self._reader.reasoning_tokens
+    def has_half_call(self) -> bool:
+        """A call has arguments that are not whole."""
+        return self._reader.has_half_call
 
     def push(self, piece: Piece) -> Iterator[Change]:
         """Add a piece, and yield what it changes. The last one ends the last block."""

@@ -94,6 +94,8 @@ class GenerateFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
 
     stream: bool = False
     itl_target: Seconds | None = None
+    stop_in_reasoning: bool = False
+    """Stop strings and stop ids end the answer in its reasoning, too."""
 
 
 class Conversation(NamedTuple):
@@ -156,6 +158,8 @@ class GenerateCall(Generic[F]):
     """What the answers must look like, but for their tools (`generation.shape_of_answer`)."""
     fills_context: bool = False
     """`max_tokens` above what fits into the context ends the answer there, and is no error."""
+    stops_in_thoughts: bool = False
+    """Stop strings and stop ids of the call count in the reasoning, too."""
     is_empty: bool = False
     """Nothing is to be generated: the one token that the engine samples is not sent."""
 
@@ -298,14 +302,14 @@ def _bad_prompt(param: str, value: Any) -> ApiError:
 
 
 def _checked_stops(name: str, stop: str | list[str]) -> tuple[str, ...]:
-    stops = [stop] if isinstance(stop, str) else stop
+    stops = [each for each in ([stop] if isinstance(stop, str) else stop) if each]
     if len(stops) > MAX_STOPS or any(len(each) > MAX_STOP_LENGTH for each in stops):
         raise bad_request(
             f"{name} may hold at most {MAX_STOPS} strings of at most {MAX_STOP_LENGTH} characters, got {len(stops)}"
             f" of at most {max(map(len, stops))}",
             param=name,
         )
-    return tuple(stops) if stop else ()
+    return tuple(stops)
 
 
 def _bias_by_id(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

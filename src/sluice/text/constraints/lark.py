@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sluice.text.constraints.errors import ConstraintError
+from sluice.text.constraints.members import members_shape
 from sluice.text.constraints.shapes import (
     AnyOf,
     Choice,
@@ -16,6 +17,7 @@ from sluice.text.constraints.shapes import (
     JsonSchema,
     Literal,
     Mark,
+    Members,
     Regex,
     Repeated,
     Sequence,
@@ -71,6 +73,8 @@ class LarkWriter:
                 return f"/{self._regex_of(shape)}/"
             case Choice(options, place):
                 return self._choice(options, place)
+            case Members():
+                return self._expression(members_shape(shape, self._schema_of(shape.object)))
             case Literal(text):
                 return mark(text)
             case FreeText():

@@ -63,7 +63,7 @@ CHOICES: Mapping[str, Choice] = {
 }
 
 
-def tools_of(tools: list[dict[str, Any]], choice: dict[str, Any] | None) -> ToolUse:
+def tools_of(tools: list[dict[str, Any]], choice: str | dict[str, Any] | None) -> ToolUse:
     """Return the tools of a body.
 
     Raises:
@@ -74,6 +74,7 @@ def tools_of(tools: list[dict[str, Any]], choice: dict[str, Any] | None) -> Tool
     )
     if choice is None:
         return tool_use(checked)
+    choice = {"type": choice} if isinstance(choice, str) else choice
     given = tagged(choice, KINDS, "tool_choice")
     name = given.name if isinstance(given, NamedChoice) else None
     return tool_use(checked, CHOICES[choice["type"]], name, is_parallel=not given.disable_parallel_tool_use)

@@ -109,17 +109,18 @@ class ResponseAnswer:
     def _ended(self, usage: Usage) -> ResponseObject:
         """Return the whole response."""
         is_cut = self._reader.finish_reason is FinishReason.LENGTH
+        is_whole = not (is_cut or self._reader.has_half_call)
         return msgspec.structs.replace(
             self._head,
-            status="incomplete" if is_cut else "completed",
+            status="completed" if is_whole else "incomplete",
             incomplete_details=types.IncompleteDetails("max_output_tokens") if is_cut else None,
-            completed_at=None if is_cut else self._now(),
+            completed_at=self._now() if is_whole else None,
             output=self._items,
             usage=types.ResponseUsage(
                 input_tokens=usage.prompt_tokens,
                 input_tokens_details=types.InputTokensDetails(usage.cached.total),
                 output_tokens=usage.completion_tokens,
-                output_tokens_details=types.OutputTokensDetails(self._reader.reasoning_tokens),
+                output_tokens_details=types.OutputTokensDetails(usage.reasoning_tokens),
                 total_tokens=usage.prompt_tokens + usage.completion_tokens,
             ),
         )

@@ -38,6 +38,7 @@ _START = rf"(?:\s*{BEGIN})?\s*"
 
 class DeepseekV3(Format):
     name = "deepseek_v3"
+    begins = (ALL_BEGIN, BEGIN)
     markers = (ALL_BEGIN, ALL_END, BEGIN, SEPARATOR, END)
     closing: tuple[str, ...] = (FENCE_END, END, ALL_END)
     separator = "\n"

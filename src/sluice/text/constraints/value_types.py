@@ -1,12 +1,19 @@
-"""The types of JSON that a schema allows: texts of untyped formats are turned into them."""
+"""The types of JSON that a schema allows, and values of them that stand without quotes in a text."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from sluice.text.constraints.schema_tree import referred
+
 ALL = frozenset({"string", "number", "boolean", "null", "object", "array"})
 """Integers are numbers here."""
+PYTHON: Mapping[str, str] = {"True": "true", "False": "false", "None": "null"}
+"""Chat templates write constants of earlier calls as Python does, so models do, too."""
 MAX_DEPTH = 32
 """Schemas within each other that are looked at. What is deeper, or refers to itself, allows all."""
 
@@ -44,7 +51,7 @@ class _Reader:
     def _types_at(self, reference: str, depth: int) -> frozenset[str]:
         if reference not in self._referred:
             self._referred[reference] = ALL  # for one that refers to itself
-            self._referred[reference] = self.types(_referred(reference, self._root), depth + 1)
+            self._referred[reference] = self.types(referred(reference, self._root), depth + 1)
         return self._referred[reference]
 
 
@@ -71,11 +78,24 @@ def _own(schema: Mapping[str, Any]) -> frozenset[str]:
     return found
 
 
-def _referred(reference: str, root: Mapping[str, Any]) -> Any:
-    """Return what a reference points to; None, which allows all, if that is not within the root."""
-    if not reference.startswith("#"):
-        return None
-    found: Any = root
-    for name in reference[1:].split("/")[1:]:
-        found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-    return found
+def json_of(text: str, types: frozenset[str]) -> str:
+    """Return a value as JSON: as it stands if that is JSON, as Python's constants if it is one, else as a text.
+
+    Args:
+        types: that its schema allows. Where a text may be, JSON of another type that may not be is one.
+    """
+    try:
+        content = msgspec.json.decode(PYTHON.get(text, text))
+        if "string" not in types or type_of(content) in types:
+            return json.dumps(content, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        pass
+    return json.dumps(text, ensure_ascii=False)
+
+
+def spelling_of(value: Any, types: frozenset[str]) -> str:
+    """Return the text that stands for a value: `json_of` returns it, or a schema of texts alone takes it as it is."""
+    content = json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) and (types == {"string"} or json_of(value, types) == content):
+        return value
+    return content
