@@ -23,6 +23,8 @@ PIP_INSTALL := -m pip --disable-pip-version-check --no-input $$(test -t 2 || ech
 # Tests and the servers that they start keep their bytecode, also where the environment forbids it (empty: allowed).
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 TESTS := $(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
+# Of random examples three times as many.
+ALL := HYPOTHESIS_PROFILE=all $(TESTS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test test-all stress check format mutate wheel docs lock clean
@@ -55,10 +57,10 @@ test: check ## Run make check, then all tests but the slow ones on all cores (WO
 	$(TESTS) -m "not slow"
 
 test-all: check ## The same with the slow ones
-	$(TESTS)
+	$(ALL)
 
 stress: $(READY) ## The slow tests; then kill, damage and overload servers for three quarters of an hour (MINUTES=20 of storm)
-	$(TESTS) -m slow
+	$(ALL) -m slow
 	$(TEST_ENV) $(BIN)/python tests/stress/storm.py --minutes $(MINUTES)
 	$(TEST_ENV) $(BIN)/python tests/stress/recovery.py
 	$(TEST_ENV) $(BIN)/python tests/stress/disconnect_storm.py
