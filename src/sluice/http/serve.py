@@ -49,6 +49,7 @@ from sluice.http.observe.otel import open_traces
 from sluice.http.observe.trace_feed import TraceFeed
 from sluice.models.checkpoint import CheckpointError
 from sluice.process.client import EngineClient
+from sluice.process.early import EarlyEngine
 from sluice.process.engine_process import freeze_gc
 from sluice.process.engine_state import EngineState
 from sluice.process.launch import EngineStartError, EngineTimeouts
@@ -96,11 +97,19 @@ class StopSignals:
             self.stop.set()
 
 
-def run(server: ServerConfig, engine: EngineConfig, *, given: Collection[str] = (), factory: str = FACTORY) -> int:
+def run(
+    server: ServerConfig,
+    engine: EngineConfig,
+    *,
+    given: Collection[str] = (),
+    factory: str = FACTORY,
+    early: EarlyEngine | None = None,
+) -> int:
     """Serve until SIGINT or SIGTERM.
 
     Args:
         given: names of the options that the user set.
+        early: a process for the first engine.
 
     Returns:
         The exit status: 1 if the engine did not start, or died too often; 2 for an option that cannot be honoured.
@@ -117,14 +126,20 @@ def run(server: ServerConfig, engine: EngineConfig, *, given: Collection[str] = 
             if server.otlp_traces_endpoint is not None:
                 traces = open_traces(server.otlp_traces_endpoint)
                 listeners.append(stack.enter_context(contextlib.closing(traces)))
-            return asyncio.run(serve(server, engine, listeners, given=given, factory=factory))
+            return asyncio.run(serve(server, engine, listeners, given=given, factory=factory, early=early))
     except (CannotListen, ConfigError, CheckpointError, EngineStartError, TokenizerError) as error:
         print(f"sluice: error: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
 
 
 async def serve(
-    server: ServerConfig, engine: EngineConfig, listeners: Sequence[Listener], *, given: Collection[str], factory: str
+    server: ServerConfig,
+    engine: EngineConfig,
+    listeners: Sequence[Listener],
+    *,
+    given: Collection[str],
+    factory: str,
+    early: EarlyEngine | None = None,
 ) -> int:
     """Serve HTTP and run the engine until one of them ends, or a signal comes. Returns the exit status.
 
@@ -161,6 +176,7 @@ async def serve(
         EngineTimeouts.of(server),
         sleep,
         on_loading=report.show,
+        early=early,
     )
     app = create_app(
         backend,
