@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from secrets import token_hex
@@ -31,7 +32,7 @@ from sluice.http.base.body import BodyLimits
 from sluice.http.base.calls import Listener, RequestLog
 from sluice.http.base.chat_template_file import read_chat_template
 from sluice.http.base.early_checks import check_model
-from sluice.http.base.early_tokenizer import EarlyTokenizer, place_of
+from sluice.http.base.early_tokenizer import EarlyTokenizer, cached_place, nowhere, place_of
 from sluice.http.base.isolation import read_isolation
 from sluice.http.base.origins import allowed_origins
 from sluice.http.base.parsers import check_parsers
@@ -196,7 +197,8 @@ async def serve(
     http = HttpServer.of(app, server.max_connections, tls)
     serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
     url = url_of(server.host, port, scheme="http" if tls is None else "https")
-    tokenizers = EarlyTokenizer(server, place_of(engine.model), chat_template)
+    guess = partial(cached_place, engine.model) if engine.model.model else nowhere
+    tokenizers = EarlyTokenizer(server, place_of(engine.model), chat_template, guess)
     living = asyncio.create_task(
         live(backend, supervisor, client, server, engine.model, url, metrics, tokenizers, report, given=given),
         name="engine",
