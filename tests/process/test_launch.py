@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from serving import run
-from sluice.process.launch import Child
+from sluice.process.child import Child
 
 
 def test_killing_a_process_that_has_just_ended_leaves_its_status(

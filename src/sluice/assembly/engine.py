@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from sluice.assembly.cost_file import read_costs
+from sluice.assembly.first_step import check_first_step
 from sluice.assembly.info import EngineInfo
 from sluice.assembly.load import load
 from sluice.assembly.loaded import LoadedModel
@@ -77,7 +78,6 @@ def build_engine(
     heartbeat: Heartbeat | None = None,
     faults: Sequence[Fault] = (),
     follows: bool = False,
-    prepares_grammars: bool = False,
     ranks: OtherRanks | None = None,
     peers: Peers = NO_PEERS,
 ) -> tuple[Engine, EngineInfo]:
@@ -92,8 +92,6 @@ def build_engine(
         follows: whether it takes over the requests of another engine. Then the file of its disk tier must be as that
             engine left it, and with any other file it serves without the tier. A trace that it cannot write is left
             out.
-        prepares_grammars: read the vocabulary for grammars now, and not while requests run, since that blocks the
-            process.
         ranks: the other ranks, if the options ask for several, of which this process is the first.
         peers: what it tells others of its pages, and takes from them.
 
@@ -109,7 +107,6 @@ def build_engine(
         heartbeat=heartbeat,
         faults=faults,
         follows=follows,
-        prepares_grammars=prepares_grammars,
         ranks=ranks,
         peers=peers,
     )
@@ -149,7 +146,6 @@ def _build(
     disabled: Mapping[Tier, str],
     follows: bool = False,
     must_exist: bool = False,
-    prepares_grammars: bool = False,
     ranks: OtherRanks | None = None,
     peers: Peers = NO_PEERS,
 ) -> tuple[Engine, EngineInfo]:
@@ -167,8 +163,6 @@ def _build(
     if costs is not None and loaded.pacing is not None:
         loaded = replace(loaded, pacing=replace(loaded.pacing, learnt=costs.learnt))
     grammars = loaded.grammars(link.post)
-    if prepares_grammars:
-        grammars.prepare()
     state = loaded.state(grammars, led.publish)
     if loaded.info.config.scheduler.lookahead:
         exchange_last_tokens(state, led.member)
@@ -187,6 +181,8 @@ def _build(
         undo.callback(leader.close)
         info = loaded.built(runner)
         setup = loaded.setup()
+        if not follows and not faults and loaded.spec.diffusion is None:
+            check_first_step(setup, leader, info.folder, embeds=not loaded.model.has_head)
         if setup.limits.dynamic_chunking == CHUNKS_BY_TIME and not follows:
             loaded = replace(loaded, pacing=profiled(setup, leader, WallClock(), loaded.spec.max_model_len))
         engine = loaded.engine(link, leader, tiers, trace=trace, costs=costs, grammars=grammars, peers=peers)

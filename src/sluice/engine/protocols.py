@@ -108,6 +108,10 @@ class Runner(Protocol):
 class Grammars(Protocol):
     """Compiles the grammars of requests."""
 
+    def prepare(self) -> None:
+        """Do now what is done once, and takes most of a second."""
+        ...
+
     def compile(self, request_id: int, grammar: str) -> Compiled | None:
         """Begin to compile the grammar of a request, and keep it until the request is forgotten. Returns at once.
 
@@ -152,6 +156,9 @@ class Link(Protocol):
 
 class NoGrammars:
     """Compiles nothing: a request with a grammar ends with an error."""
+
+    def prepare(self) -> None:
+        """Return: there is nothing to do."""
 
     def compile(self, request_id: int, grammar: str) -> Compiled | None:
         return Compiled(request_id, "this engine takes no grammars")

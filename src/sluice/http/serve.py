@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from secrets import token_hex
@@ -31,7 +32,7 @@ from sluice.http.base.body import BodyLimits
 from sluice.http.base.calls import Listener, RequestLog
 from sluice.http.base.chat_template_file import read_chat_template
 from sluice.http.base.early_checks import check_model
-from sluice.http.base.early_tokenizer import EarlyTokenizer, place_of
+from sluice.http.base.early_tokenizer import EarlyTokenizer, cached_place, nowhere, place_of
 from sluice.http.base.isolation import read_isolation
 from sluice.http.base.origins import allowed_origins
 from sluice.http.base.parsers import check_parsers
@@ -49,6 +50,7 @@ from sluice.http.observe.otel import open_traces
 from sluice.http.observe.trace_feed import TraceFeed
 from sluice.models.checkpoint import CheckpointError
 from sluice.process.client import EngineClient
+from sluice.process.early import EarlyEngine
 from sluice.process.engine_process import freeze_gc
 from sluice.process.engine_state import EngineState
 from sluice.process.launch import EngineStartError, EngineTimeouts
@@ -97,11 +99,19 @@ class StopSignals:
             self.stop.set()
 
 
-def run(server: ServerConfig, engine: EngineConfig, *, given: Collection[str] = (), factory: str = FACTORY) -> int:
+def run(
+    server: ServerConfig,
+    engine: EngineConfig,
+    *,
+    given: Collection[str] = (),
+    factory: str = FACTORY,
+    early: EarlyEngine | None = None,
+) -> int:
     """Serve until SIGINT or SIGTERM.
 
     Args:
         given: names of the options that the user set.
+        early: a process for the first engine.
 
     Returns:
         The exit status: 1 if the engine did not start, or died too often; 2 for an option that cannot be honoured.
@@ -118,14 +128,20 @@ def run(server: ServerConfig, engine: EngineConfig, *, given: Collection[str] = 
             if server.otlp_traces_endpoint is not None:
                 traces = open_traces(server.otlp_traces_endpoint)
                 listeners.append(stack.enter_context(contextlib.closing(traces)))
-            return asyncio.run(serve(server, engine, listeners, given=given, factory=factory))
+            return asyncio.run(serve(server, engine, listeners, given=given, factory=factory, early=early))
     except (CannotListen, ConfigError, CheckpointError, EngineStartError, TokenizerError) as error:
         print(f"sluice: error: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
 
 
 async def serve(
-    server: ServerConfig, engine: EngineConfig, listeners: Sequence[Listener], *, given: Collection[str], factory: str
+    server: ServerConfig,
+    engine: EngineConfig,
+    listeners: Sequence[Listener],
+    *,
+    given: Collection[str],
+    factory: str,
+    early: EarlyEngine | None = None,
 ) -> int:
     """Serve HTTP and run the engine until one of them ends, or a signal comes. Returns the exit status.
 
@@ -162,6 +178,7 @@ async def serve(
         EngineTimeouts.of(server),
         sleep,
         on_loading=report.show,
+        early=early,
     )
     app = create_app(
         backend,
@@ -181,7 +198,8 @@ async def serve(
     http = HttpServer.of(app, server.max_connections, tls)
     serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
     url = url_of(server.host, port, scheme="http" if tls is None else "https")
-    tokenizers = EarlyTokenizer(server, place_of(engine.model), chat_template)
+    guess = partial(cached_place, engine.model) if engine.model.model else nowhere
+    tokenizers = EarlyTokenizer(server, place_of(engine.model), chat_template, guess)
     living = asyncio.create_task(
         live(backend, supervisor, client, server, engine.model, url, metrics, tokenizers, report, given=given),
         name="engine",

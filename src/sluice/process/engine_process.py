@@ -1,4 +1,5 @@
-"""The engine's process: `python -m sluice.process.engine_process FOLDER`, started by `process.launch`.
+"""The engine's process: `python -m sluice.process.engine_process FOLDER`, started by `process.launch` or, before the
+folder is known, by `process.early`.
 
 It waits for a `Start` in the socket folder, builds the engine with the factory named there, answers `Ready` (or
 `Failed` with one line for the user) and runs the loop until `Shutdown`. A step that raises ends the process: its device
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 from sluice.assembly.peers import Peers
 from sluice.assembly.ranks import layout_of
@@ -32,6 +34,7 @@ from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import Heartbeat, LoadingPart, Phase, WatchedRunner
 from sluice.engine.protocols import Pending, Runner
 from sluice.engine.step_watch import StepWatch
+from sluice.process.early import EARLY
 from sluice.process.kv_events.board import KvEventSender
 from sluice.process.logs import configure_logging
 from sluice.process.priority import be_nice
@@ -60,9 +63,13 @@ def main(arguments: list[str]) -> int:
     """Run one engine. Returns the exit status."""
     (folder,) = arguments
     die_with_parent()
-    end_with_stdin()
+    lines = end_with_stdin()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the server decides when to end
+    if folder == EARLY:
+        with importing():
+            importlib.import_module("sluice.assembly.engine")
+        folder = lines.get()
     link = ZmqLink(SocketFolder(Path(folder)))
     try:
         start = link.receive_start()
@@ -82,6 +89,9 @@ def main(arguments: list[str]) -> int:
         _wrap_runner(engine, link, start)
         engine.watch = StepWatch(link.send_frame)
         engine.exit_on_error = True
+        # It blocks the process for most of a second if the vocabulary is large. All requests would wait for that if it
+        # were done before the engine is ready, and so only those that come meanwhile do.
+        threading.Thread(target=engine.grammars.prepare, name="prepare-grammars", daemon=True).start()
         with closing(engine):
             return _run(engine, link)
     finally:
@@ -136,7 +146,6 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         heartbeat=link.heartbeat,
         faults=of_engine(parse_faults(start.faults), start.epoch),
         follows=start.epoch > 0,
-        prepares_grammars=True,
         ranks=ranks,
         peers=Peers(
             KvEventSender(link.send_frame) if start.reports_kv_events else None,
@@ -190,6 +199,7 @@ def importing() -> Iterator[None]:
     try:
         yield
     finally:
+        gc.freeze()
         gc.enable()
 
 
@@ -211,14 +221,19 @@ def die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def end_with_stdin() -> None:
-    """Let this process end with its standard input, whose other end its parent holds."""
-    threading.Thread(target=_watch_stdin, name="watch-parent", daemon=True).start()
+def end_with_stdin() -> SimpleQueue[str]:
+    """Let this process end with its standard input, whose other end its parent holds. Return the lines that it gets."""
+    lines: SimpleQueue[str] = SimpleQueue()
+    threading.Thread(target=_watch_stdin, args=(lines,), name="watch-parent", daemon=True).start()
+    return lines
 
 
-def _watch_stdin() -> None:
-    while os.read(sys.stdin.fileno(), 1):
-        pass
+def _watch_stdin(lines: SimpleQueue[str]) -> None:
+    rest = b""
+    while part := os.read(sys.stdin.fileno(), 4096):
+        *whole, rest = (rest + part).split(b"\n")
+        for line in whole:
+            lines.put(os.fsdecode(line))
     os._exit(1)
 
 

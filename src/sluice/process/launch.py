@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
@@ -15,7 +12,9 @@ from dataclasses import dataclass
 from sluice.config import ServerConfig
 from sluice.engine.messages import Message, Shutdown
 from sluice.process.activity import Activity, activity_of
+from sluice.process.child import AnyChild, EarlyChild, started
 from sluice.process.delivery import OutputOrderError
+from sluice.process.early import EarlyEngine
 from sluice.process.heartbeat import Reading
 from sluice.process.liveness import LivenessWatch, LoadingWatch
 from sluice.process.socket_folder import SocketFolder
@@ -79,7 +78,7 @@ class EngineProcess:
 
     def __init__(
         self,
-        process: Child,
+        process: AnyChild,
         folder: SocketFolder,
         channel: ZmqChannel,
         epoch: int,
@@ -97,8 +96,13 @@ class EngineProcess:
         """It was killed and did not end in time."""
 
     @classmethod
-    async def spawn(cls, start: Start, timeouts: EngineTimeouts | None = None) -> EngineProcess:
+    async def spawn(
+        cls, start: Start, timeouts: EngineTimeouts | None = None, early: EarlyEngine | None = None
+    ) -> EngineProcess:
         """Start a process that builds an engine. Returns before the model is loaded.
+
+        Args:
+            early: a process that was started for this, and is taken if it still runs.
 
         Raises:
             CannotStartNow: the system does not give what it needs.
@@ -108,18 +112,13 @@ class EngineProcess:
                 folder = SocketFolder.fresh()
                 undo.callback(folder.remove)
                 channel = undo.enter_context(closing(ZmqChannel(folder)))
-                process = await asyncio.create_subprocess_exec(
-                    # -P: modules never come from the working directory, which may be a checkpoint.
-                    *(sys.executable, "-P", "-m", "sluice.process.engine_process", str(folder.path)),
-                    stdin=asyncio.subprocess.PIPE,  # its end shows the engine that the server has ended
-                    stdout=sys.stderr.fileno(),
-                    start_new_session=True,  # Ctrl-C in a terminal reaches only the server
-                )
+                taken = None if early is None else early.take(folder.path)
+                child = await started(folder.path) if taken is None else EarlyChild(taken)
             except (OSError, RuntimeError) as error:  # RuntimeError: asyncio cannot start the thread that waits for it
                 raise CannotStartNow(f"the engine's process cannot be started: {error}") from error
             channel.send(start)
             undo.pop_all()
-        return cls(Child(process), folder, channel, start.epoch, timeouts or EngineTimeouts())
+        return cls(child, folder, channel, start.epoch, timeouts or EngineTimeouts())
 
     @property
     def pid(self) -> int:
@@ -292,38 +291,6 @@ class EngineProcess:
                 await asyncio.wait({self._ended}, timeout=SHUTDOWN_SECONDS)
             await self._kill()
         finally:
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+            self._process.close_stdin()
             self._channel.close()
             self._folder.remove()
-
-
-class Child:
-    """A process that asyncio started, and waits for in a thread of its own."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self.pid = process.pid
-
-    @property
-    def stdin(self) -> asyncio.StreamWriter | None:
-        return self._process.stdin
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit status, as `Popen.returncode`; None if the process has not ended."""
-        return self._process.returncode
-
-    async def wait(self) -> int:
-        return await self._process.wait()
-
-    def kill(self) -> None:
-        """Send SIGKILL.
-
-        `asyncio.subprocess.Process.kill` first asks for the exit status. If the process has ended just now, it takes
-        the status from the thread that waits for it, which then warns of an unknown child process and reports 255.
-
-        Raises:
-            ProcessLookupError: it has ended.
-        """
-        os.kill(self.pid, signal.SIGKILL)

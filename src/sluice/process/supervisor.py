@@ -23,6 +23,7 @@ from functools import partial
 
 from sluice.config import EngineConfig
 from sluice.process.client import EngineClient
+from sluice.process.early import EarlyEngine
 from sluice.process.engine_state import EngineState, Loading
 from sluice.process.heartbeat import Reading
 from sluice.process.kv_events.board import KvEventBoard, KvEventSink
@@ -58,6 +59,7 @@ class Supervisor:
         sleep: when the engine is not needed; None: it always is.
         kv_events: receives what the prefix cache stores and gives up, beside what the options say.
         on_loading: called with how far an engine is loaded, now and then.
+        early: a process for the first engine.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Supervisor:
         sleep: Sleep | None = None,
         kv_events: KvEventSink | None = None,
         on_loading: Callable[[Loading], None] = lambda loading: None,
+        early: EarlyEngine | None = None,
     ) -> None:
         self._kv_events = KvEventBoard(message.config, state.kv_events, kv_events)
         self._message = replace(message, reports_kv_events=self._kv_events.is_on)
@@ -86,6 +89,7 @@ class Supervisor:
         self._sleep = Sleep(client, state) if sleep is None else sleep
         self._ending: asyncio.Task[None] | None = None
         self._on_loading = on_loading
+        self._early = early
 
     async def start(self) -> Ready:
         """Start the first engine. Before that, remove the socket folders of servers that were killed.
@@ -188,7 +192,7 @@ class Supervisor:
             raise CannotStartNow(f"no file descriptors: {error.strerror}") from error
         self._reserve.release()
         try:
-            self._engine = engine = await EngineProcess.spawn(message, self._timeouts)
+            self._engine = engine = await EngineProcess.spawn(message, self._timeouts, self._early)
             return engine, await engine.ready(partial(self._loading, LoadingPace()))
         except EngineStartError:
             await self._end_engine()

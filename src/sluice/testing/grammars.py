@@ -73,6 +73,9 @@ class ShadowGrammars:
         self._is_late = is_late
         self._late: list[Compiled] = []
         self.open: set[int] = set()
+
+    def prepare(self) -> None:
+        """Return: there is nothing to do."""
         """Requests whose grammars are kept."""
 
     def compile(self, request_id: int, grammar: str) -> Compiled | None:

@@ -13,7 +13,7 @@ import torch
 from attention_cases import Case, exact, make_case
 from slow import products, slow
 from sluice.attention.base import LayerKV
-from sluice.attention.triton.backend import TritonAttention
+from sluice.attention.triton.attention import TritonAttention
 from sluice.attention.triton.kv import TritonKV
 from sluice.attention.triton.tiles import Arch, DecodeTiles, ExtendTiles
 from triton_device import HERE, each_device

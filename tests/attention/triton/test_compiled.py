@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from attention_cases import make_case
-from sluice.attention.triton.backend import TritonAttention
+from sluice.attention.triton.attention import TritonAttention
 from sluice.attention.triton.tiles import Arch
 from triton_device import IS_INTERPRETED
 
@@ -24,7 +24,7 @@ import torch
 from attention_cases import make_case
 from paper_gpu import compiled, use
 from sluice.attention.triton import decode, extend, merge, store
-from sluice.attention.triton.backend import TritonAttention
+from sluice.attention.triton.attention import TritonAttention
 from sluice.attention.triton.kv import TritonKV
 from sluice.attention.triton.tiles import Arch
 

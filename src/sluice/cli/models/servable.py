@@ -45,19 +45,23 @@ def judge(folder: Path) -> Verdict:
         checkpoint = read_config(folder)
     except CheckpointError as error:
         return Verdict("", _short(error, folder))
-    verdict = _judge_config(checkpoint)
-    if verdict.problem is not None:
-        return verdict
+    missing = None
     try:
         weight_files(folder)
     except CheckpointError as error:
+        missing = error
+    if missing is None:
+        try:
+            check_sizes(checkpoint, folder)  # before a model is built in these sizes
+        except CheckpointError as error:
+            return Verdict(checkpoint.dtype or "", _short(error, folder))
+    verdict = _judge_config(checkpoint)
+    if verdict.problem is not None:
+        return verdict
+    if missing is not None:
         if any(folder.glob("*.bin")):
-            return verdict._replace(problem=_short(error, folder))
+            return verdict._replace(problem=_short(missing, folder))
         return verdict._replace(note="its weights are not all here: they are downloaded when it is served")
-    try:
-        check_sizes(checkpoint, folder)
-    except CheckpointError as error:
-        return verdict._replace(problem=_short(error, folder))
     if not has_tokenizer(folder):
         return verdict._replace(problem="it has no tokenizer")
     return verdict

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from sluice.config import ServerConfig
 from sluice.config.model import ModelConfig
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.default_model import default_checkpoint, default_file
-from sluice.text.tokenizer import Tokenizer
+from sluice.models.formats.gguf_folder import gguf_in
+from sluice.text.tokenizer import Tokenizer, TokenizerError
 from sluice.text.tokenizer_files import GGUF, SUFFIX, has_tokenizer, load_tokenizer
+
+SNAPSHOT = "tokenizer.json"
+"""By which the folder of a hub id is found in the hub's cache."""
+
+
+def nowhere() -> None:
+    """Return that no place is known."""
 
 
 class EarlyTokenizer:
@@ -22,13 +31,22 @@ class EarlyTokenizer:
     Args:
         place: its folder, or its GGUF file; None: it is not known yet.
         chat_template: source of a template in place of the checkpoint's.
+        guess: returns where it may be, if no place is known. Called in a thread.
     """
 
-    def __init__(self, server: ServerConfig, place: Path | None, chat_template: str | None) -> None:
+    def __init__(
+        self,
+        server: ServerConfig,
+        place: Path | None,
+        chat_template: str | None,
+        guess: Callable[[], Path | None] = nowhere,
+    ) -> None:
         self._server = server
         self._chat_template = chat_template
         self._place = place
-        self._begun = None if place is None else self._begin(place)
+        self._is_sure = place is not None
+        begun = self._guessed(guess) if place is None else asyncio.to_thread(self._load, place)
+        self._begun: asyncio.Task[Tokenizer | None] | None = asyncio.create_task(begun, name="tokenizer")
 
     async def of(self, folder: Path) -> Tokenizer:
         """Return the tokenizer of a folder. It is the caller's to close. Not to be called twice.
@@ -37,32 +55,44 @@ class EarlyTokenizer:
             TokenizerError: it cannot be used.
         """
         begun, self._begun = self._begun, None
-        if begun is not None and self._place is not None and _is_same(self._place, folder):
-            return await begun
+        if begun is not None and (not self._is_sure or self._is_same(folder)):
+            early = await begun
+            if early is not None and self._is_same(folder):
+                return early
         _close_when_done(begun)
-        return await self._begin(folder)
+        return await asyncio.to_thread(self._load, folder)
 
     async def failure(self) -> None:
-        """Wait until the tokenizer is read, if that was begun.
+        """Wait until the tokenizer is read, if it is known where it is.
 
         Raises:
             TokenizerError: it cannot be used.
         """
-        if self._begun is not None:
+        if self._begun is not None and self._is_sure:
             await asyncio.shield(self._begun)
 
     def close(self) -> None:
         """Close the tokenizer, if nothing has asked for it."""
         _close_when_done(self._begun)
 
-    def _begin(self, place: Path) -> asyncio.Task[Tokenizer]:
-        reading = asyncio.to_thread(
-            load_tokenizer,
-            place,
-            allow_special_tokens=self._server.allow_special_tokens,
-            chat_template=self._chat_template,
+    async def _guessed(self, guess: Callable[[], Path | None]) -> Tokenizer | None:
+        self._place = await asyncio.to_thread(guess)
+        try:
+            return None if self._place is None else await asyncio.to_thread(self._load, self._place)
+        except TokenizerError:
+            return None  # the engine may find another one
+
+    def _load(self, place: Path) -> Tokenizer:
+        return load_tokenizer(
+            place, allow_special_tokens=self._server.allow_special_tokens, chat_template=self._chat_template
         )
-        return asyncio.create_task(reading, name="tokenizer")
+
+    def _is_same(self, folder: Path) -> bool:
+        """Return whether the folder is the one that was read, or was made of the GGUF file that was read."""
+        if self._place == folder:
+            return True
+        link = folder / GGUF
+        return self._place is not None and link.is_symlink() and link.readlink() == self._place.absolute()
 
 
 def place_of(model: ModelConfig) -> Path | None:
@@ -72,8 +102,12 @@ def place_of(model: ModelConfig) -> Path | None:
     if not name:
         return _place_of_default(None if model.download_dir is None else Path(model.download_dir))
     place = Path(name).expanduser()
-    is_there = (place.suffix == SUFFIX and place.is_file()) or (place.is_dir() and has_tokenizer(place))
-    return place if is_there else None
+    if place.is_dir():
+        try:
+            return place if has_tokenizer(place) else gguf_in(place)
+        except CheckpointError:
+            return None
+    return place if place.suffix == SUFFIX and place.is_file() else None
 
 
 def _place_of_default(cache: Path | None) -> Path | None:
@@ -85,18 +119,27 @@ def _place_of_default(cache: Path | None) -> Path | None:
         return None
 
 
-def _is_same(place: Path, folder: Path) -> bool:
-    """Return whether the folder is the one that was read, or was made of the GGUF file that was read."""
-    if place == folder:
-        return True
-    link = folder / GGUF
-    return link.is_symlink() and link.readlink() == place.absolute()
+def cached_place(model: ModelConfig) -> Path | None:
+    """Return the folder of a hub id's tokenizer in the hub's cache, if the id was downloaded before.
+
+    It may be that of an older revision than the engine will find.
+    """
+    from huggingface_hub import try_to_load_from_cache  # imported when it is used: it takes a tenth of a second
+    from huggingface_hub.errors import HFValidationError
+
+    name = model.tokenizer or model.model
+    revision = model.revision if model.tokenizer is None else None
+    try:
+        found = try_to_load_from_cache(name, SNAPSHOT, cache_dir=model.download_dir, revision=revision)
+    except HFValidationError:  # no hub id
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
-def _close_when_done(begun: asyncio.Task[Tokenizer] | None) -> None:
-    def close(done: asyncio.Task[Tokenizer]) -> None:
-        if not done.cancelled() and done.exception() is None:
-            done.result().close()
+def _close_when_done(begun: asyncio.Task[Tokenizer | None] | None) -> None:
+    def close(done: asyncio.Task[Tokenizer | None]) -> None:
+        if not done.cancelled() and done.exception() is None and (tokenizer := done.result()) is not None:
+            tokenizer.close()
 
     if begun is not None:
         begun.add_done_callback(close)
