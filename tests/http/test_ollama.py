@@ -391,7 +391,6 @@ def test_a_stream_that_fails_ends_with_the_error() -> None:
 def test_what_is_not_there_says_what_to_do() -> None:
     async def test(server: Server) -> None:
         for path, word in (
-            ("/api/pull", "started with"),
             ("/api/push", "hub"),
             ("/api/create", "--chat-template"),
             ("/api/copy", "--served-model-name"),

@@ -276,7 +276,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": function(name="a") + function(name="a")}, "tools[1].function.name"),
     ({"tools": [{"type": "retrieval", "function": FUNCTION}]}, "tools[0].type"),
     ({"tools": function(name="a", parameters={"type": "string"})}, "tools[0].function.parameters.type"),
-    ({"tools": function(name="a", parameters={"properties": []})}, "tools[0].function.parameters.properties"),
+    ({"tools": function(name="a", parameters={"properties": [1]})}, "tools[0].function.parameters.properties"),
     ({"tools": function(name="a", parameters={"required": "a"})}, "tools[0].function.parameters.required"),
     ({"tools": function(name="a", parameters=[])}, "tools[0].function.parameters"),
     ({"tools": {}}, "tools"),
