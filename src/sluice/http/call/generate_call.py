@@ -153,6 +153,8 @@ class GenerateCall(Generic[F]):
     """The answer is parsed: it may call these tools, and reason before. None: all of it is text."""
     num_ctx: int | None = None
     """Tokens of context that the client relies on; None: as many as there are."""
+    suffix: str = ""
+    """The text that follows the answer. The prompts are texts."""
     shape: Shape | None = None
     """What the answers must look like, but for their tools (`generation.shape_of_answer`)."""
     fills_context: bool = False
