@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from scripted import scripted
 from serving import run
-from sluice.http.call.fill_in import KNOWN, filled
+from sluice.http.call.fill_in import FILE, KNOWN, Fill, filled
 
 SAID = [{"role": "user", "content": "hi"}]
 
@@ -98,7 +99,7 @@ def test_the_text_between_two_others(tokens: Any) -> None:
 
     async def test() -> None:
         async with scripted(" + b", special=("<end>", *tokens)) as server:
-            expected = filled(tokens, "return a", "\n\nx")
+            expected = filled(tokens, "return a", Fill("\n\nx"))
             for path, body in (
                 ("/v1/completions", {"prompt": "return a"}),
                 ("/api/generate", {"model": "scripted", "prompt": "return a", "stream": False}),
@@ -118,5 +119,47 @@ def test_a_model_without_tokens_to_fill_in() -> None:
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "suffix")
             answer = await server.post("/v1/completions", prompt=[1], suffix="b")
             assert answer.json()["error"]["param"] == "suffix"
+
+    run(test)
+
+
+def test_infill_of_llama_cpp() -> None:
+    """What its editors' plugins send: two other files, the lines around the cursor, and one to read ahead."""
+    tokens = KNOWN[0]
+    extra = [{"filename": "a.py", "text": "A = 1"}, {"text": "B = 2"}]
+    body: dict[str, Any] = {
+        "input_prefix": "def f():\n",
+        "input_suffix": "\nf()",
+        "input_extra": extra,
+        "prompt": "    ret",
+        "n_predict": 64,
+        "top_k": 40,
+        "top_p": 0.9,
+        "samplers": ["top_k", "top_p", "infill"],
+        "n_indent": 0,
+        "cache_prompt": True,
+        "t_max_prompt_ms": 500,
+        "t_max_predict_ms": 1000,
+        "stop": ["\n\n"],
+        "id_slot": 0,
+    }
+
+    async def test() -> None:
+        async with scripted("urn 1\n\nx", special=("<end>", *tokens, FILE)) as server:
+            whole = (await server.post("/infill", **body)).json()
+            assert (whole["content"], whole["stop_type"], whole["stopping_word"]) == ("urn 1", "word", "\n\n")
+            others = f"{FILE}a.py\nA = 1\n{FILE}tmp\nB = 2\n"
+            begin, suffix, middle = tokens
+            assert server.prompts()[0] == f"{others}{begin}def f():\n{suffix}\nf(){middle}    ret"
+            assert whole["tokens_evaluated"] == len(server.submitted[0].prompt)
+            streamed = await server.post("/infill", **body, stream=True)
+            *parts, done = (data.removeprefix("data: ") for data in streamed.text.split("\n\n") if data)
+            assert done == "[DONE]"
+            assert "".join(json.loads(part)["content"] for part in parts) == "urn 1"
+            assert [json.loads(part)["stop"] for part in parts].index(True) == len(parts) - 1
+            warm = await server.post("/infill", **body | {"n_predict": 0, "samplers": []})
+            assert (warm.status_code, warm.json()["content"]) == (200, "")
+        async with scripted("x") as server:
+            assert (await server.post("/infill", **body)).status_code == 400
 
     run(test)

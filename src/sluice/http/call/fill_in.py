@@ -6,6 +6,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 
+class Fill(NamedTuple):
+    """What stands around a gap, besides the prompt before it."""
+
+    suffix: str
+    middle: str = ""
+    """How the text in the gap begins."""
+    files: tuple[tuple[str, str], ...] = ()
+    """Names and texts of other files."""
+
+
 class FillTokens(NamedTuple):
     """What stands before the text that precedes the gap, before the text behind it, and at the end."""
 
@@ -14,6 +24,8 @@ class FillTokens(NamedTuple):
     middle: str
 
 
+FILE = "<|file_sep|>"
+"""What another file begins with."""
 KNOWN = (
     FillTokens("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     FillTokens("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
@@ -35,8 +47,13 @@ def fill_tokens(token_id: Callable[[str], int | None]) -> FillTokens | None:
     return next((each for each in KNOWN if all(token_id(text) is not None for text in each)), None)
 
 
-def filled(tokens: FillTokens, prompt: str, suffix: str) -> str:
-    """Return the prompt for the text between two others. Codestral's models read what follows the gap first."""
+def filled(tokens: FillTokens, prompt: str, fill: Fill, *, has_files: bool = False) -> str:
+    """Return the prompt for the text between two others. Codestral's models read what follows the gap first.
+
+    Args:
+        has_files: the tokenizer has `FILE` as a token; other models see no other files.
+    """
+    files = "".join(f"{FILE}{name}\n{text}\n" for name, text in fill.files) if has_files else ""
     if tokens.prefix == "[PREFIX]":
-        return f"{tokens.suffix}{suffix}{tokens.prefix}{prompt}"
-    return f"{tokens.prefix}{prompt}{tokens.suffix}{suffix}{tokens.middle}"
+        return f"{files}{tokens.suffix}{fill.suffix}{tokens.prefix}{prompt}{fill.middle}"
+    return f"{files}{tokens.prefix}{prompt}{tokens.suffix}{fill.suffix}{tokens.middle}{fill.middle}"

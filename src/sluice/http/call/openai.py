@@ -13,6 +13,7 @@ from sluice.http.base.body import convert, fields_of, given_fields, json_object,
 from sluice.http.base.errors import require
 from sluice.http.base.routes import Body
 from sluice.http.call.constraint_fields import ConstraintFields, shape_of
+from sluice.http.call.fill_in import Fill
 from sluice.http.call.generate_call import (
     ID_SCHEMA,
     Count,
@@ -123,7 +124,7 @@ def parse_completion(body: bytes) -> GenerateCall[CompletionFields]:
         shape=shape,
         given=given,
         is_empty=is_empty,
-        suffix=fields.suffix,
+        fill=Fill(fields.suffix) if fields.suffix else None,
         add_special_tokens=fields.add_special_tokens,
     )
 

@@ -19,6 +19,7 @@ from sluice.http.base.errors import require
 from sluice.http.base.routes import Body
 from sluice.http.base.unsupported_fields import IN_PARTS
 from sluice.http.call.constraint_fields import ollama_shape
+from sluice.http.call.fill_in import Fill
 from sluice.http.call.generate_call import (
     Conversation,
     GenerateCall,
@@ -139,7 +140,7 @@ def parse_ollama_generate(service: Service, body: bytes) -> GenerateCall[OllamaG
     prompts = (prompt,) if fields.prompt else ()
     tools = None if is_raw else NO_TOOLS
     call = _call(service, fields, prompts, "prompt", tools, add_special_tokens=is_raw)
-    return replace(call, suffix=fields.suffix)
+    return replace(call, fill=Fill(fields.suffix)) if fields.suffix else call
 
 
 def _read(service: Service, body: bytes, kind: type[B]) -> B:
