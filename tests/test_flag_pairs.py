@@ -11,11 +11,11 @@ from itertools import combinations, product
 from typing import Any
 
 from covering import covering
-from option_worlds import SMALL, Arrival, play, world_of
+from option_worlds import SMALL, play, world_of
 from sluice.config import GROUPS, ConfigError, flag, options_of
 from sluice.engine.messages import Submit
 from sluice.testing import resolved
-from worlds import World
+from worlds import Arrival, World
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "page_size": (2, 8),
