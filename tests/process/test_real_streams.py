@@ -7,7 +7,7 @@ import asyncio
 from benchmarks.bundled import VOCAB_SIZE
 from stress.recovery import Killer, hosting, play, problems_of, requests_of
 
-STREAMS, TOKENS, KILLS = 16, 48, 2
+STREAMS, TOKENS, KILLS = 8, 32, 1
 EARLY = STREAMS * TOKENS // 4
 """Engines are killed before so many tokens have arrived: on a busy machine they are far ahead of the client."""
 OPTIONS = {"model": "", "dtype": "float64", "max_total_tokens": 1 << 13, "threads": 1}
