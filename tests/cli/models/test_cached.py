@@ -11,6 +11,7 @@ import pytest
 
 import tiny_models
 from gguf_makers import write_gguf
+from random_checkpoint import random_checkpoint
 from sluice import cli
 from sluice.cli.models.cached import cached_models
 from sluice.models.default_model import NAME
@@ -154,10 +155,10 @@ def test_the_table(qwen3: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_the_default_model_is_served_without_a_name(
-    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It lies in no folder that the list is of."""
-    file, _ = write_gguf(qwen3, tmp_path / "tiny.gguf", "Q8_0")
+    file, _ = write_gguf(random_checkpoint(tmp_path), tmp_path / "tiny.gguf", "Q8_0")
     monkeypatch.setattr("sluice.cli.models.cached.default_file", lambda cache: file)
     assert cli.main(["models", "--memory-bandwidth", "20"]) == 0
     out = capsys.readouterr().out
