@@ -63,7 +63,7 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, name, split_max_tensors=split)
     _add_fields(writer, config, name, fields, leave)
     for field, value in general.items():
-        (writer.add_string if isinstance(value, str) else writer.add_uint32)(field, value)
+        {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)](field, value)
     if tokens is not None:
         _add_tokenizer(writer, source, config)
     plain, weights = {}, load_file(source / "model.safetensors")
@@ -136,7 +136,8 @@ def _add_fields(
     for field, value in (values | dict(fields)).items():
         key = f"{name}.{field}"
         if key != leave:
-            add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+            adds = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
+            add = adds[type(value)]
             add(key, value)
 
 

@@ -13,9 +13,10 @@ from sluice.models.base import CausalLM
 from sluice.models.block_types import BLOCK_TYPES
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.base import Rows, WeightFormat
-from sluice.models.formats.gguf_config import FREQUENCY_FACTORS, METHOD, PLAIN
+from sluice.models.formats.gguf_config import METHOD, PLAIN
 from sluice.models.formats.gguf_file import GGUFTensor, tensors_of
 from sluice.models.formats.gguf_open import open_gguf
+from sluice.models.formats.gguf_rope import FREQUENCY_FACTORS
 from sluice.models.quantized import QuantizedWeight
 from sluice.models.spec import BLOCKS, INT4, holds
 from sluice.models.weights import StoredTensor, weight_files
