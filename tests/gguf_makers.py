@@ -13,8 +13,14 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-WITHOUT_QUANTIZER = ("Q4_K", "Q6_K")
-"""Types that the library reads and does not write: random blocks stand for weights."""
+WITHOUT_QUANTIZER = {
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), slice(0, 2)),
+    "Q4_K": slice(0, 4),
+    "Q2_K": slice(80, 84),
+    "Q3_K": slice(108, 110),
+    "Q6_K": slice(208, 210),
+}
+"""Types that the library reads and does not write: random blocks stand for weights -> where float16 scales lie."""
 NAMES = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -117,10 +123,8 @@ def _blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
     draw = np.random.default_rng(values.size)
     blocks = draw.integers(0, 256, (values.size // per_block, size), dtype=np.uint8)
     scales = draw.uniform(1e-4, 2e-4, (len(blocks), 2)).astype(np.float16).view(np.uint8)
-    if kind is gguf.GGMLQuantizationType.Q4_K:
-        blocks[:, :4] = scales
-    else:
-        blocks[:, -2:] = scales[:, :2]
+    place = WITHOUT_QUANTIZER[kind.name]
+    blocks[:, place] = scales[:, : place.stop - place.start]
     return blocks.reshape(values.shape[0], -1)
 
 
