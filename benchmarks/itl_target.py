@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"itl_target: error: {error}", file=sys.stderr)
         return 1
     record = measure(engine, names, args.rounds, args.scale) | {"machine": machine(), "versions": versions()}
-    record |= {"model": args.checkpoint or "the bundled model", "scale": args.scale, "rounds": args.rounds}
+    record |= {"model": args.checkpoint or "the default model", "scale": args.scale, "rounds": args.rounds}
     if args.json is not None:
         args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print_table(record)
@@ -261,7 +261,7 @@ def print_table(record: Mapping[str, Any]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", default="", help="a Hugging Face folder (default: the bundled model)")
+    parser.add_argument("--checkpoint", default="", help="a Hugging Face folder (default: the default model)")
     parser.add_argument("--mixes", default=",".join(MIXES), help=f"some of {', '.join(MIXES)} (default: all)")
     parser.add_argument("--rounds", type=int, default=1, help="rounds of all configurations (default: 1)")
     parser.add_argument("--scale", type=float, default=1.0, help="of all lengths (default: 1)")

@@ -17,11 +17,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.checkpoint.chat import CHAT_TEMPLATE, END, SPECIALS
 from benchmarks.checkpoint.shapes import SHAPES, ModelShape
 from benchmarks.checkpoint.tokenizer import make_tokenizer
 from benchmarks.checkpoint.weights import DTYPES, write_weights
-from training.checkpoint import CHAT_TEMPLATE
-from training.specials import END, SPECIALS
 
 
 def write_checkpoint(folder: Path, shape: ModelShape, *, dtype: str = "bfloat16", seed: int = 0) -> int:

@@ -9,16 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from benchmarks.bundled import VOCAB_SIZE
+from benchmarks.checkpoint.shapes import QWEN3
+from benchmarks.make_checkpoint import write_checkpoint
 from sluice.assembly.resolve import resolve
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.protocols import Link, Pending
 from sluice.engine.trace import RecentSteps
-from sluice.models.hub import BUNDLED
 from sluice.process.wire import Ready, Start
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import ShadowRunner
@@ -31,7 +32,9 @@ from sluice.types.request_limits import Limits
 PAGE_SIZE = 16
 MAX_MODEL_LEN = 4096
 VOCAB = 500
-"""The shadow model answers with ids below this: with ordinary tokens of the bundled tokenizer."""
+"""The shadow model answers with ids below this: with ordinary tokens of the tokenizer."""
+TINY = QWEN3.tiny()
+"""The checkpoint whose tokenizer is used."""
 STEP_MS = "SHADOW_STEP_MS"
 SERVE = """
 import json, sys
@@ -74,7 +77,7 @@ def build(start: Start, link: Link) -> tuple[Engine, Ready]:
     assert tokens is not None
     setup = SchedulerSetup(chosen.config.scheduler.limits(), tokens // PAGE_SIZE, PAGE_SIZE)
     runner, clock = PacedRunner(float(os.environ[STEP_MS]) / 1000), WallClock()
-    limits = Limits(VOCAB_SIZE, MAX_MODEL_LEN, tokens)
+    limits = Limits(TINY.vocab_size, MAX_MODEL_LEN, tokens)
     ready = Ready("shadow", config.model.model, limits, (), config=chosen.config, reasons=chosen.reasons)
     if config.trace.trace is None:
         return Engine(setup.build(), runner, link, clock=clock, trace=RecentSteps()), ready
@@ -101,9 +104,13 @@ def server(
         port = free.getsockname()[1]
     root = Path(__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}", STEP_MS: str(step_ms)}
-    chosen = {"model": str(BUNDLED), "page_size": PAGE_SIZE, "max_total_tokens": POOL_TOKENS} | options
-    command = [sys.executable, "-c", SERVE, str(port), json.dumps(chosen), json.dumps(dict(of_server or {}))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
+    chosen = {"page_size": PAGE_SIZE, "max_total_tokens": POOL_TOKENS} | options
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory())) / "tiny"
+        write_checkpoint(folder, TINY)
+        settings = json.dumps({"model": str(folder)} | chosen), json.dumps(dict(of_server or {}))
+        command = [sys.executable, "-c", SERVE, str(port), *settings]
+        process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True))
         assert process.stdout is not None
         try:
             while "curl" not in (line := process.stdout.readline()):

@@ -21,7 +21,7 @@ from sluice.attention.spec import AttentionSpec, KVShape
 from sluice.engine.engine import Engine
 from sluice.kernels.cpu.library import Kernels
 from sluice.kv.manager import KVManager
-from sluice.models.hub import BUNDLED
+from sluice.models.default_model import default_checkpoint
 from sluice.models.loader import load_model
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.runner import TorchRunner
@@ -95,8 +95,8 @@ def largest_difference() -> float:
 
 
 def answer(backend: AttentionBackend, prompt: tuple[int, ...]) -> tuple[int, ...]:
-    """Continue a prompt with the bundled model, in chunks, through an engine that uses the backend."""
-    model, spec = load_model(BUNDLED, dtype="float32", device=CPU, progress=False)
+    """Continue a prompt with the default model, in chunks, through an engine that uses the backend."""
+    model, spec = load_model(default_checkpoint(None), dtype="float32", device=CPU, progress=False)
     problem = backend.supports(spec.attention, page_size=16, device=CPU)
     assert problem is None, problem
     shape = DeviceShape.of(spec, CPU, num_slots=4, num_pages=16, page_size=16, row_pages=16)

@@ -2,7 +2,7 @@
 
     .venv/bin/python examples/embeddings.py [MODEL]
 
-MODEL is a folder with a Hugging Face checkpoint or a hub id, such as Qwen/Qwen3-Embedding-0.6B; without it the bundled
+MODEL is a folder with a Hugging Face checkpoint or a hub id, such as Qwen/Qwen3-Embedding-0.6B; without it the default
 model runs, which was not made for embeddings: its order means little.
 """
 

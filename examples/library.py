@@ -2,7 +2,7 @@
 
     .venv/bin/python examples/library.py [MODEL]
 
-MODEL is a folder with a Hugging Face checkpoint or a hub id; without it the bundled model runs.
+MODEL is a folder with a Hugging Face checkpoint or a hub id; without it the default model runs.
 """
 
 from __future__ import annotations

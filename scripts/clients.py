@@ -1,4 +1,4 @@
-"""Run common clients against a server of the bundled model that requires a key.
+"""Run common clients against a server of the default model that requires a key.
 
     python scripts/clients.py                     # all but the large ones
     python scripts/clients.py curl sglang         # some

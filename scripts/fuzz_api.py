@@ -1,6 +1,6 @@
 """Send thousands of requests generated from the server's own schema: none may fail by the server's fault.
 
-    python scripts/fuzz_api.py --requests 5000                    # starts a server with the bundled model
+    python scripts/fuzz_api.py --requests 5000                    # starts a server with the default model
     python scripts/fuzz_api.py --url http://127.0.0.1:8000        # or uses a running one
 
 Every answer must be as the schema describes it: 2xx, 4xx in OpenAI's error shape, or 503 with a `Retry-After`.
@@ -35,8 +35,8 @@ PATIENCE = 60.0
 
 
 @contextmanager
-def bundled() -> Iterator[str]:
-    """Start a server of the bundled model. Returns its URL."""
+def served() -> Iterator[str]:
+    """Start a server of the default model. Returns its URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "sluice", "serve", "--port", str(port), "--served-model-name", MODEL]
@@ -117,7 +117,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the requests")
     args = parser.parse_args()
     statuses: Counter[int] = Counter()
-    with nullcontext(args.url) if args.url else bundled() as url:
+    with nullcontext(args.url) if args.url else served() as url:
         problems: list[str] = []
         for operation in OPERATIONS:
             # Other operations take no argument, so their requests are all alike.

@@ -102,6 +102,10 @@ def response_of(events: list[dict[str, Any]]) -> dict[str, Any]:
                 item["arguments"] += event["delta"]
             case "response.function_call_arguments.done":
                 assert event["arguments"] == item["arguments"]
+            case "response.custom_tool_call_input.delta":
+                item["input"] += event["delta"]
+            case "response.custom_tool_call_input.done":
+                assert event["input"] == item["input"]
             case "response.output_item.done":
                 item["status"] = event["item"]["status"]
                 assert event["item"] == item

@@ -5,10 +5,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -33,16 +29,3 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
-
-
-@contextmanager
-def served_at(port: int, *options: str) -> Iterator[str]:
-    """Start a server of the bundled model, and yield its URL once it is ready."""
-    command = [sys.executable, "-m", "sluice", "serve", "--port", str(port), *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        try:
-            assert any(line.strip().startswith("curl") for line in process.stdout), "the server ended"
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from training.checkpoint import CHAT_TEMPLATE
+from benchmarks.checkpoint.chat import CHAT_TEMPLATE
 
 VOCAB_SIZE = 384
 HIDDEN_SIZE = 64

@@ -9,18 +9,24 @@ from pathlib import Path
 
 import pytest
 
+from any_checkpoint import any_checkpoint
 from processes import free_port
 from serve_process import announced, server
+from sluice.models import default_model, hub
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PRINTS = {
     "embeddings.py": "vectors of 256 numbers",
-    "library.py": "256 of 300 prompt tokens cached",
+    "library.py": "352 of 391 prompt tokens cached",
     "custom_scheduling_pass.py": "shortest first:      [7, 4, 1]",
     "custom_attention_backend.py": "tokens by reference:",
     "custom_sparse_policy.py": "import:custom_sparse_policy:Strided: (",
     "simulated_trace.py": "chunked: longest gap of a stream 18 ms, TTFT of the prompt 280 ms",
 }
+
+
+TAKES_MODEL = ("embeddings.py", "library.py")
+"""The others take the default one, here a random one in its place."""
 
 
 def run(name: str, *arguments: str) -> str:
@@ -34,7 +40,9 @@ def run(name: str, *arguments: str) -> str:
 @pytest.mark.parametrize("name", PRINTS)
 def test_an_example_runs(name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """An example that does not run is worse than none."""
-    monkeypatch.setattr(sys, "argv", [name])
+    monkeypatch.setattr(sys, "argv", [name, *([str(any_checkpoint())] if name in TAKES_MODEL else [])])
+    for module in (default_model, hub):
+        monkeypatch.setattr(module, "default_checkpoint", lambda cache, report=None: any_checkpoint())
     monkeypatch.syspath_prepend(EXAMPLES)
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     assert PRINTS[name] in capfd.readouterr().out
@@ -42,7 +50,7 @@ def test_an_example_runs(name: str, monkeypatch: pytest.MonkeyPatch, capfd: pyte
 
 def test_the_client_talks_to_a_server() -> None:
     port = free_port()
-    with server("-m", "sluice", "serve", "--port", str(port)) as process:
+    with server("-m", "sluice", "serve", str(any_checkpoint()), "--port", str(port)) as process:
         announced(process)
         printed = run("client.py", f"http://127.0.0.1:{port}")
     assert "output tokens" in printed

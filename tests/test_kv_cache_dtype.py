@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from any_checkpoint import any_checkpoint
 from paged import Row, forward_batch
 from sluice import LLM, SamplingParams
 from sluice.assembly.devices import resolve_here
@@ -24,13 +25,13 @@ PROMPT = [10, 200, 31, 400, 52, 60, 71, 82, 93, 104, 300, 7]
 
 
 def loaded(**options: Any) -> LoadedModel:
-    return load(EngineConfig.from_options(SMALL | options), progress=False)
+    return load(EngineConfig.from_options(SMALL | {"model": str(any_checkpoint())} | options), progress=False)
 
 
 def scored(**options: Any) -> torch.Tensor:
     """Log-probabilities of the prompt's tokens, computed in two chunks."""
     params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, prompt_logprobs=0)
-    with LLM(**SMALL, chunked_prefill_size=8, **options) as llm:
+    with LLM(any_checkpoint(), **SMALL, chunked_prefill_size=8, **options) as llm:
         (result,) = llm.generate([PROMPT], params)
     assert result.prompt_logprobs is not None
     return torch.tensor([each.logprob for each in result.prompt_logprobs if each is not None])

@@ -6,7 +6,6 @@ Every rule is read off the syntax trees, so an import inside a function or under
 from __future__ import annotations
 
 import ast
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -173,29 +172,17 @@ def test_the_server_loads_no_torch() -> None:
 
 
 def test_finding_a_checkpoint_loads_no_torch() -> None:
-    """Servers over the shadow model and clients name the bundled model, too."""
+    """Servers over the shadow model and clients look for checkpoints, too."""
     code = "import sys, sluice.models.hub; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_importing_the_scheduler_is_quick_and_loads_no_torch(tmp_path: Path) -> None:
-    """Simulator and tools import the scheduler alone: a torch import would cost them seconds.
+def test_importing_the_scheduler_loads_no_library() -> None:
+    """Simulator and tools import the scheduler alone, in a tenth of a second: torch would take them seconds."""
 
-    CPU time, not wall time: other tests run on the same cores. The first run writes the bytecode, also where the
-    environment forbids it, so that the others measure the import and not Python's compiler.
-    """
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
-    code = (
-        "import sys, time; start = time.process_time(); import sluice.scheduler, sluice.scheduler.scheduler;"
-        "print(time.process_time() - start, 'torch' in sys.modules, 'numpy' in sys.modules)"
-    )
-    seconds = []
-    for _ in range(5):
-        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-        elapsed, *loaded = run.stdout.split()
-        assert loaded == ["False", "False"]
-        seconds.append(float(elapsed))
-        if seconds[-1] < 0.1:
-            return
-    pytest.fail(f"best of five imports took {min(seconds):.3f} s, 0.1 s is the limit")
+    def loaded(what: str) -> set[str]:
+        code = f"import sys, {what}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        return {*run.stdout.split()}
+
+    assert loaded("sluice.scheduler.scheduler") - loaded("os") - {*sys.stdlib_module_names} == {"sluice"}

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from random_checkpoint import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, random_checkpoint
+from slow import products
 from sluice import LLM
 from sluice.types.request_limits import LimitError
 
@@ -29,11 +30,10 @@ def held() -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
-@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
-def test_what_is_allocated(dtype: str, size: int, kernels: str, folder: Path) -> None:
+@products(kernels=["torch", "auto"], dtype=["float32", "bfloat16"])
+def test_what_is_allocated(dtype: str, kernels: str, folder: Path) -> None:
     """A report by formula alone says what should be there: a layer or the keys forgotten, and memory runs out."""
-    before = held()
+    before, size = held(), 4 if dtype == "float32" else 2
     with LLM(folder, dtype=dtype, page_size=32, max_total_tokens=100_000, cpu_kernels=kernels) as llm:
         report = llm.memory_report()
         padding = kernels == "auto" and dtype == "bfloat16"  # a page for padding, where steps are captured

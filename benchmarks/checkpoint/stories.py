@@ -4,8 +4,39 @@ from __future__ import annotations
 
 import random
 
-from training.words import ADJECTIVES, ANIMALS, FIRST_NAMES, NOUNS, PLACINGS, a
 
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+FIRST_NAMES = _words(
+    """
+    Ada Adam Agnes Ahmed Alan Alex Alice Amy Andrew Angela Anna Arthur Ben Bob Carla Carlos Charles Chen Clara
+    Daniel David Diana Edward Elena Ella Emily Emma Eric Eva Felix Fiona Frank George Grace Greta Hannah Harry
+    Helen Henry Ida Ingrid Ivan Jack James Jane Jim Joe John Julia Karl Kate Laura Leo Linda Lisa Lucas Lucy Mara
+    Maria Mark Martin Mary Max Mia Michael Mira Nadia Nina Noah Olga Oliver Omar Oscar Paul Peter Rosa Ruth Sam
+    Sara Simon Sofia Susan Thomas Tim Tom Vera Victor Wendy William Yusuf Zoe
+    """
+)
+ANIMALS = _words(
+    """
+    dog cat horse goat hen duck goose rabbit parrot pony sheep cow pig donkey turtle mouse owl fox hamster snake
+    """
+)
+NOUNS = _words(
+    """
+    river gate mill wheel boat bridge road house window door garden tree hill field cloud storm wind rain snow sun
+    moon star fire night morning evening village town market ship sea beach island forest path wall roof bird fish
+    horse dog child king queen farmer sailor teacher friend neighbour song story letter
+    """
+)
+ADJECTIVES = _words(
+    """
+    old young small big tall quiet loud bright dark warm cold long short happy sad brave clever kind gentle
+    strange simple strong slow quick early late deep high empty busy
+    """
+)
+PLACINGS = ("near", "behind", "beside", "above", "below", "under", "beyond", "in front of", "not far from")
 MIDDLES = (
     "One day {who} found {an_adjective} {noun} {placing} the {other}.",
     "{who} wanted to see the {noun}, but the {other} was too {adjective}.",
@@ -37,6 +68,11 @@ def story(rng: random.Random) -> str:
     middle = rng.sample(MIDDLES, rng.randint(3, 7))
     lines = (start, *(_fill(rng, line, who) for line in middle), _fill(rng, rng.choice(ENDINGS), who))
     return " ".join(line[0].upper() + line[1:] for line in lines)
+
+
+def a(noun: str) -> str:
+    """Return the noun with its article."""
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
 def _fill(rng: random.Random, line: str, who: str) -> str:

@@ -12,10 +12,10 @@ import random
 import string
 from collections.abc import Iterator
 
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from benchmarks.checkpoint.chat import SPECIALS
 from benchmarks.checkpoint.stories import story
-from training.tokenizer import learned
 
 STORIES = 1500
 MOST_LEARNED = 3072
@@ -47,7 +47,16 @@ def _learned(rng: random.Random) -> Tokenizer:
     """Learn merges from stories. Texts are split as GPT-2 does, which every engine knows."""
     digits = pre_tokenizers.Digits(individual_digits=True)
     split = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    tokenizer = learned((story(rng) for _ in range(STORIES)), split, MOST_LEARNED)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = split
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=MOST_LEARNED,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((story(rng) for _ in range(STORIES)), trainer)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     return tokenizer
 

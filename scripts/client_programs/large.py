@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
-from client_programs.target import ENVIRONMENTS, MODEL, PROGRAMS, ROOT, Target, output_of
+from client_programs.target import ENVIRONMENTS, PROGRAMS, ROOT, Target, output_of
+
+
+@cache
+def tokenizer() -> Path:
+    """Return a folder with a tokenizer in transformers' form, by which clients count their prompts."""
+    sys.path.insert(0, str(ROOT))
+    from benchmarks.checkpoint.shapes import QWEN3
+    from benchmarks.make_checkpoint import write_checkpoint
+
+    folder = ENVIRONMENTS / "tokenizer"
+    if not folder.exists():
+        write_checkpoint(folder, QWEN3.tiny())
+    return folder
 
 
 def lm_eval(target: Target) -> None:
     """Run lm-eval: log-probabilities of choices over completions, and generated answers over chats."""
-    settings = f"model=sluice,num_concurrent=2,max_retries=1,tokenizer={MODEL}"
+    settings = f"model=sluice,num_concurrent=2,max_retries=1,tokenizer={tokenizer()}"
     for kind, path, task, more in (
         ("local-completions", "/v1/completions", "places", ()),
         ("local-chat-completions", "/v1/chat/completions", "answers", ("--apply_chat_template",)),
@@ -35,7 +50,7 @@ def guidellm(target: Target) -> None:
         backend = f"kind=openai_http,target={target.url},model=sluice,api_key={target.key}"
         output_of(
             *(str(ENVIRONMENTS / "guidellm" / "bin" / "guidellm"), "run", "--backend", backend),
-            *("--tokenizer", f"kind=hf_auto,model={MODEL}", "--profile", "kind=concurrent,streams=4"),
+            *("--tokenizer", f"kind=hf_auto,model={tokenizer()}", "--profile", "kind=concurrent,streams=4"),
             *("--constraint", "kind=max_requests,count=16"),
             *("--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=12"),
             *("--output", f"kind=json,path={report}", "--disable-progress"),
@@ -50,7 +65,7 @@ def aiperf(target: Target) -> None:
     with tempfile.TemporaryDirectory() as folder:
         output_of(
             *(str(ENVIRONMENTS / "aiperf" / "bin" / "aiperf"), "profile", "--model", "sluice", "--url", target.url),
-            *("--endpoint-type", "chat", "--streaming", "--tokenizer", str(MODEL), "--api-key", target.key),
+            *("--endpoint-type", "chat", "--streaming", "--tokenizer", str(tokenizer()), "--api-key", target.key),
             *("--request-count", "16", "--concurrency", "4", "--isl", "32", "--osl", "12", "--ui", "none"),
             *("--artifact-dir", folder),
             HF_HUB_OFFLINE="",  # offline, it takes a folder for the name of a repository
@@ -69,7 +84,7 @@ def vllm(target: Target) -> None:
         with tempfile.TemporaryDirectory() as folder:
             output_of(
                 *(str(command), "bench", "serve", "--backend", backend, "--base-url", target.url, "--endpoint", path),
-                *("--model", "sluice", "--tokenizer", str(MODEL), "--dataset-name", "random", "--ignore-eos"),
+                *("--model", "sluice", "--tokenizer", str(tokenizer()), "--dataset-name", "random", "--ignore-eos"),
                 *("--random-input-len", "32", "--random-output-len", "12", "--num-prompts", "16"),
                 *("--max-concurrency", "4", "--save-result", "--result-dir", folder, "--result-filename", "vllm.json"),
                 OPENAI_API_KEY=target.key,

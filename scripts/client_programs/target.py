@@ -20,7 +20,6 @@ from urllib.request import Request, urlopen
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent
 ENVIRONMENTS = ROOT / "build" / "clients"
-MODEL = ROOT / "src" / "sluice" / "models" / "sluice-nano"
 PROMPT = "What is a sluice?"
 MAX_TOKENS = 24
 
@@ -45,7 +44,7 @@ class Target:
 
 @contextmanager
 def server(model: Path | None = None, name: str = "sluice") -> Iterator[Target]:
-    """Serve a model, or the bundled one, with a key of this run."""
+    """Serve a model, or the default one, with a key of this run."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     key = secrets.token_hex(8)

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import torch
 
+from any_checkpoint import any_checkpoint
 from sluice import LLM, SamplingParams
 from sluice.assembly.cost_file import CostFile, Key, LearntEntry, read_costs, write_entry
 from sluice.assembly.pacing import kept_costs, profiled
@@ -35,7 +36,7 @@ PROMPTS = [[7] * 60, [8] * 90, [9] * 30]
 
 def serve(path: Path, **changed: Any) -> list[tuple[int, ...]]:
     """Answer a few prompts, and leave what was learnt behind."""
-    with LLM(cost_model=str(path), **SMALL | changed) as llm:
+    with LLM(any_checkpoint(), cost_model=str(path), **SMALL | changed) as llm:
         found = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=6))
         return [tuple(each.token_ids) for each in found]
 
@@ -167,7 +168,7 @@ def test_a_link_to_a_file_stays_a_link(tmp_path: Path) -> None:
 def test_engines_that_share_a_file_keep_each_others_entries(tmp_path: Path) -> None:
     """Each began with the file as it was then: the last one to write would throw away what the others have learnt."""
     path = tmp_path / "costs.json"
-    with LLM(cost_model=str(path), **SMALL) as llm:
+    with LLM(any_checkpoint(), cost_model=str(path), **SMALL) as llm:
         llm.generate([[7] * 30], SamplingParams(max_tokens=2))
         write_entry(path, entry_of("of another engine", micros=1.0))
         write_entry(path, entry_of("of another engine", micros=2.0))
@@ -191,7 +192,7 @@ def test_an_engine_does_not_wait_for_another_one_that_writes(tmp_path: Path) -> 
 
 def test_what_another_program_has_written_is_not_overwritten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "costs.json"
-    with caplog.at_level(logging.WARNING), LLM(cost_model=str(path), **SMALL) as llm:
+    with caplog.at_level(logging.WARNING), LLM(any_checkpoint(), cost_model=str(path), **SMALL) as llm:
         llm.generate([[7] * 30], SamplingParams(max_tokens=2))
         path.write_text("a diary")
     assert path.read_text() == "a diary"

@@ -24,6 +24,7 @@ from native_cases import (
     row_of,
 )
 from paged import forward_batch
+from slow import slow
 from sluice.attention.base import LayerKV
 from sluice.attention.native import NativeAttention
 from sluice.attention.packed import PackedKV
@@ -60,7 +61,7 @@ def by_torch(
     return torch.cat(outs)
 
 
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", [0, 1, *map(slow, range(2, 10))])
 def test_errs_at_most_twice_as_much_as_torch(part: int) -> None:
     """Five hundred random batches: a page boundary, a group, a mask, a tail that is off by one."""
     draw = random.Random(part)

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attention_cases
 from attention_cases import Case
 from paged import Row, forward_batch
+from slow import examples
 from sluice.attention.merge import merge_states
 from sluice.attention.reference import ReferenceAttention
 
@@ -78,7 +79,7 @@ def decodes_then_extends(draw: st.DrawFn) -> list[tuple[int, int]]:
     return lengths or [(1, 1)]
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@examples(120)
 @given(data=st.data())
 def test_agrees_with_the_definition(data: st.DataObject) -> None:
     """Any ragged batch, rule and slicing; with fewer keys than queries some queries see nothing."""

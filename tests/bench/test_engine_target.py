@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from any_checkpoint import any_checkpoint
 from serving import PATIENCE
 from shadow_engine import LIMITS, PAGE_SIZE, VOCAB, shadow_engine
 from sluice.bench.driver import Timer, drive, record_of
@@ -94,9 +95,11 @@ def test_an_engine_that_dies_fails_what_is_open_and_what_comes() -> None:
     assert all("the engine failed: MemoryError: no more" in message for message in said)
 
 
-def test_the_bundled_model_in_this_process() -> None:
+def test_a_model_in_this_process() -> None:
     options = options_from({"num_requests": 3, "prompt_tokens": "8", "max_new_tokens": 4, "ignore_eos": True})
-    result = measure_engine({"model": "", "max_total_tokens": 512, "chunked_prefill_size": 64}, options)
+    result = measure_engine(
+        {"model": str(any_checkpoint()), "max_total_tokens": 512, "chunked_prefill_size": 64}, options
+    )
     assert summarize(result.runs[0].requests).output_tokens == 12
     assert result.target["engine"]["scheduler"]["chunked_prefill_size"] == 64
     assert "torch" in result.versions

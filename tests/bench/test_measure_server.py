@@ -44,101 +44,81 @@ async def measure(url: str, **given: Any) -> BenchResult:
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
-def test_every_token_of_sluices_server_is_seen(endpoint: str) -> None:
-    async def test() -> None:
-        async with serving() as server, on_a_port(server) as url:
-            result = await measure(
-                url, endpoint=endpoint, prompt_tokens="uniform:3:9", vocab_size=VOCAB, ignore_eos=True, repeats=2
-            )
-            assert result.target["model"] == MODEL
-            assert result.target["server_info"]["model"] == MODEL
-            assert len(result.runs) == 2
-            for run in result.runs:
-                found = summarize(run.requests)
-                assert (found.requests, found.failed, found.output_tokens) == (4, 0, 20)
-                assert found.all.itl.count == 16
-                assert {record.counted_by for record in run.requests} == {CountedBy.USAGE}
-                assert all(record.finish_reason == "length" for record in run.requests)
-                for record in run.requests:
-                    assert record.accepted is not None
-                    assert 0 <= record.due <= record.sent <= record.accepted <= record.arrivals[0].at <= record.ended
-
-    run(test)
+async def test_every_token_of_sluices_server_is_seen(endpoint: str) -> None:
+    async with serving() as server, on_a_port(server) as url:
+        result = await measure(
+            url, endpoint=endpoint, prompt_tokens="uniform:3:9", vocab_size=VOCAB, ignore_eos=True, repeats=2
+        )
+        assert result.target["model"] == MODEL
+        assert result.target["server_info"]["model"] == MODEL
+        assert len(result.runs) == 2
+        for run in result.runs:
+            found = summarize(run.requests)
+            assert (found.requests, found.failed, found.output_tokens) == (4, 0, 20)
+            assert found.all.itl.count == 16
+            assert {record.counted_by for record in run.requests} == {CountedBy.USAGE}
+            assert all(record.finish_reason == "length" for record in run.requests)
+            for record in run.requests:
+                assert record.accepted is not None
+                assert 0 <= record.due <= record.sent <= record.accepted <= record.arrivals[0].at <= record.ended
 
 
-def test_prompts_have_the_length_that_was_asked_for() -> None:
-    async def test() -> None:
-        async with serving() as server, on_a_port(server) as url:
-            result = await measure(url, prompt_tokens="9", shared_prefix_tokens=8, vocab_size=VOCAB, concurrency=1)
-            assert [record.prompt_tokens for record in result.runs[0].requests] == [17] * 4
-            # All but the first find the shared prefix; the warm-up has another one.
-            assert [record.cached_tokens for record in result.runs[0].requests] == [0, 8, 8, 8]
-
-    run(test)
+async def test_prompts_have_the_length_that_was_asked_for() -> None:
+    async with serving() as server, on_a_port(server) as url:
+        result = await measure(url, prompt_tokens="9", shared_prefix_tokens=8, vocab_size=VOCAB, concurrency=1)
+        assert [record.prompt_tokens for record in result.runs[0].requests] == [17] * 4
+        # All but the first find the shared prefix; the warm-up has another one.
+        assert [record.cached_tokens for record in result.runs[0].requests] == [0, 8, 8, 8]
 
 
-def test_a_conversation_finds_its_history_in_the_cache() -> None:
+async def test_a_conversation_finds_its_history_in_the_cache() -> None:
     """A history that is not sent as it was answered is computed again, and the measurement is of that."""
-
-    async def test() -> None:
-        async with serving() as server, on_a_port(server) as url:
-            result = await measure(url, turns=3, prompt_tokens="2", num_requests=1, ignore_eos=True)
-            first, second, third = result.runs[0].requests
-            assert first.cached_tokens == 0
-            assert (second.cached_tokens or 0) >= first.prompt_tokens // PAGE_SIZE * PAGE_SIZE > 0
-            assert (third.cached_tokens or 0) >= second.prompt_tokens // PAGE_SIZE * PAGE_SIZE
-
-    run(test)
+    async with serving() as server, on_a_port(server) as url:
+        result = await measure(url, turns=3, prompt_tokens="2", num_requests=1, ignore_eos=True)
+        first, second, third = result.runs[0].requests
+        assert first.cached_tokens == 0
+        assert (second.cached_tokens or 0) >= first.prompt_tokens // PAGE_SIZE * PAGE_SIZE > 0
+        assert (third.cached_tokens or 0) >= second.prompt_tokens // PAGE_SIZE * PAGE_SIZE
 
 
-def test_interference_with_restarting_decoders() -> None:
-    async def test() -> None:
-        async with serving() as server, on_a_port(server) as url:
-            result = await measure(
-                url,
-                preset="interference",
-                num_requests=2,
-                at_ms="1,40",
-                prompt_tokens="100",
-                background_prompt_tokens="5",
-                background_output_tokens="9",
-                vocab_size=VOCAB,
-            )
-            found = summarize(result.runs[0].requests)
-            assert found.by_kind["long"].requests == 2
-            assert found.by_kind["short"].requests >= 4
-            assert found.failed == 0
-            assert 1 <= found.windows <= 2
-
-    run(test)
+async def test_interference_with_restarting_decoders() -> None:
+    async with serving() as server, on_a_port(server) as url:
+        result = await measure(
+            url,
+            preset="interference",
+            num_requests=2,
+            at_ms="1,40",
+            prompt_tokens="100",
+            background_prompt_tokens="5",
+            background_output_tokens="9",
+            vocab_size=VOCAB,
+        )
+        found = summarize(result.runs[0].requests)
+        assert found.by_kind["long"].requests == 2
+        assert found.by_kind["short"].requests >= 4
+        assert found.failed == 0
+        assert 1 <= found.windows <= 2
 
 
-def test_a_server_measured_against_itself_gets_new_prompts() -> None:
+async def test_a_server_measured_against_itself_gets_new_prompts() -> None:
     """The second side would be served from the cache that the first side filled, and win."""
-
-    async def test() -> None:
-        async with serving() as server, on_a_port(server) as url:
-            options = options_from(
-                {"num_requests": 2, "max_new_tokens": 3, "prompt_tokens": "9", "vocab_size": VOCAB, "repeats": 2}
-            )
-            results = await measure_in_turns([url, url], options)
-            cached = [record.cached_tokens for found in results for one in found.runs for record in one.requests]
-            assert cached == [0] * 8
-
-    run(test)
+    async with serving() as server, on_a_port(server) as url:
+        options = options_from(
+            {"num_requests": 2, "max_new_tokens": 3, "prompt_tokens": "9", "vocab_size": VOCAB, "repeats": 2}
+        )
+        results = await measure_in_turns([url, url], options)
+        cached = [record.cached_tokens for found in results for one in found.runs for record in one.requests]
+        assert cached == [0] * 8
 
 
-def test_two_servers_get_the_same_prompts_in_turns() -> None:
-    async def test() -> None:
-        async with scripted() as one, scripted() as other:
-            options = options_from({"num_requests": 2, "concurrency": 1, "max_new_tokens": 3, "repeats": 2})
-            results = await measure_in_turns([one.url, other.url], options)
-            prompts = [[call.body["prompt"] for call in server.calls] for server in (one, other)]
-            assert prompts[0] == prompts[1]
-            assert len(set(map(tuple, prompts[0]))) == 1 + 2 * 2
-            assert [len(result.runs) for result in results] == [2, 2]
-
-    run(test)
+async def test_two_servers_get_the_same_prompts_in_turns() -> None:
+    async with scripted() as one, scripted() as other:
+        options = options_from({"num_requests": 2, "concurrency": 1, "max_new_tokens": 3, "repeats": 2})
+        results = await measure_in_turns([one.url, other.url], options)
+        prompts = [[call.body["prompt"] for call in server.calls] for server in (one, other)]
+        assert prompts[0] == prompts[1]
+        assert len(set(map(tuple, prompts[0]))) == 1 + 2 * 2
+        assert [len(result.runs) for result in results] == [2, 2]
 
 
 def check(handler: Handler, test: Callable[[str], Any], *, models: Any = MODELS) -> None:
@@ -291,91 +271,69 @@ def test_models_that_cannot_be_chosen(models: Any, given: dict[str, Any], said: 
 
 
 @pytest.mark.parametrize("models", [{"data": [{"id": "a"}, {"id": "b"}]}, {"data": []}])
-def test_a_model_can_be_named(models: Any) -> None:
-    async def body() -> None:
-        async with scripted() as server:
-            server.models = models
-            result = await measure(f"{server.url}/v1/", model_name="b", api_key="secret")
-            assert result.target["model"] == "b"
-            assert {call.body["model"] for call in server.calls} == {"b"}
-            assert {call.headers["authorization"] for call in server.calls} == {"Bearer secret"}
-            assert "secret" not in str(result)
-
-    run(body)
+async def test_a_model_can_be_named(models: Any) -> None:
+    async with scripted() as server:
+        server.models = models
+        result = await measure(f"{server.url}/v1/", model_name="b", api_key="secret")
+        assert result.target["model"] == "b"
+        assert {call.body["model"] for call in server.calls} == {"b"}
+        assert {call.headers["authorization"] for call in server.calls} == {"Bearer secret"}
+        assert "secret" not in str(result)
 
 
-def test_what_is_sent() -> None:
-    async def body() -> None:
-        async with scripted() as server:
-            await measure(server.url, temperature=0.5, ignore_eos=True, prompt_tokens="3", warmup=0, num_requests=1)
-            await measure(server.url, prompt_tokens="3", prompt_format="text", warmup=0, num_requests=1)
-            await measure(server.url, prompt_tokens="3", endpoint="chat", warmup=0, num_requests=1)
-            ids, text, chat = (call.body for call in server.calls)
-            assert [call.path for call in server.calls] == ["/v1/completions"] * 2 + ["/v1/chat/completions"]
-            assert (ids["max_tokens"], ids["temperature"], ids["stream"]) == (5, 0.5, True)
-            assert ids["stream_options"] == {"include_usage": True}
-            assert ids["ignore_eos"] is True
-            assert len(ids["prompt"]) == 3
-            # Servers of others refuse fields that they do not know.
-            assert "ignore_eos" not in text
-            assert len(text["prompt"].split()) == 3
-            assert chat["messages"] == [{"role": "user", "content": text["prompt"]}]
-
-    run(body)
+async def test_what_is_sent() -> None:
+    async with scripted() as server:
+        await measure(server.url, temperature=0.5, ignore_eos=True, prompt_tokens="3", warmup=0, num_requests=1)
+        await measure(server.url, prompt_tokens="3", prompt_format="text", warmup=0, num_requests=1)
+        await measure(server.url, prompt_tokens="3", endpoint="chat", warmup=0, num_requests=1)
+        ids, text, chat = (call.body for call in server.calls)
+        assert [call.path for call in server.calls] == ["/v1/completions"] * 2 + ["/v1/chat/completions"]
+        assert (ids["max_tokens"], ids["temperature"], ids["stream"]) == (5, 0.5, True)
+        assert ids["stream_options"] == {"include_usage": True}
+        assert ids["ignore_eos"] is True
+        assert len(ids["prompt"]) == 3
+        # Servers of others refuse fields that they do not know.
+        assert "ignore_eos" not in text
+        assert len(text["prompt"].split()) == 3
+        assert chat["messages"] == [{"role": "user", "content": text["prompt"]}]
 
 
-def test_a_server_that_is_not_there() -> None:
+async def test_a_server_that_is_not_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-
-    async def test() -> None:
-        with pytest.raises(BenchError, match=f"cannot reach http://127.0.0.1:{port}: connection refused"):
-            await measure(f"http://127.0.0.1:{port}")
-
-    run(test)
+    with pytest.raises(BenchError, match=f"cannot reach http://127.0.0.1:{port}: connection refused"):
+        await measure(f"http://127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize(
     "url", ["localhost:8000", "ftp://a", "http://", "http://a:b", "http://a:99999", "http://a b", ""]
 )
-def test_urls_that_are_none(url: str) -> None:
-    async def test() -> None:
-        with pytest.raises(ConfigError, match="--url must be like http://localhost:8000"):
-            await measure(url)
-
-    run(test)
+async def test_urls_that_are_none(url: str) -> None:
+    with pytest.raises(ConfigError, match="--url must be like http://localhost:8000"):
+        await measure(url)
 
 
-def test_a_name_that_does_not_resolve() -> None:
-    async def test() -> None:
-        with pytest.raises(BenchError, match=r"cannot find name\.invalid"):
-            await measure("http://name.invalid")
-
-    run(test)
+async def test_a_name_that_does_not_resolve() -> None:
+    with pytest.raises(BenchError, match=r"cannot find name\.invalid"):
+        await measure("http://name.invalid")
 
 
-def test_waiting_for_a_time_that_is_over_returns_at_once() -> None:
-    async def test() -> None:
-        timer = Timer()
-        await timer.until(timer.now() - 5)
-        manual = ManualTimer()
-        manual.advance(3.0)
-        await manual.until(2.0)
-
-    run(test)
+async def test_waiting_for_a_time_that_is_over_returns_at_once() -> None:
+    timer = Timer()
+    await timer.until(timer.now() - 5)
+    manual = ManualTimer()
+    manual.advance(3.0)
+    await manual.until(2.0)
 
 
-def test_tls_to_a_server_without() -> None:
+async def test_tls_to_a_server_without() -> None:
     async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 
-    async def test() -> None:
-        server = await asyncio.start_server(plain, "127.0.0.1", 0)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            with pytest.raises(BenchError, match=r"cannot reach https://.*: TLS: "):
-                await measure(f"https://127.0.0.1:{port}")
-
-    run(test)
+    server = await asyncio.start_server(plain, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(BenchError, match=r"cannot reach https://.*: TLS: "):
+            await measure(f"https://127.0.0.1:{port}")

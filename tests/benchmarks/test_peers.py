@@ -97,6 +97,7 @@ def test_transformers_gives_the_tokens_of_its_model(tmp_path: Path) -> None:
     assert list(tokens) == expected
 
 
+@pytest.mark.slow
 def test_sluice_is_started_measured_and_ended(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

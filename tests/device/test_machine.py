@@ -74,7 +74,7 @@ if sys.argv[1] == "kept":
     assert keep_freed_memory()
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    blocks = [bytearray(b"x") * (48 << 20) for _ in range(2)]
+    blocks = [bytearray(b"x") * (34 << 20) for _ in range(2)]
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 faults()
 print(faults())

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from benchmarks.exact_recall import EOS, SHAPES, Needle, needle_prompt, needle_prompts, write_recall_checkpoint
+from slow import slow
 from sluice import LLM, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
@@ -30,21 +31,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     [
         ("small", "bfloat16"),
         ("gqa", "float32"),
-        *(
-            pytest.param(name, dtype, marks=pytest.mark.slow)
-            for name, dtype in [
-                ("small", "float32"),
-                ("middle", "float32"),
-                ("middle", "bfloat16"),
-                ("gqa", "bfloat16"),
-            ]
-        ),
+        slow("small", "float32"),
+        slow("middle", "float32"),
+        slow("middle", "bfloat16"),
+        slow("gqa", "bfloat16"),
     ],
 )
 def test_needles_are_found(name: str, dtype: str, folders: dict[str, Path]) -> None:
     """A page, a chunk's edge, a KV head or a position mixed up: what followed the key is read from elsewhere. All at
     once, in chunks; then again, from the cache; EOS where there is no needle."""
-    lengths = [1000, 1000, 2000, 1000, 8000 if dtype == "bfloat16" else 3000, 500]
+    lengths = [1000, 1000, 2000, 1000, 8000 if name == "middle" else 3000, 500]
     needles = [
         needle_prompt(SHAPES[name], length, depth, seed=index)
         for index, (length, depth) in enumerate(zip(lengths, DEPTHS, strict=True))

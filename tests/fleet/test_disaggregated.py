@@ -15,7 +15,6 @@ import pytest
 
 from fleet_world import OURS, FleetWorld, Replica, outputs_of
 from random_checkpoint import random_checkpoint
-from serving import run
 from shadow_engine import VOCAB
 from sluice.assembly.engine import build_engine
 from sluice.assembly.peers import Peers
@@ -81,174 +80,150 @@ def way_of(world: FleetWorld, request_id: int) -> list[str]:
     return [key for each, key in world.sent_to if each == request_id]
 
 
-def test_long_prompts_begin_at_a_prefill_replica_and_go_on_at_one_that_decodes() -> None:
-    async def test() -> None:
-        world = await world_of()
-        assert await play(world) == [expected(request(number)) for number in range(STREAMS)]
-        ways = [way_of(world, request_id) for request_id in sorted({each for each, _ in world.sent_to})]
-        for number, way in enumerate(ways):
-            where = ["pq", "ab"] if number % 3 else ["ab"]
-            assert len(way) == len(where)
-            assert all(key in keys for key, keys in zip(way, where, strict=True))
-        assert {way[0] for way in ways} == set("pqab"), "both of each kind have something to do"
-        assert world.client.recovery.replayed_requests == 0
-        apart = world.link._apart
-        assert apart is not None
-        assert apart.failed_handovers == 2 * STREAMS // 3, "these engines have no disk"
-        page = Page("shadow")
-        replica_metrics(world.chooser, world.link.totals, apart)(page)
-        assert f'sluice:failed_handovers_total{{engine="0",model_name="shadow"}} {apart.failed_handovers}.0' in str(
-            page.render(), "utf-8"
-        )
-        for chooser in (apart.chooser, world.chooser):
-            assert [load.order for load in chooser._dispatcher.loads.values()] == [(0, 0)] * 2
-
-    run(test)
+async def test_long_prompts_begin_at_a_prefill_replica_and_go_on_at_one_that_decodes() -> None:
+    world = await world_of()
+    assert await play(world) == [expected(request(number)) for number in range(STREAMS)]
+    ways = [way_of(world, request_id) for request_id in sorted({each for each, _ in world.sent_to})]
+    for number, way in enumerate(ways):
+        where = ["pq", "ab"] if number % 3 else ["ab"]
+        assert len(way) == len(where)
+        assert all(key in keys for key, keys in zip(way, where, strict=True))
+    assert {way[0] for way in ways} == set("pqab"), "both of each kind have something to do"
+    assert world.client.recovery.replayed_requests == 0
+    apart = world.link._apart
+    assert apart is not None
+    assert apart.failed_handovers == 2 * STREAMS // 3, "these engines have no disk"
+    page = Page("shadow")
+    replica_metrics(world.chooser, world.link.totals, apart)(page)
+    assert f'sluice:failed_handovers_total{{engine="0",model_name="shadow"}} {apart.failed_handovers}.0' in str(
+        page.render(), "utf-8"
+    )
+    for chooser in (apart.chooser, world.chooser):
+        assert [load.order for load in chooser._dispatcher.loads.values()] == [(0, 0)] * 2
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_lost_replicas_of_either_kind_cost_no_token(seed: int) -> None:
+async def test_lost_replicas_of_either_kind_cost_no_token(seed: int) -> None:
     """Before the first token, between it and the handover, and behind it."""
+    world = await world_of()
+    assert world.prefill is not None
+    world.draw.seed(seed)
+    moments = sorted(world.draw.sample(range(30), 4))
 
-    async def test() -> None:
-        world = await world_of()
-        assert world.prefill is not None
-        world.draw.seed(seed)
-        moments = sorted(world.draw.sample(range(30), 4))
+    def on_turn(turn: int) -> None:
+        if turn not in moments:
+            return
+        kind = world.draw.choice([world.replicas, world.prefill.replicas])
+        if kind:
+            kind.pop(world.draw.choice(list(kind))).died.set()
+        if not world.replicas or world.draw.random() < 0.5:
+            world.add(Replica(f"after {turn}"))
 
-        def on_turn(turn: int) -> None:
-            if turn not in moments:
-                return
-            kind = world.draw.choice([world.replicas, world.prefill.replicas])
-            if kind:
-                kind.pop(world.draw.choice(list(kind))).died.set()
-            if not world.replicas or world.draw.random() < 0.5:
-                world.add(Replica(f"after {turn}"))
-
-        assert await play(world, on_turn) == [expected(request(number)) for number in range(STREAMS)]
-        assert world.client.recovery.ended_requests == 0
-
-    run(test)
+    assert await play(world, on_turn) == [expected(request(number)) for number in range(STREAMS)]
+    assert world.client.recovery.ended_requests == 0
 
 
-def test_a_prefill_replica_that_takes_nothing_keeps_no_request() -> None:
+async def test_a_prefill_replica_that_takes_nothing_keeps_no_request() -> None:
     """Its process has gone, and the ingress does not know that yet."""
-
-    async def test() -> None:
-        world = await world_of(("p",), patience=0.05)
-        assert world.prefill is not None
-        world.prefill.replicas.clear()
-        inbox = submit(world.client, request(1))
-        await world.settle(100_000)
-        assert tokens_of(await outputs_of(inbox)) == expected(request(1))
-
-    run(test)
+    world = await world_of(("p",), patience=0.05)
+    assert world.prefill is not None
+    world.prefill.replicas.clear()
+    inbox = submit(world.client, request(1))
+    await world.settle(100_000)
+    assert tokens_of(await outputs_of(inbox)) == expected(request(1))
 
 
 @pytest.mark.parametrize("reason", [FinishReason.OVERLOAD, FinishReason.TIER_UNAVAILABLE])
-def test_a_prompt_that_a_prefill_replica_has_no_room_for_is_computed_where_it_is_decoded(reason: FinishReason) -> None:
-    async def test() -> None:
-        world = await world_of(("p",))
-        assert world.prefill is not None
-        replica = world.prefill.replicas["p"]
-        inbox = submit(world.client, request(1))
-        for _ in range(8):
-            await asyncio.sleep(0)
-        (number,) = replica.client._open
-        replica.client.dispatch([Output(number, 0, (), 0, reason)])
-        for _ in range(30):
-            await asyncio.sleep(0)
-        (entry,) = [entry for each in world.replicas.values() for entry in each.client._open.values()]
-        assert not entry.delivery.request.is_resumed, "a full replica may refuse it"
-        await world.settle()
-        assert tokens_of(await outputs_of(inbox)) == expected(request(1))
-        assert [key in "ab" for _, key in world.sent_to] == [False, True]
-        assert world.link._offers == {}
+async def test_a_prompt_that_a_prefill_replica_has_no_room_for_is_computed_where_it_is_decoded(
+    reason: FinishReason,
+) -> None:
+    world = await world_of(("p",))
+    assert world.prefill is not None
+    replica = world.prefill.replicas["p"]
+    inbox = submit(world.client, request(1))
+    for _ in range(8):
+        await asyncio.sleep(0)
+    (number,) = replica.client._open
+    replica.client.dispatch([Output(number, 0, (), 0, reason)])
+    for _ in range(30):
+        await asyncio.sleep(0)
+    (entry,) = [entry for each in world.replicas.values() for entry in each.client._open.values()]
+    assert not entry.delivery.request.is_resumed, "a full replica may refuse it"
+    await world.settle()
+    assert tokens_of(await outputs_of(inbox)) == expected(request(1))
+    assert [key in "ab" for _, key in world.sent_to] == [False, True]
+    assert world.link._offers == {}
 
-    run(test)
+
+async def test_a_client_that_leaves_during_the_handover_leaves_nothing_behind() -> None:
+    world = await world_of()
+    assert world.prefill is not None
+    inbox = submit(world.client, request(1))
+    for tick in range(2000):
+        await asyncio.sleep(0)
+        if tick % 8 == 0:
+            for replica in world.prefill.replicas.values():
+                replica.turn()
+        if world.link._offers:
+            break
+    assert world.link._offers, "it was not handed over"
+    inbox.close()
+    for _ in range(4):
+        await world.turn()
+    assert (world.link._offers, world.link._serving) == ({}, {})
 
 
-def test_a_client_that_leaves_during_the_handover_leaves_nothing_behind() -> None:
-    async def test() -> None:
-        world = await world_of()
-        assert world.prefill is not None
-        inbox = submit(world.client, request(1))
-        for tick in range(2000):
-            await asyncio.sleep(0)
-            if tick % 8 == 0:
-                for replica in world.prefill.replicas.values():
-                    replica.turn()
-            if world.link._offers:
-                break
-        assert world.link._offers, "it was not handed over"
-        inbox.close()
-        for _ in range(4):
+async def test_prefill_replicas_alone_do_not_serve() -> None:
+    world = await world_of()
+    watching = asyncio.create_task(world.link.watch(1.0))
+    found = []
+    for change in (lambda: None, world.replicas.clear):
+        change()
+        for _ in range(9):
             await world.turn()
-        assert (world.link._offers, world.link._serving) == ({}, {})
-
-    run(test)
-
-
-def test_prefill_replicas_alone_do_not_serve() -> None:
-    async def test() -> None:
-        world = await world_of()
-        watching = asyncio.create_task(world.link.watch(1.0))
-        found = []
-        for change in (lambda: None, world.replicas.clear):
-            change()
-            for _ in range(9):
-                await world.turn()
-            found.append(world.state.is_serving)
-        watching.cancel()
-        await asyncio.wait({watching})
-        assert found == [True, False]
-
-    run(test)
+        found.append(world.state.is_serving)
+    watching.cancel()
+    await asyncio.wait({watching})
+    assert found == [True, False]
 
 
-def test_deadlines_count_the_time_that_pages_take() -> None:
+async def test_deadlines_count_the_time_that_pages_take() -> None:
     found: list[float | None] = []
 
     class Seen(Observer):
         def submitted(self, request: Submit) -> None:
             found.append(request.deadline)
 
-    async def test() -> None:
-        world = await world_of()
-        client, clock = world.replicas["a"].client, VirtualClock(50.0)
-        client.now, client._observer = clock.now, Seen()
-        offer = encode_offer(PageOffer("/x", "layout", ()))
-        asked = replace(request(1), request_id=1, deadline=105.0)
-        sent = Sent(OURS, 100.0, encode(asked), offer)
-        serving = asyncio.create_task(anext(world.replicas["a"].server.stream(msgspec.msgpack.encode(sent))))
-        await asyncio.sleep(0)
-        clock.advance(3.0)
-        for _ in range(20):
-            await world.turn()
-        await serving
-        assert found == [55.0]
-
-    run(test)
+    world = await world_of()
+    client, clock = world.replicas["a"].client, VirtualClock(50.0)
+    client.now, client._observer = clock.now, Seen()
+    offer = encode_offer(PageOffer("/x", "layout", ()))
+    asked = replace(request(1), request_id=1, deadline=105.0)
+    sent = Sent(OURS, 100.0, encode(asked), offer)
+    serving = asyncio.create_task(anext(world.replicas["a"].server.stream(msgspec.msgpack.encode(sent))))
+    await asyncio.sleep(0)
+    clock.advance(3.0)
+    for _ in range(20):
+        await world.turn()
+    await serving
+    assert found == [55.0]
 
 
-def test_a_request_that_ends_with_its_first_token_ends_at_the_prefill_replica() -> None:
-    async def test() -> None:
-        world = await world_of()
-        (first, *_) = expected(request(1))
-        stopped = replace(request(1), sampling=replace(resolved(TOKENS, stop_token_ids=[first]), seed=1))
-        for asked, reason in ((request(1, 1), FinishReason.LENGTH), (stopped, FinishReason.STOP)):
-            world.sent_to.clear()
-            inbox = submit(world.client, asked)
-            await world.settle()
-            outputs = await outputs_of(inbox)
-            assert tokens_of(outputs) == [first]
-            assert outputs[-1].finish_reason is reason
-            assert [key in "pq" for _, key in world.sent_to] == [True]
-
-    run(test)
+async def test_a_request_that_ends_with_its_first_token_ends_at_the_prefill_replica() -> None:
+    world = await world_of()
+    (first, *_) = expected(request(1))
+    stopped = replace(request(1), sampling=replace(resolved(TOKENS, stop_token_ids=[first]), seed=1))
+    for asked, reason in ((request(1, 1), FinishReason.LENGTH), (stopped, FinishReason.STOP)):
+        world.sent_to.clear()
+        inbox = submit(world.client, asked)
+        await world.settle()
+        outputs = await outputs_of(inbox)
+        assert tokens_of(outputs) == [first]
+        assert outputs[-1].finish_reason is reason
+        assert [key in "pq" for _, key in world.sent_to] == [True]
 
 
-def test_the_pages_of_a_prompt_are_loaded_where_it_is_decoded(tmp_path: Path) -> None:
+async def test_the_pages_of_a_prompt_are_loaded_where_it_is_decoded(tmp_path: Path) -> None:
     """Without them all the rest would be right as well, and every prompt would be computed twice."""
     folder = random_checkpoint(tmp_path)
     options = {"model": str(folder), "max_total_tokens": 512, "page_size": 16, "kv_disk_bytes": 8 << 20}
@@ -267,30 +242,27 @@ def test_the_pages_of_a_prompt_are_loaded_where_it_is_decoded(tmp_path: Path) ->
         await world.settle(100_000)
         return tokens_of(await outputs_of(inbox))
 
-    async def test() -> None:
-        world = FleetWorld([], prefill=[], limits=SplitLimits(LEAST))
-        prefill = Replica("p", build=built(prefill_engine(config, file.path), None))
-        decode = Replica("a", build=built(decode_engine(config), tmp_path))
-        world.add(prefill)
-        alone = await answer(world, "alone")
-        assert world.prefill is not None
-        world.prefill.replicas["p"] = world.replicas.pop("p")
-        world.add(decode)
-        watching = asyncio.create_task(world.link.watch(1.0))
-        for _ in range(9):
-            await world.turn()
-        watching.cancel()
-        await asyncio.wait({watching})
-        world.sent_to.clear()
-        assert await answer(world, "tenant") == alone
-        assert [key for _, key in world.sent_to] == ["p", "a"]
-        (use,) = decode.engine.scheduler.occupancy().tiers
-        assert (use.loaded, use.failed_loads) == (len(prompt) // 16, 0)
-        for replica in (prefill, decode):
-            with closing(replica.engine):
-                pass
-
-    run(test)
+    world = FleetWorld([], prefill=[], limits=SplitLimits(LEAST))
+    prefill = Replica("p", build=built(prefill_engine(config, file.path), None))
+    decode = Replica("a", build=built(decode_engine(config), tmp_path))
+    world.add(prefill)
+    alone = await answer(world, "alone")
+    assert world.prefill is not None
+    world.prefill.replicas["p"] = world.replicas.pop("p")
+    world.add(decode)
+    watching = asyncio.create_task(world.link.watch(1.0))
+    for _ in range(9):
+        await world.turn()
+    watching.cancel()
+    await asyncio.wait({watching})
+    world.sent_to.clear()
+    assert await answer(world, "tenant") == alone
+    assert [key for _, key in world.sent_to] == ["p", "a"]
+    (use,) = decode.engine.scheduler.occupancy().tiers
+    assert (use.loaded, use.failed_loads) == (len(prompt) // 16, 0)
+    for replica in (prefill, decode):
+        with closing(replica.engine):
+            pass
 
 
 def test_each_prefill_replica_has_a_file_of_its_own(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from fleet_world import OURS, FleetWorld
-from serving import run
 from shadow_engine import PAGE_SIZE, VOCAB
 from sluice.fleet.kv_event_sync import AT_ONCE, EVERYTHING, KvChanges, KvEventLog
 from sluice.fleet.replica_router import ReplicaCandidate, ReplicaRouter
@@ -146,22 +145,18 @@ async def goes_to(world: FleetWorld, request: Submit) -> str:
 
 
 @pytest.mark.parametrize("router", TOLD)
-def test_a_prompt_goes_where_another_ingress_sent_it(router: str) -> None:
+async def test_a_prompt_goes_where_another_ingress_sent_it(router: str) -> None:
     """The ingress has never seen it, as after its own restart. Another namespace shares nothing."""
-
-    async def test() -> None:
-        for warm in "abc":
-            world = FleetWorld(router=router)
-            submit(world.replicas[warm].client, ask())
-            for _ in range(9):
-                await world.turn()
-            await look(world)
-            cold = world.chooser._dispatcher.policy.uncached_tokens
-            assert await goes_to(world, ask()) == warm
-            salted = ask(salt="tenant")
-            assert set(cold(_Asked(salted), "abc").values()) == {len(PROMPT)}
-
-    run(test)
+    for warm in "abc":
+        world = FleetWorld(router=router)
+        submit(world.replicas[warm].client, ask())
+        for _ in range(9):
+            await world.turn()
+        await look(world)
+        cold = world.chooser._dispatcher.policy.uncached_tokens
+        assert await goes_to(world, ask()) == warm
+        salted = ask(salt="tenant")
+        assert set(cold(_Asked(salted), "abc").values()) == {len(PROMPT)}
 
 
 class _Asked:
@@ -178,45 +173,38 @@ class _Asked:
 
 
 @pytest.mark.parametrize("router", TOLD)
-def test_pages_that_a_replica_evicted_are_not_believed(router: str) -> None:
+async def test_pages_that_a_replica_evicted_are_not_believed(router: str) -> None:
     """It was sent the prompt, and has given its pages up for others since."""
-
-    async def test() -> None:
-        world = FleetWorld(["a", "b"], router=router)
-        warm = await goes_to(world, ask())
-        policy = world.chooser._dispatcher.policy
-        assert policy.uncached_tokens(_Asked(ask()), [warm])[warm] < PAGE_SIZE
-        for number in range(2, 12):
-            other = tuple(1 + (number * 31 + place) % (VOCAB - 1) for place in range(60))
-            submit(world.replicas[warm].client, ask(other))
-            for _ in range(12):
-                await world.turn()
-        await look(world)
-        assert policy.uncached_tokens(_Asked(ask()), [warm])[warm] == len(PROMPT)
-        submit(world.replicas[warm].client, ask())
-        for _ in range(9):
+    world = FleetWorld(["a", "b"], router=router)
+    warm = await goes_to(world, ask())
+    policy = world.chooser._dispatcher.policy
+    assert policy.uncached_tokens(_Asked(ask()), [warm])[warm] < PAGE_SIZE
+    for number in range(2, 12):
+        other = tuple(1 + (number * 31 + place) % (VOCAB - 1) for place in range(60))
+        submit(world.replicas[warm].client, ask(other))
+        for _ in range(12):
             await world.turn()
-        asking = asyncio.create_task(world.client.flush_cache())
-        while not asking.done():
-            await world.turn()
-        await look(world)
-        assert policy.uncached_tokens(_Asked(ask()), [warm])[warm] == len(PROMPT), "flushed"
+    await look(world)
+    assert policy.uncached_tokens(_Asked(ask()), [warm])[warm] == len(PROMPT)
+    submit(world.replicas[warm].client, ask())
+    for _ in range(9):
+        await world.turn()
+    asking = asyncio.create_task(world.client.flush_cache())
+    while not asking.done():
+        await world.turn()
+    await look(world)
+    assert policy.uncached_tokens(_Asked(ask()), [warm])[warm] == len(PROMPT), "flushed"
 
-    run(test)
 
-
-def test_the_pages_of_answers_are_known() -> None:
-    async def test() -> None:
-        world = FleetWorld(["a"])
-        inbox = submit(world.client, ask(tokens=3 * PAGE_SIZE))
-        await world.settle()
-        answer = tuple(token for output in await inbox.get() for token in output.token_ids)
-        await look(world)
-        index = world.chooser._dispatcher.policy.prefixes("a")
-        assert index is not None
-        assert index.match(list(page_digests(PROMPT + answer, PAGE_SIZE))) >= len(PROMPT) // PAGE_SIZE + 2
-
-    run(test)
+async def test_the_pages_of_answers_are_known() -> None:
+    world = FleetWorld(["a"])
+    inbox = submit(world.client, ask(tokens=3 * PAGE_SIZE))
+    await world.settle()
+    answer = tuple(token for output in await inbox.get() for token in output.token_ids)
+    await look(world)
+    index = world.chooser._dispatcher.policy.prefixes("a")
+    assert index is not None
+    assert index.match(list(page_digests(PROMPT + answer, PAGE_SIZE))) >= len(PROMPT) // PAGE_SIZE + 2
 
 
 def test_a_router_that_is_told_nothing_goes_by_what_it_has_sent() -> None:

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from fleet_world import FleetWorld
-from serving import run
 from sluice.fleet.kv_event_sync import KvChanges
 from sluice.fleet.replica_router import ReplicaReport
 from sluice.fleet.replicas import Replicas, streaming
@@ -39,23 +38,19 @@ class FakeHandle:
         *[("a", None, (0, 1, b"no batch")), ("a", None, (0, 1)), ("a", None, 1)],
     ],
 )
-def test_an_answer_that_cannot_be_read_is_none(answer: object, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_cannot_be_read_is_none(answer: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray.exceptions", SimpleNamespace(RayError=OSError))
     monkeypatch.setitem(sys.modules, "ray.serve.exceptions", SimpleNamespace(RayServeException=OSError))
-
-    async def test() -> None:
-        world = FleetWorld(["a"])
-        handle = FakeHandle(answer)
-        replicas = Replicas(handle)
-        assert await replicas.ask(world.chooser, flush=False) == {}
-        asking = asyncio.create_task(world.replicas["a"].client.stats())
-        for _ in range(2):
-            await world.turn()
-        changes = KvChanges(3, 5, (PagesCleared(),))
-        handle.answer = ("a", encode(asking.result()), changes.encoded())
-        assert await replicas.ask(world.chooser, flush=False) == {"a": ReplicaReport(asking.result(), changes)}
-
-    run(test)
+    world = FleetWorld(["a"])
+    handle = FakeHandle(answer)
+    replicas = Replicas(handle)
+    assert await replicas.ask(world.chooser, flush=False) == {}
+    asking = asyncio.create_task(world.replicas["a"].client.stats())
+    for _ in range(2):
+        await world.turn()
+    changes = KvChanges(3, 5, (PagesCleared(),))
+    handle.answer = ("a", encode(asking.result()), changes.encoded())
+    assert await replicas.ask(world.chooser, flush=False) == {"a": ReplicaReport(asking.result(), changes)}
 
 
 class OlderHandle(FakeHandle):

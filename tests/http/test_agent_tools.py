@@ -309,7 +309,7 @@ def without_ids(values: Any) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [
-        (MESSAGES, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305' is not"),
+        (MESSAGES, {"tools": [{"type": "owl", "name": "owl"}]}, "'owl' is not"),
         (MESSAGES, {"tools": [{"name": "f"}]}, "tools[0].input_schema is required"),
         (MESSAGES, {"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name must be 1 to 128 letters"),
         (MESSAGES, {"tools": [{"name": "f", "input_schema": {"type": "array"}}]}, "tools[0].input_schema.type must"),
@@ -317,11 +317,10 @@ def without_ids(values: Any) -> Iterator[Any]:
         (MESSAGES, {"tool_choice": {"type": "any"}, "tools": []}, "tool_choice needs tools"),
         (MESSAGES, {"tool_choice": {"type": "required"}}, "tool_choice.type 'required' is not supported; accepted: au"),
         (MESSAGES, {"output_config": {"format": {"type": "xml"}}}, "output_config.format.type must be one of"),
-        (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools[0].type 'web_search' is not supported; accepted: func"),
-        (RESPONSES, {"tools": [{"type": "custom", "name": "f"}]}, "tools[0].type 'custom' is not supported"),
+        (RESPONSES, {"tools": [{"type": "owl"}]}, "tools[0].type 'owl' is not supported; accepted: function, custom"),
         (RESPONSES, {"tools": [{"type": "function"}]}, "tools[0].name is required"),
         (RESPONSES, {"tool_choice": {"type": "function", "name": "owl"}}, "tool_choice names the tool 'owl'"),
-        (RESPONSES, {"tool_choice": {"type": "file_search"}}, "tool_choice.type 'file_search' is not supported"),
+        (RESPONSES, {"tool_choice": {"type": "owl"}}, "tool_choice.type 'owl' is not supported"),
         (RESPONSES, {"tool_choice": "owl"}, "tool_choice must be none, auto, required or an object"),
         (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema is required"),
         (RESPONSES, {"text": {"format": {"type": "json_schema", "schema": {"type": "owl"}}}}, "text.format.schema"),

@@ -146,13 +146,11 @@ for _ in range(200):
 HUNGRY = {"allOf": [{"pattern": f"(a|b|c)*{chr(97 + index)}.{{{index + 5}}}"} for index in range(20)], "type": "string"}
 RECURSIVE = {"$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}}, "$ref": "#/$defs/a"}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"response_format": {}}, "response_format.type", "must be one of text, json_object, json_schema, structural_tag"),
-    ({"response_format": {"type": "xml"}}, "response_format.type", "got 'xml'"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is required"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, NAMED, "is required"),
     (named([1]), NAMED, "must be a JSON schema or its JSON text, got a list"),
     (named("{"), NAMED, "is not JSON"),
-    (named({"type": "strin"}), NAMED, "Invalid type: strin"),
+    (named({"type": "strin"}), NAMED, "type cannot be"),
     (named({"properties": {"a": {"not": {}}}}), f"{NAMED}.properties.a", "the keyword 'not' is not supported"),
     (named({"$ref": "https://example.com/x"}), NAMED, "nothing is fetched"),
     (named(RECURSIVE), NAMED, "requires itself"),

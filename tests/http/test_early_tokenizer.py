@@ -17,6 +17,7 @@ from sluice.config import ServerConfig
 from sluice.config.model import ModelConfig
 from sluice.http.base import early_tokenizer
 from sluice.http.base.early_tokenizer import EarlyTokenizer, cached_place, place_of
+from sluice.models.default_model import default_checkpoint, default_file
 from sluice.text.tokenizer import TokenizerError
 from tokenizer_makers import byte_level_bpe
 
@@ -107,7 +108,7 @@ def test_what_is_never_asked_for_is_closed(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_places(tmp_path: Path) -> None:
-    """A hub id is found by the engine, which downloads it; an empty name is the bundled model."""
+    """A hub id is found by the engine, which downloads it; an empty name is the default model."""
     path = write_bpe(tmp_path / "a.gguf", byte_level_bpe(), "gpt-2")
     (tmp_path / "folder").mkdir()
     folder = random_checkpoint(tmp_path / "folder")
@@ -116,7 +117,9 @@ def test_places(tmp_path: Path) -> None:
     assert place_of(ModelConfig(model=str(folder), tokenizer=str(path))) == path
     assert place_of(ModelConfig(model=str(tmp_path))) == path
     (tmp_path / "b.gguf").touch()
-    assert [place_of(ModelConfig(model=name)) for name in ("", "owner/name", str(tmp_path))] == [None] * 3
+    assert [place_of(ModelConfig(model=name)) for name in ("owner/name", str(tmp_path))] == [None] * 2
+    here = default_file(None)
+    assert place_of(ModelConfig()) == (None if here is None else default_checkpoint(None))
 
 
 def test_a_hub_id_that_was_downloaded(tmp_path: Path, reads: list[Path]) -> None:

@@ -73,7 +73,7 @@ def test_the_official_client() -> None:
         ({"input": "a", "dimensions": 5}, 400, "dimensions", f"from 1 to {SHADOW_EMBEDDING_SIZE}"),
         ({"input": "a", "encoding_format": "hex"}, 400, "encoding_format", "hex"),
         ({"input": "a", "model": "owl"}, 404, "model", "'owl' does not exist"),
-        ({"input": "a", "messages": []}, 400, "messages", "not supported"),
+        ({"input": "a", "messages": [1]}, 400, "messages", "not supported"),
         ({"input": "a", "priority": 3}, 400, "priority", "--schedule-policy priority"),
     ],
 )

@@ -15,7 +15,15 @@ from serving import CHAT_TEMPLATE, expected_text, run, serving
 from sluice.http.base.body import LONG_BODY
 from sluice.http.base.calls import Call
 from sluice.http.base.unknown_fields import LOG_NAMES, LOG_SECONDS, IgnoredFieldsLog, misspelt
-from sluice.http.base.unsupported_fields import IN_PARTS, KINDS, UNSUPPORTED, Accepted
+from sluice.http.base.unsupported_fields import (
+    IN_PARTS,
+    OF_EMBEDDINGS,
+    OF_MESSAGES,
+    OF_RESPONSES,
+    OF_TEXTS,
+    UNSUPPORTED,
+    Accepted,
+)
 from sluice.text.tokenizer import Tokenizer
 from tokenizer_makers import byte_tokenizer
 
@@ -89,24 +97,36 @@ def test_ignored_fields_are_logged_once_a_minute(caplog: pytest.LogCaptureFixtur
     assert second.count("'") == 2 * LOG_NAMES
 
 
-def listed(table: Mapping[str, Accepted]) -> str:
-    """The fields of a table as docs/api.md lists them, each with the values that ask for nothing."""
-    of_refused = {
+def harmless(table: Mapping[str, Accepted]) -> str:
+    """The harmless fields of a table as docs/api.md lists them."""
+    return ", ".join(f"`{name}`" for name, accepted in sorted(table.items()) if isinstance(accepted, type))
+
+
+def refused(table: Mapping[str, Accepted], but: Mapping[str, Accepted] = {}) -> str:
+    """The others, each with the values that ask for nothing here alone."""
+    values = {
         f"`{name}`": " or ".join(f"`{value!r}`" for value in accepted)
         for name, accepted in sorted(table.items())
-        if isinstance(accepted, tuple)
+        if isinstance(accepted, tuple) and name not in but
     }
-    harmless = ", ".join(f"`{name}`" for name, accepted in sorted(table.items()) if isinstance(accepted, type))
-    refused = ", ".join(name + (f" (accepted: {values})" if values else "") for name, values in of_refused.items())
-    return f"{harmless} | {refused} |"
+    return ", ".join(name + (f" (accepted: {values})" if values else "") for name, values in values.items())
 
 
 def test_the_docs_list_every_field() -> None:
-    """The table of docs/api.md is the one by which fields are refused."""
+    """The tables of docs/api.md are those by which fields are refused."""
     lines = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8").splitlines()
-    assert f"| bodies, `options`, `sampling_params` | {listed(UNSUPPORTED)}" in lines
-    assert f"| messages, items, blocks, tools | {listed(IN_PARTS)}" in lines
-    assert all(isinstance(kind, type) for kind in KINDS)
+    expected = [
+        f"| bodies, `options`, `sampling_params` | {harmless(UNSUPPORTED)} |",
+        f"| messages, items, blocks, tools | {harmless(IN_PARTS)} |",
+        f"| all that generate | {refused(UNSUPPORTED)} |",
+        f"| Responses, besides | {refused(OF_RESPONSES, UNSUPPORTED)} |",
+        f"| Anthropic's messages, besides | {refused(OF_MESSAGES, UNSUPPORTED)} |",
+        f"| embeddings, rerank, score | {refused(OF_EMBEDDINGS)} |",
+        f"| `/tokenize`, `/detokenize` | {refused(OF_TEXTS)} |",
+        f"| messages, items, blocks, tools of all | {refused(IN_PARTS)} |",
+    ]
+    missing = [line for line in expected if line not in lines]
+    assert not missing, "\n".join(missing)
 
 
 def test_special_tokens_and_stops_are_part_of_the_text_on_request() -> None:

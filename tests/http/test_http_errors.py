@@ -28,7 +28,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 def assert_error(answer: Any, status: int, param: str | None, *said: str) -> None:
     """OpenAI's error shape, and a message that names what is wrong."""
-    assert answer.status_code == status, answer.text
+    assert answer.status_code == status, (param, said, answer.text)
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["param"] == param, error
@@ -56,7 +56,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "max_tokens": "5" * 100}, "max_tokens", "got `str`"),
     ({"prompt": "a", "max_completion_tokens": 0}, "max_completion_tokens", "got 0; 0 is only allowed with echo: true"),
     ({"prompt": "a", "max_completion_tokens": 3, "max_tokens": 4}, "max_completion_tokens", "contradict"),
-    ({"prompt": "a", "tools": [{"type": "function"}]}, "tools", "send null or []"),
+    ({"prompt": "a", "tools": [{"type": "function"}]}, "tools", "not supported; leave it out"),
     ({"prompt": "a", "format": "json"}, "format", "not supported; leave it out, or send response_format"),
     ({"prompt": "a", "max_tokens": 5.5}, "max_tokens", "got `float`"),
     ({"prompt": "a", "max_tokens": True}, "max_tokens", "got `bool`"),
@@ -71,7 +71,6 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "min_p": 2}, "min_p", "[0, 1]"),
     ({"prompt": "a", "seed": 2**70}, "seed", ""),
     ({"prompt": "a", "seed": "x"}, "seed", "got `str`"),
-    ({"prompt": "a", "stop": [""]}, "stop", "non-empty"),
     ({"prompt": "a", "stop": [1]}, "stop[0]", "got `int`"),
     ({"prompt": "a", "stop": ["x"] * 17}, "stop", "at most 16"),
     ({"prompt": "a", "stop": "x" * 1001}, "stop", "1000 characters"),
@@ -79,7 +78,6 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "stop_token_ids": "a"}, "stop_token_ids", "got `str`"),
     ({"prompt": "a", "ignore_eos": 1}, "ignore_eos", "got `int`"),
     ({"prompt": "a", "stream": "true"}, "stream", "got `str`"),
-    ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
     ({"prompt": "", "stream": True}, "prompt", "an empty text"),
     ({"prompt": "a", "max_tokens": MAX_MODEL_LEN, "stream": True}, "max_tokens", f"context is {MAX_MODEL_LEN}"),
     ({"prompt": "a", "model": 5}, "model", "got `int`"),
@@ -108,7 +106,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "echo": 1}, "echo", "got `int`"),
     ({"prompt": "a", "echo": True, "stream": True, "logprobs": 1}, "logprobs", "send stream: false"),
     ({"prompt": "a", "echo": True, "logprobs": 1, "prompt_logprobs": 2}, "prompt_logprobs", "as many as logprobs, 1"),
-    ({"prompt": "a", "echo": True, "max_tokens": -1}, "max_tokens", "at least 1, got -1"),
+    ({"prompt": "a", "echo": True, "max_tokens": -2}, "max_tokens", "at least 1, got -2"),
     ({"prompt": ["a"] * 40, "n": 128}, "prompt", "5120 choices; at most 4096"),
     ({"prompt": "a", "timeout": 0}, "timeout", "above 0"),
     ({"prompt": "a", "timeout": -1}, "timeout", "got -1"),
@@ -135,7 +133,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "presence_penalty": 2.5}, "presence_penalty", "from -2 to 2, got 2.5"),
     ({"prompt": "a", "frequency_penalty": -3}, "frequency_penalty", "from -2 to 2, got -3"),
     ({"prompt": "a", "frequency_penalty": "0"}, "frequency_penalty", "got `str`"),
-    ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty", "in [0.01, 100], got 0"),
+    ({"prompt": "a", "repetition_penalty": 0.001}, "repetition_penalty", "in [0.01, 100], got 0.001"),
     ({"prompt": "a", "min_tokens": -1}, "min_tokens", "at least 0 and at most 16, got -1"),
     ({"prompt": "a", "min_tokens": 17}, "min_tokens", "at least 0 and at most 16, got 17"),
     ({"prompt": "a", "min_tokens": 1.0}, "min_tokens", "got `float`"),
@@ -148,15 +146,10 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "top-p": 0.5}, "top-p", "did you mean top_p?"),
     ({"prompt": "a", "guided_jsons": {}}, "guided_jsons", "did you mean guided_json?"),
     ({"prompt": "a", "max_new_tokens": 5}, "max_new_tokens", "send max_tokens"),
-    ({"prompt": "a", "enable_thinking": False}, "enable_thinking", "leave it out, or send null"),
+    ({"prompt": "a", "enable_thinking": True}, "enable_thinking", "leave it out, or send null"),
     ({"prompt": "a", "typical_p": 0.9}, "typical_p", "send null or 1"),
-    ({"prompt": "a", "cache_prompt": 1}, "cache_prompt", "must be true or false, got the number 1"),
-    ({"prompt": "a", "id_slot": True}, "id_slot", "must be an integer, got true"),
-    ({"prompt": "a", "num_ctx": 10**6}, "num_ctx", f"from 1 to the {MAX_MODEL_LEN} tokens"),
+    ({"prompt": "a", "num_ctx": -2}, "num_ctx", "at least 1, or 0 or -1"),
     ({"prompt": "a", "add_special_tokens": 1}, "add_special_tokens", "got `int`"),
-    ({"prompt": "a", **{f"zz{index}": 1 for index in range(33)}}, "zz32", "more than 32 fields"),
-    ({"prompt": "a", "user": 5}, "user", "must be a text, got the number 5"),
-    ({"prompt": "a", "metadata": ["a"]}, "metadata", "must be an object, got a list"),
 ]
 
 
@@ -173,7 +166,7 @@ def test_bad_completions() -> None:
 
 
 NUMBERS = [
-    *("max_tokens", "min_tokens", "n", "top_k", "seed", "logprobs", "prompt_logprobs", "num_ctx", "priority"),
+    *("max_tokens", "min_tokens", "n", "top_k", "seed", "logprobs", "prompt_logprobs", "priority"),
     *("temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty", "timeout", "max_queue_time"),
     "itl_target",
 ]
@@ -218,29 +211,17 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": "hi"}, "messages", "got `str`"),
     ({"messages": ["hi"]}, "messages[0]", "got `str`"),
     ({"messages": [{"content": "hi"}]}, "messages[0].role", "required"),
-    ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
-    ({"messages": [*HI, {"role": "user", "content": None}]}, "messages[1].content", "required"),
-    ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content", "only an assistant's message with"),
-    ({"messages": [{"role": "assistant"}]}, "messages[0].content", "required"),
-    ({"messages": [{"role": "tool"}]}, "messages[0].content", "required"),
-    (
-        {"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]},
-        "messages[0].tool_calls",
-        "role assistant",
-    ),
-    ({"messages": [{"role": "user", "content": "a", "tool_call_id": "1"}]}, "messages[0].tool_call_id", "role tool"),
     (
         {"messages": [{"role": "owl", "content": "hi"}]},
         "messages[0].role",
-        "'owl'; accepted: system, developer, user, assistant, tool",
+        "'owl'; accepted: system, developer, user, assistant, tool, function",
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "messages[0].content[0].type",
-        "'image_url'; accepted: text",
+        "'image_url' is not supported; accepted: text",
     ),
     ({"messages": [{"role": "user", "content": "hi", "contnet": "x"}]}, "messages[0].contnet", "did you mean content?"),
-    ({"messages": [{"role": "assistant", "content": "", "refusal": "no"}]}, "messages[0].refusal", "not supported"),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
         "messages[0].tool_calls[0].function",
@@ -249,7 +230,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     (
         {"messages": [{"role": "assistant", "tool_calls": [CALL | {"type": "code"}]}]},
         "messages[0].tool_calls[0].type",
-        "'code'; accepted: function",
+        "must be function or custom, got 'code'",
     ),
     *(
         ({"messages": [{"role": "assistant", "tool_calls": [call_with(arguments)]}]}, ARGUMENTS, said)

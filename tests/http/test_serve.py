@@ -20,6 +20,7 @@ import openai
 import pytest
 
 import processes
+from any_checkpoint import any_checkpoint
 from collecting import collector
 from processes import free_port
 from serve_process import PATIENCE, announced, errors_of, server, shadow
@@ -56,7 +57,7 @@ def test_a_server_does_not_stand_still_for_its_garbage(tmp_path: Path) -> None:
         assert int(count) > 10_000
 
 
-def test_serve_the_bundled_model() -> None:
+def test_serve_a_model() -> None:
     """The whole way: command line, processes, torch, the printed curl, the stock client, Ctrl-C."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -64,6 +65,7 @@ def test_serve_the_bundled_model() -> None:
         "-m",
         "sluice",
         "serve",
+        str(any_checkpoint()),
         "--port",
         str(port),
         "--max-total-tokens",
@@ -450,7 +452,7 @@ def test_an_engine_that_is_killed_leaves_its_prefixes_to_the_next_one(tmp_path: 
     pages, away = tmp_path / "pages", tmp_path / "away"
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command = ["-m", "sluice", "serve", "--port", str(port), "--max-total-tokens", "512"]
+    command = ["-m", "sluice", "serve", str(any_checkpoint()), "--port", str(port), "--max-total-tokens", "512"]
     command += ["--kv-disk", str(pages), "--kv-disk-bytes", "30000000"]
     with server(*command) as process:
         announced(process)

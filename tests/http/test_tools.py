@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ FUNCTION = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
 TOOLS = [{"type": "function", "function": FUNCTION}, {"type": "function", "function": {"name": "now"}}]
+CITIES = ("rome", "ulm")
 ULM = '{"city": "Ulm"}'
 CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ULM}}}\n</tool_call>'
 TWO = f'Let me see.\n{CALL}\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_call>'
@@ -138,6 +140,39 @@ def test_results_of_tools_reach_the_template() -> None:
     answering("Yes.", test)
 
 
+def test_results_come_in_the_order_of_their_calls() -> None:
+    """A template that writes no ids would show the model Ulm's weather as that of Rome."""
+    named = {
+        city: {"id": city, "type": "function", "function": {"name": "weather", "arguments": ULM}} for city in CITIES
+    }
+    asking = {"role": "assistant", "content": None, "tool_calls": [named["rome"], named["ulm"]]}
+
+    def result(call_id: str, text: str) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+    first = [
+        result("oslo", "lost"),
+        result("ulm", "foggy"),
+        {"role": "tool", "content": "bare"},
+        result("rome", "sunny"),
+    ]
+    second = [result("ulm", "hot"), result("rome", "cold")]
+
+    async def test(server: Scripted) -> None:
+        await server.chat(messages=[*SAID, asking, *first, *SAID, asking, *second], tools=TOOLS)
+        (prompt,) = server.prompts()
+        assert re.findall(r"tool: (\w+?)(?=tool|user|assistant)", prompt) == [
+            "sunny",
+            "foggy",
+            "lost",
+            "bare",
+            "cold",
+            "hot",
+        ]
+
+    answering("Yes.", test)
+
+
 THOUGHT = "<think>\nHm, hm.\n</think>\n\nYes."
 
 
@@ -153,7 +188,8 @@ def test_reasoning_is_told_apart() -> None:
             "reasoning_content": "Hm, hm.",
             "reasoning": "Hm, hm.",
         }
-        assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("<\nHm, hm.\n>\n\n")}
+        # The line breaks behind the end tag belong to no thought.
+        assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("<\nHm, hm.\n>")}
         events = await server.stream(messages=SAID, stream_options={"include_usage": True})
         assert events[-1]["usage"] == answer["usage"]
         deltas = [event["choices"][0]["delta"] for event in events[:-1]]
@@ -240,7 +276,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": function(name="a") + function(name="a")}, "tools[1].function.name"),
     ({"tools": [{"type": "retrieval", "function": FUNCTION}]}, "tools[0].type"),
     ({"tools": function(name="a", parameters={"type": "string"})}, "tools[0].function.parameters.type"),
-    ({"tools": function(name="a", parameters={"properties": []})}, "tools[0].function.parameters.properties"),
+    ({"tools": function(name="a", parameters={"properties": [1]})}, "tools[0].function.parameters.properties"),
     ({"tools": function(name="a", parameters={"required": "a"})}, "tools[0].function.parameters.required"),
     ({"tools": function(name="a", parameters=[])}, "tools[0].function.parameters"),
     ({"tools": {}}, "tools"),

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from slow import examples
 from sluice.kv.manager import KVManager, ResidentLease
 
 Key = tuple[str, tuple[int, ...]]
@@ -176,4 +177,4 @@ class KVMachine(RuleBasedStateMachine):
 
 
 TestKVMachine = KVMachine.TestCase
-TestKVMachine.settings = settings(max_examples=300, stateful_step_count=40)
+TestKVMachine.settings = settings(examples(300), stateful_step_count=40)

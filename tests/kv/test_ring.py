@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from slow import examples
 from sluice.kv.ring import BufferState, DeviceRing
 
 
@@ -165,4 +166,4 @@ class RingMachine(RuleBasedStateMachine):
 
 
 TestRing = RingMachine.TestCase
-TestRing.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+TestRing.settings = settings(examples(20), stateful_step_count=30)

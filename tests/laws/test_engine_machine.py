@@ -1,7 +1,7 @@
 """Random lives of an engine over the shadow runner, every law checked after every call.
 
 The machine interleaves rules one at a time and shrinks well. `test_lives.py` draws lives whole, from a seed, and runs
-them at thousands a minute (`benchmarks/scenarios.py` counts them).
+them at thousands a minute.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from scenarios import AIMS
+from slow import examples
 from sluice.engine.messages import Abort, FlushCache, Submit
 from sluice.scheduler.request import Status
 from sluice.testing import Faults, FaultyRunner
@@ -103,4 +104,4 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=80, stateful_step_count=40)
+TestEngineMachine.settings = settings(examples(80), stateful_step_count=40)

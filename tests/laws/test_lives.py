@@ -26,6 +26,7 @@ from scenarios import (
     random_scenario,
     run,
 )
+from slow import lives
 from sluice.scheduler.request import Status
 from sluice.types import Bound, FinishReason, Tier
 
@@ -80,18 +81,20 @@ OF_TRACES = [
 """What watched lives of any kind have to meet."""
 
 
-def live(make: Callable[[int], Scenario], lives: int, *, traces: Path | None = None, watched: int = 0) -> Counter[str]:
+def live(
+    make: Callable[[int], Scenario], seeds: Sequence[int], *, traces: Path | None = None, watched: range
+) -> Counter[str]:
     """Run lives to their ends. Returns how often each event was met.
 
     Args:
         traces: where those that are watched are recorded; None: nowhere.
-        watched: how many are watched.
+        watched: seeds of those that are.
     """
     met = Counter[str]()
-    for seed in range(lives):
+    for seed in seeds:
         scenario = make(seed)
         try:
-            if seed < watched:
+            if seed in watched:
                 watch(scenario, met, None if traces is None else traces / "life")
             else:
                 run(scenario, met=met)
@@ -118,43 +121,49 @@ def never(met: Counter[str], events: Sequence[str]) -> list[str]:
     return [event for event in events if not met[event]]
 
 
-def test_ordinary_lives(tmp_path: Path) -> None:
+@lives(130, 1000, 153, 350)
+def test_ordinary_lives(seeds: Sequence[int], tmp_path: Path) -> None:
     """Arrivals, aborts of every status, and faults, under every setting that `config` lets through."""
-    met = live(random_scenario, 1000, traces=tmp_path, watched=150)
+    met = live(random_scenario, seeds, traces=tmp_path, watched=range(0, 1000, 5))
     unmet = (Bound.PREFILL_FIRST, Bound.TIER_PAGES, Bound.OFFLOAD_BUDGET, Bound.DISK_READS)
     bounds = [f"bound by {bound}" for bound in Bound if bound not in unmet]
     assert never(met, [*OF_ALL, *OF_TRACES, *bounds, "refused: the queue is full"]) == []
 
 
-def test_prompts_that_are_sent_again_to_a_tiny_device(tmp_path: Path) -> None:
+@lives(70, 300, 155, 159)
+def test_prompts_that_are_sent_again_to_a_tiny_device(seeds: Sequence[int], tmp_path: Path) -> None:
     """A load that its request leaves, a page that is brought to the wrong place or not at all, and followers of a load:
     what is cached lies on a tier and has to come back."""
-    met = live(random_reload_scenario, 300, traces=tmp_path, watched=40)
+    met = live(random_reload_scenario, seeds, traces=tmp_path, watched=range(0, 300, 7))
     assert never(met, [*OF_RELOADS, *OF_TRACES]) == []
 
 
-def test_offloaded_beside_ordinary_requests(tmp_path: Path) -> None:
+@lives(70, 120, 87, 89)
+def test_offloaded_beside_ordinary_requests(seeds: Sequence[int], tmp_path: Path) -> None:
     """Aborts, preemptions, lost devices, reads and stores that fail: a stale page, a page on the device that is
     overwritten too early, a page that is looked at before it was stored or a work item that is skipped changes what
     comes out, or breaks a law."""
-    met = live(random_offload_scenario, 120, traces=tmp_path, watched=30)
+    met = live(random_offload_scenario, seeds, traces=tmp_path, watched=range(2, 120, 5))
     assert never(met, [*OF_LONG_CONTEXTS, *OF_TRACES, "slices of two chunks in a step"]) == []
 
 
-def test_rows_with_drafts() -> None:
+@lives(150, 500, 264)
+def test_rows_with_drafts(seeds: Sequence[int]) -> None:
     """Drafts that are wrong, or half right, in every kind of life: a token of one that was rejected, its stale KV in a
     page that others find, or a row behind one whose end is not known changes what comes out, or breaks a law."""
-    assert never(live(random_draft_scenario, 500, watched=25), OF_DRAFTS) == []
+    assert never(live(random_draft_scenario, seeds, watched=range(0, 500, 19)), OF_DRAFTS) == []
 
 
-def test_models_that_fill_in_blocks(tmp_path: Path) -> None:
+@lives(70, 300)
+def test_models_that_fill_in_blocks(seeds: Sequence[int], tmp_path: Path) -> None:
     """A block whose state is another request's or an earlier one's, a page of it that was published before it was
     whole, a prompt that was cut inside a block: what a page holds stands for the whole of its block."""
-    assert never(live(random_block_scenario, 300, traces=tmp_path, watched=15), OF_BLOCKS) == []
+    assert never(live(random_block_scenario, seeds, traces=tmp_path, watched=range(0, 300, 19)), OF_BLOCKS) == []
 
 
-def test_rows_with_drafts_by_ngrams(tmp_path: Path) -> None:
+@lives(50, 200)
+def test_rows_with_drafts_by_ngrams(seeds: Sequence[int], tmp_path: Path) -> None:
     """The same with what is guessed by n-grams: an index that runs ahead of its request, or drafts that are chosen for
     a row that has none. In a replay they are guessed again."""
-    met = live(random_guess_scenario, 200, traces=tmp_path, watched=30)
+    met = live(random_guess_scenario, seeds, traces=tmp_path, watched=range(0, 200, 7))
     assert never(met, ["simulated", *(f"{some} of the drafts accepted" for some in ("all", "some", "none"))]) == []

@@ -12,12 +12,13 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from covering import covering
 from recording import RecordingRunner
 from scenarios import plain
+from slow import examples
 from sluice.engine.messages import Submit
 from sluice.testing import resolved
 from sluice.types import BatchPlan, SchedulerLimits, TierLimits
@@ -104,7 +105,7 @@ def play(world: World, requests: Sequence[Submit], gap: int = 2) -> tuple[Bench,
     return bench, runner.plans
 
 
-@settings(max_examples=24)
+@examples(24)
 @given(data=st.data())
 def test_all_modes_give_the_oracles_tokens(data: st.DataObject) -> None:
     """Chunked or not, mixed or not, cached or not, alone or together, ahead or not."""
@@ -113,7 +114,7 @@ def test_all_modes_give_the_oracles_tokens(data: st.DataObject) -> None:
         play(world, requests)
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(data=st.data())
 def test_modes_with_tiers_give_the_oracles_tokens(data: st.DataObject) -> None:
     """The same in every mode with pages on the host and on the disk, requested twice by every client."""
@@ -123,7 +124,7 @@ def test_modes_with_tiers_give_the_oracles_tokens(data: st.DataObject) -> None:
         play(world, requests, gap=4)
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(data=st.data())
 def test_drafts_change_no_answer(data: st.DataObject) -> None:
     """Right or wrong, few or many, wanted always or at times, in every mode: the oracle's tokens, which knows none."""
@@ -132,7 +133,7 @@ def test_drafts_change_no_answer(data: st.DataObject) -> None:
         play(world, requests)
 
 
-@settings(max_examples=6)
+@examples(6)
 @given(data=st.data())
 def test_blocks_are_filled_alike_in_every_mode(data: st.DataObject) -> None:
     """However prompts are cut, and whatever is beside a pass over a block or between two of them."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scenarios import random_submit
+from slow import examples
 from sluice.engine.messages import Abort
 from sluice.kv.nodes import key_of
 from sluice.types import TierLimits
@@ -45,7 +46,7 @@ def live(bench: Bench, draw: random.Random, steps: int) -> None:
 FOR_EVER = 60
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 2**32))
 def test_a_life_after_a_crash(seed: int) -> None:
     """A store that was cut off, an entry of a page that is none, a page of another prompt: all would be seen in the
@@ -62,7 +63,7 @@ def test_a_life_after_a_crash(seed: int) -> None:
     live(bench, draw, FOR_EVER)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 2**32))
 def test_the_index_is_what_the_tree_says(seed: int) -> None:
     """A page that the index forgot is lost to a restart; one that it did not forget comes back after a flush."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from any_checkpoint import any_checkpoint
 from random_checkpoint import random_checkpoint
 from sluice import LLM, AsyncLLM, SamplingParams
 from sluice.types import FinishReason
@@ -72,10 +73,10 @@ async def ends_when_aborted(llm: AsyncLLM) -> None:
     llm.abort("unknown")
 
 
-def test_the_bundled_model_chats() -> None:
+def test_both_libraries_chat() -> None:
     """A conversation is rendered by the model's template, as the server renders it, in both libraries."""
     talk = [{"role": "user", "content": "The code of the gate is 4711. What is the code?"}]
-    with LLM(max_total_tokens=1024) as llm:
+    with LLM(any_checkpoint(), max_total_tokens=1024) as llm:
         (answer,) = llm.chat(talk, GREEDY)
         assert [result.text for result in llm.chat([talk, talk], GREEDY)] == [answer.text] * 2
         with pytest.raises(ValueError, match="message 0 must have a role and content"):
@@ -84,7 +85,7 @@ def test_the_bundled_model_chats() -> None:
             llm.chat([])
 
     async def test() -> str:
-        async with AsyncLLM(max_total_tokens=1024) as llm:
+        async with AsyncLLM(any_checkpoint(), max_total_tokens=1024) as llm:
             return "".join([piece.text async for piece in llm.chat(talk, GREEDY)])
 
     assert asyncio.run(test()) == answer.text

@@ -279,15 +279,6 @@ def test_threads_compute(folder: Path) -> None:
         torch.set_num_threads(before)
 
 
-def test_without_a_name_the_bundled_model_is_loaded() -> None:
-    with LLM(max_total_tokens=256) as llm:
-        assert llm.info.is_bundled
-        asked = [{"role": "user", "content": "The brass key is behind the mill. Where is the brass key?"}]
-        (result,) = llm.chat(asked, SamplingParams(max_tokens=120, temperature=0.0))
-    assert result.finish_reason == "stop"
-    assert result.text.endswith("behind the mill.")
-
-
 def test_public_names_load_when_used() -> None:
     """`import sluice` alone loads no torch."""
     assert {"LLM", "EngineConfig", "SamplingParams"} <= set(dir(sluice))

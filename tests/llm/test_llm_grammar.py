@@ -1,4 +1,4 @@
-"""Outputs that follow a grammar, with the bundled model in this process."""
+"""Outputs that follow a grammar, with a random model in this process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
+from any_checkpoint import any_checkpoint
 from sluice import LLM, SamplingParams
 from sluice.llm.outputs import GenerationError
 from sluice.llm.runs import LocalRequest
@@ -33,7 +34,9 @@ PERSON = LLMatcher.grammar_from_json_schema(
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(max_total_tokens=4096, chunked_prefill_size=32, page_size=16, max_running_requests=8) as llm:
+    with LLM(
+        any_checkpoint(), max_total_tokens=4096, chunked_prefill_size=32, page_size=16, max_running_requests=8
+    ) as llm:
         yield llm
 
 

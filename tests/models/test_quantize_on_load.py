@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny_models
+from any_checkpoint import any_checkpoint
 from compiled import library
 from paged_model import chunked_logits
 from sluice.assembly.devices import resolve_here
@@ -19,7 +20,6 @@ from sluice.device.memory import module_bytes
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.base import PagedLM
 from sluice.models.checkpoint import CheckpointError
-from sluice.models.hub import BUNDLED
 from sluice.models.linear import Packer
 from sluice.models.loader import load_model
 from sluice.models.packers import NativePacker
@@ -89,7 +89,7 @@ def test_a_broken_weight_is_named(quantization: str, tiny_folder: Folder, tmp_pa
 
 def test_pages_of_other_weights_are_others() -> None:
     """Pages on a disk that plain weights computed, continued by quantised ones."""
-    models = [loaded(BUNDLED, name) for name in ("none", "int8", "int4")]
+    models = [loaded(any_checkpoint(), name) for name in ("none", "int8", "int4")]
     sizes = {"num_slots": 1, "num_pages": 4, "page_size": 16, "row_pages": 4}
     shape = DeviceShape.of(models[0].spec, CPU, **sizes)
     plain, int8, int4 = (page_geometry(model.spec, shape, "", layout="packed") for model in models)

@@ -1,35 +1,37 @@
-"""What quantised weights cost the bundled model, token by token along given text."""
+"""What quantised weights cost the default model, token by token along a text of ours."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import islice
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer
 from torch.nn import functional
 
 from compiled import library
 from paged_model import chunked_logits
+from real_model import needs_real_model
 from sluice.attention.base import PagedKV
 from sluice.attention.int8 import Int8KV
 from sluice.attention.spec import KVShape
 from sluice.kernels.cpu.library import Kernels
-from sluice.models.hub import BUNDLED
+from sluice.models.default_model import default_checkpoint
 from sluice.models.loader import load_model
 from sluice.models.packers import NativePacker
-from training.tokenizer import texts
+from sluice.text.tokenizer_files import load_tokenizer
 
-TOKENS = 1200
+pytestmark = needs_real_model
+TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
+TOKENS = 256
 
 
 @pytest.fixture(scope="module")
 def ids() -> list[int]:
-    tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
-    found: list[int] = tokenizer.encode("\n".join(islice(texts(7), 200))).ids[:TOKENS]
-    return found
+    with closing(load_tokenizer(default_checkpoint(None))) as tokenizer:
+        return tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:TOKENS]
 
 
 def loss_and_hits(
@@ -38,7 +40,7 @@ def loss_and_hits(
     """Return the mean loss, and the share of tokens that are the likeliest."""
     packer = NativePacker(Kernels(library(), library().best(), 1))
     model, _ = load_model(
-        BUNDLED,
+        default_checkpoint(None),
         dtype="bfloat16",
         device=torch.device("cpu"),
         progress=False,

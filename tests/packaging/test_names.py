@@ -86,13 +86,13 @@ def test_the_own_command_says_that_the_package_is_another(tmp_path: Path) -> Non
 
 
 def test_every_file_that_the_package_reads_is_in_the_wheel() -> None:
-    """A page or a file of the bundled model that is there in a checkout alone."""
+    """A page that is there in a checkout alone."""
     source = ROOT / "src" / "sluice"
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["sluice"]
     git = subprocess.run(["git", "ls-files", "."], cwd=source, capture_output=True, text=True)
     if git.returncode != 0:
         pytest.skip("not a checkout")
     names = [name for name in git.stdout.splitlines() if Path(name).suffix not in (".py", *SUFFIXES)]
-    assert "models/sluice-nano/model.safetensors" in names
+    assert "http/web/index.html" in names
     left_out = [name for name in names if not any(fnmatch(name, pattern) for pattern in patterns)]
     assert left_out == []

@@ -14,11 +14,11 @@ import torch
 
 import tiny_eagle3
 import tiny_models
+from any_checkpoint import any_checkpoint
 from sluice import LLM, SamplingParams
 from sluice.assembly.resolve import resolve
 from sluice.config import ConfigError, EngineConfig
 from sluice.llm.outputs import Result
-from sluice.models.hub import BUNDLED
 from sluice.scheduler.request import Request
 
 PROMPTS = [tiny_models.prompt(length, seed) for seed, length in enumerate((61, 5, 34, 1))]
@@ -240,7 +240,7 @@ def test_drafters_that_do_not_fit_are_refused(
 
 def test_another_vocabulary_of_the_same_size_is_refused(tmp_path: Path) -> None:
     """Llama 2 and Mistral both have 32,000 tokens. A draft model of the other would guess at random."""
-    for file in BUNDLED.iterdir():
+    for file in any_checkpoint().iterdir():
         shutil.copy(file, tmp_path)
     tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
     vocab = tokenizer["model"]["vocab"]
@@ -249,8 +249,8 @@ def test_another_vocabulary_of_the_same_size_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     options = {"speculative_algorithm": "draft-model", "max_total_tokens": 256}
     with pytest.raises(ConfigError, match=re.escape(f"token 700 is {other!r}, and {one!r} for the model")):
-        LLM(speculative_draft_model=tmp_path, **options)
-    with LLM(speculative_draft_model=BUNDLED, **options) as llm:
+        LLM(any_checkpoint(), speculative_draft_model=tmp_path, **options)
+    with LLM(any_checkpoint(), speculative_draft_model=any_checkpoint(), **options) as llm:
         assert llm.memory_report()["draft_bytes"] > 0
 
 

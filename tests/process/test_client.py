@@ -120,17 +120,14 @@ def test_between_two_engines_requests_wait_and_may_be_closed() -> None:
     in_a_loop(test)
 
 
-def test_queries_do_not_wait_for_the_next_engine() -> None:
-    async def test() -> None:
-        client = EngineClient(lambda message: None)
-        query = asyncio.create_task(client.stats())
-        await asyncio.sleep(0)
-        client.detach("was killed", ())
-        for each in (query, client.stats(), client.flush_cache()):
-            with pytest.raises(EngineGone, match="another one is started"):
-                await each
-
-    run(test)
+async def test_queries_do_not_wait_for_the_next_engine() -> None:
+    client = EngineClient(lambda message: None)
+    query = asyncio.create_task(client.stats())
+    await asyncio.sleep(0)
+    client.detach("was killed", ())
+    for each in (query, client.stats(), client.flush_cache()):
+        with pytest.raises(EngineGone, match="another one is started"):
+            await each
 
 
 def test_a_request_that_kills_engines_ends_with_the_cause() -> None:

@@ -44,23 +44,20 @@ def _factories(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
 
 
-def test_an_engine_works_and_ends() -> None:
-    async def test() -> None:
-        engine = await EngineProcess.spawn(Start(CONFIG, "shadow_engine:build"))
-        ready = await engine.ready()
-        assert (ready.model, ready.tokenizer_folder) == ("shadow", "a folder")
-        client = EngineClient(engine.send)
-        running = asyncio.create_task(engine.run(client.deliver))
-        inbox = client.submit([Submit(client.next_id(), tuple(b"ab"), resolved(9))])
-        tokens: list[int] = []
-        while client.num_open:
-            tokens += [token for output in await inbox.get() for token in output.token_ids]
-        assert bytes(tokens).decode() == expected_text("ab", 9)
-        await engine.close()
-        assert await running == "ended with status 0"
-        assert processes.ends(engine.pid, 0)
-
-    run(test)
+async def test_an_engine_works_and_ends() -> None:
+    engine = await EngineProcess.spawn(Start(CONFIG, "shadow_engine:build"))
+    ready = await engine.ready()
+    assert (ready.model, ready.tokenizer_folder) == ("shadow", "a folder")
+    client = EngineClient(engine.send)
+    running = asyncio.create_task(engine.run(client.deliver))
+    inbox = client.submit([Submit(client.next_id(), tuple(b"ab"), resolved(9))])
+    tokens: list[int] = []
+    while client.num_open:
+        tokens += [token for output in await inbox.get() for token in output.token_ids]
+    assert bytes(tokens).decode() == expected_text("ab", 9)
+    await engine.close()
+    assert await running == "ended with status 0"
+    assert processes.ends(engine.pid, 0)
 
 
 @pytest.mark.parametrize(
@@ -75,18 +72,14 @@ def test_an_engine_works_and_ends() -> None:
         ),
     ],
 )
-def test_an_engine_that_does_not_start_says_why(factory: str, said: str) -> None:
+async def test_an_engine_that_does_not_start_says_why(factory: str, said: str) -> None:
     """Otherwise a server waits forever for a model that will never load."""
-
-    async def test() -> None:
-        engine = await EngineProcess.spawn(Start(CONFIG, factory))
-        try:
-            with pytest.raises(EngineStartError, match=said):
-                await engine.ready()
-        finally:
-            await engine.close()
-
-    run(test)
+    engine = await EngineProcess.spawn(Start(CONFIG, factory))
+    try:
+        with pytest.raises(EngineStartError, match=said):
+            await engine.ready()
+    finally:
+        await engine.close()
 
 
 def test_a_shortage_is_told_from_other_errors() -> None:
@@ -115,34 +108,27 @@ def test_garbage_is_collected_again_after_imports() -> None:
     assert gc.isenabled()
 
 
-def test_an_engine_that_is_loading_is_ended_at_once() -> None:
-    async def test() -> None:
-        engine = await EngineProcess.spawn(Start(CONFIG, "shadow_engine:build"))
-        await engine.close()
-        assert processes.ends(engine.pid, 0)
-
-    run(test)
+async def test_an_engine_that_is_loading_is_ended_at_once() -> None:
+    engine = await EngineProcess.spawn(Start(CONFIG, "shadow_engine:build"))
+    await engine.close()
+    assert processes.ends(engine.pid, 0)
 
 
-def test_the_death_of_the_engine_ends_every_open_request() -> None:
+async def test_the_death_of_the_engine_ends_every_open_request() -> None:
     """Otherwise a stream waits forever for a process that was killed."""
-
-    async def test() -> None:
-        engine = await EngineProcess.spawn(Start(CONFIG, "shadow_engine:build"))
-        await engine.ready()
-        client = EngineClient(engine.send)
-        inbox = client.submit([Submit(client.next_id(), tuple(b"ab"), resolved(200))])
-        os.kill(engine.pid, signal.SIGKILL)
-        how = await engine.run(lambda frame, epoch: None)
-        assert how == "was killed by signal 9"
-        client.fail(how)
-        with pytest.raises(EngineGone, match="signal 9"):
-            await inbox.get()
-        with pytest.raises(EngineGone, match="signal 9"):
-            client.submit([Submit(client.next_id(), tuple(b"ab"), resolved(1))])
-        await engine.close()
-
-    run(test)
+    engine = await EngineProcess.spawn(Start(CONFIG, "shadow_engine:build"))
+    await engine.ready()
+    client = EngineClient(engine.send)
+    inbox = client.submit([Submit(client.next_id(), tuple(b"ab"), resolved(200))])
+    os.kill(engine.pid, signal.SIGKILL)
+    how = await engine.run(lambda frame, epoch: None)
+    assert how == "was killed by signal 9"
+    client.fail(how)
+    with pytest.raises(EngineGone, match="signal 9"):
+        await inbox.get()
+    with pytest.raises(EngineGone, match="signal 9"):
+        client.submit([Submit(client.next_id(), tuple(b"ab"), resolved(1))])
+    await engine.close()
 
 
 class Unkillable:
@@ -186,35 +172,27 @@ def test_a_killed_process_that_does_not_end_is_abandoned(
     assert caplog.text.count("process 12345 was killed but has not ended after 0.05 s") == 1
 
 
-def test_garbage_collection_skips_what_was_loaded() -> None:
+async def test_garbage_collection_skips_what_was_loaded() -> None:
     """A full collection over all imported modules stops the engine for a tenth of a second and more."""
-
-    async def test() -> None:
-        engine = await EngineProcess.spawn(Start(CONFIG, "shadow_engine:counts_its_objects"))
-        await engine.ready()
-        engine.send(Submit(0, (1,), resolved(1)))
-        said = re.search("RuntimeError: (\\d+) objects", await engine.run(lambda frame, epoch: None))
-        assert said is not None
-        assert int(said[1]) > 10_000
-        await engine.close()
-
-    run(test)
+    engine = await EngineProcess.spawn(Start(CONFIG, "shadow_engine:counts_its_objects"))
+    await engine.ready()
+    engine.send(Submit(0, (1,), resolved(1)))
+    said = re.search("RuntimeError: (\\d+) objects", await engine.run(lambda frame, epoch: None))
+    assert said is not None
+    assert int(said[1]) > 10_000
+    await engine.close()
 
 
-def test_an_interrupted_close_leaves_no_folder_behind() -> None:
+async def test_an_interrupted_close_leaves_no_folder_behind() -> None:
     """A second signal while the server waits for its engine would leave sockets in the temporary folder."""
-
-    async def test() -> None:
-        engine, process, folder = unkillable()
-        closing = asyncio.create_task(engine.close())
-        while not process.kills:
-            await asyncio.sleep(0)
-        closing.cancel()
-        await asyncio.wait({closing})
-        assert closing.cancelled()
-        assert not folder.path.exists()
-
-    run(test)
+    engine, process, folder = unkillable()
+    closing = asyncio.create_task(engine.close())
+    while not process.kills:
+        await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing})
+    assert closing.cancelled()
+    assert not folder.path.exists()
 
 
 ORPHAN = """
@@ -250,32 +228,29 @@ def test_an_engine_never_outlives_its_server() -> None:
         assert processes.ends(pid, 10)
 
 
-def test_messages_arrive_in_order_and_outputs_come_back() -> None:
-    async def test() -> None:
-        folder = SocketFolder.fresh()
-        assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
-        channel = ZmqChannel(folder)
-        sent = [Start(CONFIG, "a:b"), *(Submit(i, (i,), resolved()) for i in range(3000)), Abort(7), Shutdown()]
-        for frame in sent:  # before the other end exists
-            channel.send(frame)
-        link = ZmqLink(folder)
-        got: list[object] = [await asyncio.to_thread(link.receive_start)]
-        while len(got) < len(sent):
-            got += await asyncio.to_thread(link.receive, block=True)
-        assert got == sent
-        assert link.receive(block=False) == []
-        output = Output(1, 0, (5,), 0, FinishReason.LENGTH)
-        link.send_frame(Ready("m", "f", limits=None, eos_token_ids=()))  # type: ignore[arg-type]
-        link.send([output])
-        with pytest.raises(WireError, match="bad 'ready' message"):
-            await channel.receive()
-        assert await channel.receive() == Outputs((output,))
-        link.close()
-        channel.close()
-        folder.remove()
-        assert not folder.path.exists()
-
-    run(test)
+async def test_messages_arrive_in_order_and_outputs_come_back() -> None:
+    folder = SocketFolder.fresh()
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    channel = ZmqChannel(folder)
+    sent = [Start(CONFIG, "a:b"), *(Submit(i, (i,), resolved()) for i in range(3000)), Abort(7), Shutdown()]
+    for frame in sent:  # before the other end exists
+        channel.send(frame)
+    link = ZmqLink(folder)
+    got: list[object] = [await asyncio.to_thread(link.receive_start)]
+    while len(got) < len(sent):
+        got += await asyncio.to_thread(link.receive, block=True)
+    assert got == sent
+    assert link.receive(block=False) == []
+    output = Output(1, 0, (5,), 0, FinishReason.LENGTH)
+    link.send_frame(Ready("m", "f", limits=None, eos_token_ids=()))  # type: ignore[arg-type]
+    link.send([output])
+    with pytest.raises(WireError, match="bad 'ready' message"):
+        await channel.receive()
+    assert await channel.receive() == Outputs((output,))
+    link.close()
+    channel.close()
+    folder.remove()
+    assert not folder.path.exists()
 
 
 def test_a_message_that_no_server_sends_is_refused() -> None:

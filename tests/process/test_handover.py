@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from serving import run
 from sluice.engine.messages import Message, OfferPages, PagesOffered, PagesTaken, TakePages
 from sluice.process.handover import HandoverError, decode_offer, encode_offer, offered, taken
 from sluice.process.queries import Answer, Queries
@@ -30,36 +29,26 @@ class Client:
         return self._answers.pop(0)
 
 
-def test_an_offer_waits_for_the_stores() -> None:
+async def test_an_offer_waits_for_the_stores() -> None:
     """An offer that is made as soon as the prompt is computed lacks the pages that are on their way to the disk."""
-
-    async def test() -> None:
-        early = PagesOffered(9, OFFER._replace(pages=PAGES[:1]))
-        client = Client(early, early, PagesOffered(9, OFFER))
-        assert await offered(client, PROMPT, 2, "salt") == OFFER
-        assert client.asked == [OfferPages(9, PROMPT, "salt")] * 3
-        assert await offered(Client(early), PROMPT, 2, patience=0.0) == early.offer
-
-    run(test)
+    early = PagesOffered(9, OFFER._replace(pages=PAGES[:1]))
+    client = Client(early, early, PagesOffered(9, OFFER))
+    assert await offered(client, PROMPT, 2, "salt") == OFFER
+    assert client.asked == [OfferPages(9, PROMPT, "salt")] * 3
+    assert await offered(Client(early), PROMPT, 2, patience=0.0) == early.offer
 
 
-def test_an_offer_is_taken() -> None:
-    async def test() -> None:
-        client = Client(PagesTaken(9, 4))
-        assert await taken(client, OFFER) == 4
-        assert client.asked == [TakePages(9, OFFER)]
-
-    run(test)
+async def test_an_offer_is_taken() -> None:
+    client = Client(PagesTaken(9, 4))
+    assert await taken(client, OFFER) == 4
+    assert client.asked == [TakePages(9, OFFER)]
 
 
-def test_engines_that_hand_nothing_over_say_why() -> None:
-    async def test() -> None:
-        with pytest.raises(HandoverError, match="no page file"):
-            await offered(Client(PagesOffered(9, None, "no page file")), PROMPT, 2)
-        with pytest.raises(HandoverError, match="other weights"):
-            await taken(Client(PagesTaken(9, error="other weights")), OFFER)
-
-    run(test)
+async def test_engines_that_hand_nothing_over_say_why() -> None:
+    with pytest.raises(HandoverError, match="no page file"):
+        await offered(Client(PagesOffered(9, None, "no page file")), PROMPT, 2)
+    with pytest.raises(HandoverError, match="other weights"):
+        await taken(Client(PagesTaken(9, error="other weights")), OFFER)
 
 
 def test_offers_as_bytes() -> None:
@@ -68,13 +57,10 @@ def test_offers_as_bytes() -> None:
         decode_offer(encode_offer(OFFER)[:-1])
 
 
-def test_an_answer_goes_to_its_query() -> None:
-    async def test() -> None:
-        queries = Queries()
-        queries.answered(PagesTaken(5, 1))  # of one that has given up
-        found = await queries.ask(lambda message: queries.answered(PagesTaken(3, 7)), 3, TakePages(3, OFFER))
-        assert found == PagesTaken(3, 7)
-        with pytest.raises(OSError, match="gone"):
-            await queries.ask(lambda message: queries.fail(OSError("gone")), 4, TakePages(4, OFFER))
-
-    run(test)
+async def test_an_answer_goes_to_its_query() -> None:
+    queries = Queries()
+    queries.answered(PagesTaken(5, 1))  # of one that has given up
+    found = await queries.ask(lambda message: queries.answered(PagesTaken(3, 7)), 3, TakePages(3, OFFER))
+    assert found == PagesTaken(3, 7)
+    with pytest.raises(OSError, match="gone"):
+        await queries.ask(lambda message: queries.fail(OSError("gone")), 4, TakePages(4, OFFER))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from benchmarks.bundled import VOCAB_SIZE
+from any_checkpoint import VOCAB_SIZE, any_checkpoint
 from stress.recovery import Killer, hosting, play, problems_of, requests_of
 
 STREAMS, TOKENS, KILLS = 16, 48, 2
 EARLY = STREAMS * TOKENS // 4
 """Engines are killed before so many tokens have arrived: on a busy machine they are far ahead of the client."""
-OPTIONS = {"model": "", "dtype": "float64", "max_total_tokens": 1 << 13, "threads": 1}
+OPTIONS = {"model": str(any_checkpoint()), "dtype": "float64", "max_total_tokens": 1 << 13, "threads": 1}
 
 
 def test_killed_streams_equal_those_of_an_undisturbed_run() -> None:

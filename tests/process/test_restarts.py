@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from serving import run
 from sluice.config import EngineConfig
 from sluice.process.launch import EngineProcess
 from sluice.process.restarts import Backoff, DescriptorReserve, RestartBudget
@@ -50,24 +49,20 @@ def no_descriptors() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_the_reserve_is_enough_for_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_reserve_is_enough_for_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a few too few, libzmq aborts the server."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-
-    async def test() -> None:
-        reserve = DescriptorReserve()
+    reserve = DescriptorReserve()
+    reserve.fill()
+    with no_descriptors():
+        reserve.release()
+        engine = await EngineProcess.spawn(Start(EngineConfig(), "shadow_engine:build"))
+        try:
+            await engine.ready()
+        finally:
+            await engine.close()
         reserve.fill()
-        with no_descriptors():
-            reserve.release()
-            engine = await EngineProcess.spawn(Start(EngineConfig(), "shadow_engine:build"))
-            try:
-                await engine.ready()
-            finally:
-                await engine.close()
-            reserve.fill()
-            reserve.release()
-
-    run(test)
+        reserve.release()
 
 
 def test_a_reserve_keeps_what_there_is() -> None:

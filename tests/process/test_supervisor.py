@@ -37,36 +37,32 @@ def _factories(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
 
 
-def test_clients_do_not_notice_kills() -> None:
+async def test_clients_do_not_notice_kills() -> None:
     """In the middle of a step, and as soon as the next engine runs, while it computes a prompt for a second."""
-
-    async def test() -> None:
-        reader = (1, 2, 3, 99)
-        async with supervised(faults="slow@6=60,slow@token:99=1") as engine:
-            first = engine.state.pid
-            assert first is not None
-            calls = [asyncio.create_task(ask(engine.client, prompt, LENGTH)) for prompt in PROMPTS]
-            inbox = engine.client.submit([Submit(engine.client.next_id(), reader, resolved(LENGTH))])
-            outputs = await inbox.get()
-            os.kill(first, signal.SIGKILL)
-            while engine.state.pid in (None, first):
-                await asyncio.sleep(0.01)
-            assert engine.state.pid is not None
-            os.kill(engine.state.pid, signal.SIGKILL)
-            while outputs[-1].finish_reason is None:
-                outputs += await inbox.get()
-            check_answer(outputs, reader, LENGTH)
-            for prompt, call in zip(PROMPTS, calls, strict=True):
-                check_answer(await call, prompt, LENGTH)
-            stats = engine.state.stats
-            assert stats.restarts == 2
-            assert (sum(stats.to_resume.tally().counts), stats.ended_requests) == (1, 0)
-            assert stats.replayed_requests >= 2
-            assert stats.replayed_tokens > 0
-            assert stats.last_resume_seconds is not None
-            assert processes.ends(first, 0)
-
-    run(test)
+    reader = (1, 2, 3, 99)
+    async with supervised(faults="slow@6=60,slow@token:99=1") as engine:
+        first = engine.state.pid
+        assert first is not None
+        calls = [asyncio.create_task(ask(engine.client, prompt, LENGTH)) for prompt in PROMPTS]
+        inbox = engine.client.submit([Submit(engine.client.next_id(), reader, resolved(LENGTH))])
+        outputs = await inbox.get()
+        os.kill(first, signal.SIGKILL)
+        while engine.state.pid in (None, first):
+            await asyncio.sleep(0.01)
+        assert engine.state.pid is not None
+        os.kill(engine.state.pid, signal.SIGKILL)
+        while outputs[-1].finish_reason is None:
+            outputs += await inbox.get()
+        check_answer(outputs, reader, LENGTH)
+        for prompt, call in zip(PROMPTS, calls, strict=True):
+            check_answer(await call, prompt, LENGTH)
+        stats = engine.state.stats
+        assert stats.restarts == 2
+        assert (sum(stats.to_resume.tally().counts), stats.ended_requests) == (1, 0)
+        assert stats.replayed_requests >= 2
+        assert stats.replayed_tokens > 0
+        assert stats.last_resume_seconds is not None
+        assert processes.ends(first, 0)
 
 
 @pytest.mark.parametrize(
@@ -90,52 +86,40 @@ def test_requests_go_on_after_any_fault(faults: str, said: str, caplog: pytest.L
     assert f"the engine {said}" in caplog.text
 
 
-def test_a_slow_step_does_not_end_the_engine() -> None:
+async def test_a_slow_step_does_not_end_the_engine() -> None:
     """A step may be longer than the heartbeat timeout, since it ticks while it waits."""
-
-    async def test() -> None:
-        async with supervised(faults="slow@3=3", timeouts=SHORT_TIMEOUTS) as engine:
-            call = asyncio.create_task(ask(engine.client, PROMPTS[0], LENGTH))
-            while not call.done():
-                assert engine.state.is_serving
-                assert engine.state.silent_seconds < SHORT_TIMEOUTS.heartbeat
-                await asyncio.wait({call}, timeout=0.1)
-            check_answer(call.result(), PROMPTS[0], LENGTH)
-            assert engine.state.stats.restarts == 0
-
-    run(test)
+    async with supervised(faults="slow@3=3", timeouts=SHORT_TIMEOUTS) as engine:
+        call = asyncio.create_task(ask(engine.client, PROMPTS[0], LENGTH))
+        while not call.done():
+            assert engine.state.is_serving
+            assert engine.state.silent_seconds < SHORT_TIMEOUTS.heartbeat
+            await asyncio.wait({call}, timeout=0.1)
+        check_answer(call.result(), PROMPTS[0], LENGTH)
+        assert engine.state.stats.restarts == 0
 
 
-def test_a_long_call_of_compiled_code_does_not_end_the_engine() -> None:
+async def test_a_long_call_of_compiled_code_does_not_end_the_engine() -> None:
     """One layer of a prompt that is not cut may take longer than the heartbeat timeout, and does not tick. The engine
     would be killed again and again, and then the request ended."""
-
-    async def test() -> None:
-        async with supervised(factory="shadow_engine:computes_long", timeouts=SHORT_TIMEOUTS) as engine:
-            check_answer(await ask(engine.client, PROMPTS[0], LENGTH), PROMPTS[0], LENGTH)
-            assert engine.state.stats.restarts == 0
-
-    run(test)
+    async with supervised(factory="shadow_engine:computes_long", timeouts=SHORT_TIMEOUTS) as engine:
+        check_answer(await ask(engine.client, PROMPTS[0], LENGTH), PROMPTS[0], LENGTH)
+        assert engine.state.stats.restarts == 0
 
 
-def test_only_a_request_that_kills_engines_is_ended() -> None:
+async def test_only_a_request_that_kills_engines_is_ended() -> None:
     """It must be found among many others before the restarts are used up."""
-
-    async def test() -> None:
-        poison = 200
-        prompts = [tuple((37 * n + i) % 100 for i in range(3 + n)) for n in range(16)]
-        prompts[9] = (*prompts[9], poison)
-        async with supervised(faults=f"crash@token:{poison}", max_restarts=4) as engine:
-            answers = await asyncio.gather(*(ask(engine.client, prompt, 30) for prompt in prompts))
-            (end,) = answers.pop(9)
-            assert end.finish_reason is FinishReason.ERROR
-            assert end.error is not None
-            assert end.error.startswith("the engine died while it worked on this request alone: it was killed")
-            for prompt, outputs in zip(prompts[:9] + prompts[10:], answers, strict=True):
-                check_answer(outputs, prompt, 30)
-            assert engine.state.stats.ended_requests == 1
-
-    run(test)
+    poison = 200
+    prompts = [tuple((37 * n + i) % 100 for i in range(3 + n)) for n in range(16)]
+    prompts[9] = (*prompts[9], poison)
+    async with supervised(faults=f"crash@token:{poison}", max_restarts=4) as engine:
+        answers = await asyncio.gather(*(ask(engine.client, prompt, 30) for prompt in prompts))
+        (end,) = answers.pop(9)
+        assert end.finish_reason is FinishReason.ERROR
+        assert end.error is not None
+        assert end.error.startswith("the engine died while it worked on this request alone: it was killed")
+        for prompt, outputs in zip(prompts[:9] + prompts[10:], answers, strict=True):
+            check_answer(outputs, prompt, 30)
+        assert engine.state.stats.ended_requests == 1
 
 
 async def read_all(inbox: Inbox) -> None:
@@ -143,27 +127,22 @@ async def read_all(inbox: Inbox) -> None:
         await inbox.get()
 
 
-def test_a_server_gives_up_after_too_many_restarts() -> None:
+async def test_a_server_gives_up_after_too_many_restarts() -> None:
     """It must not load a model forever; open and later requests get an error."""
-
-    async def test() -> None:
-        async with supervised(factory="shadow_engine:once", faults="slow@3=60", max_restarts=2) as engine:
-            inbox = engine.client.submit([Submit(engine.client.next_id(), (1, 2, 3), resolved(LENGTH))])
-            await inbox.get()
-            assert engine.state.pid is not None
-            os.kill(engine.state.pid, signal.SIGKILL)
-            how = await engine.running
-            assert how == (
-                "the engine ended with status 7 before it was ready, after 2 restarts in 10 minutes"
-                " (--max-engine-restarts)"
-            )
-            assert engine.state.has_given_up
-            assert engine.state.pid is None
-            engine.client.fail(how)
-            with pytest.raises(EngineGone, match="2 restarts"):
-                await read_all(inbox)
-
-    run(test)
+    async with supervised(factory="shadow_engine:once", faults="slow@3=60", max_restarts=2) as engine:
+        inbox = engine.client.submit([Submit(engine.client.next_id(), (1, 2, 3), resolved(LENGTH))])
+        await inbox.get()
+        assert engine.state.pid is not None
+        os.kill(engine.state.pid, signal.SIGKILL)
+        how = await engine.running
+        assert how == (
+            "the engine ended with status 7 before it was ready, after 2 restarts in 10 minutes (--max-engine-restarts)"
+        )
+        assert engine.state.has_given_up
+        assert engine.state.pid is None
+        engine.client.fail(how)
+        with pytest.raises(EngineGone, match="2 restarts"):
+            await read_all(inbox)
 
 
 @pytest.fixture
@@ -204,28 +183,22 @@ def test_an_engine_that_cannot_be_started_now_is_started_later(
     assert len(caplog.records) == 2, "an attempt that fails as the one before is not logged again"
 
 
-def test_a_server_gives_up_if_no_engine_can_be_started_for_too_long(folders: list[str]) -> None:
-    async def test() -> None:
-        async with supervised(timeouts=EngineTimeouts(restart=0.3)) as engine:
-            folders[:] = ["/nowhere"]
-            assert engine.state.pid is not None
-            os.kill(engine.state.pid, signal.SIGKILL)
-            how = await engine.running
-            assert how.startswith("the engine was killed by signal 9, and no other one can be started at the moment:")
-            assert how.endswith("; given up after 0.3 s (--restart-timeout)")
-            assert engine.state.has_given_up
-            assert engine.state.stats.restarts == 1
-
-    run(test)
+async def test_a_server_gives_up_if_no_engine_can_be_started_for_too_long(folders: list[str]) -> None:
+    async with supervised(timeouts=EngineTimeouts(restart=0.3)) as engine:
+        folders[:] = ["/nowhere"]
+        assert engine.state.pid is not None
+        os.kill(engine.state.pid, signal.SIGKILL)
+        how = await engine.running
+        assert how.startswith("the engine was killed by signal 9, and no other one can be started at the moment:")
+        assert how.endswith("; given up after 0.3 s (--restart-timeout)")
+        assert engine.state.has_given_up
+        assert engine.state.stats.restarts == 1
 
 
-def test_a_model_that_does_not_load_in_time() -> None:
-    async def test() -> None:
-        with pytest.raises(EngineStartError, match=r"not ready within 0\.5 s \(--start-timeout\)"):
-            async with supervised(factory="shadow_engine:hang", timeouts=EngineTimeouts(start=0.5)):
-                pass
-
-    run(test)
+async def test_a_model_that_does_not_load_in_time() -> None:
+    with pytest.raises(EngineStartError, match=r"not ready within 0\.5 s \(--start-timeout\)"):
+        async with supervised(factory="shadow_engine:hang", timeouts=EngineTimeouts(start=0.5)):
+            pass
 
 
 def test_each_engine_leaves_a_trace_of_its_own(tmp_path: Path) -> None:

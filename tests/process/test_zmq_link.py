@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 import zmq
 
-from serving import run
 from sluice.config import EngineConfig
 from sluice.engine.messages import Copied
 from sluice.process.client import EngineClient
@@ -93,38 +92,30 @@ def calls() -> list[Submit]:
     return [replace(first, sample_index=index) for first in firsts for index in range(100)]
 
 
-def test_what_choices_share_travels_once(folder: SocketFolder) -> None:
+async def test_what_choices_share_travels_once(folder: SocketFolder) -> None:
     """300 choices with 3,000 biases each were 11 MiB, and took the engine 2.4 s to decode."""
-
-    async def test() -> None:
-        with zmq.Context() as context, context.socket(zmq.PULL) as receiver:
-            receiver.bind(folder.requests)
-            with closing(ZmqChannel(folder)) as channel:
-                submit(EngineClient(channel.send), *calls())
-                num_bytes = sum(len(receiver.recv()) for _ in calls())
-        assert num_bytes < 200_000
-
-    run(test)
+    with zmq.Context() as context, context.socket(zmq.PULL) as receiver:
+        receiver.bind(folder.requests)
+        with closing(ZmqChannel(folder)) as channel:
+            submit(EngineClient(channel.send), *calls())
+            num_bytes = sum(len(receiver.recv()) for _ in calls())
+    assert num_bytes < 200_000
 
 
-def test_requests_arrive_whole_at_each_engine(folder: SocketFolder) -> None:
+async def test_requests_arrive_whole_at_each_engine(folder: SocketFolder) -> None:
     """An engine that follows another has received nothing yet of what its requests share."""
-
-    async def test() -> None:
-        client = EngineClient()
-        submit(client, *calls())
-        expected = [replace(call, request_id=number) for number, call in enumerate(calls(), 1)]
-        for epoch in (0, 1):
-            with closing(ZmqLink(folder)) as link, closing(ZmqChannel(folder)) as channel:
-                channel.send(Start(CONFIG, epoch=epoch))
-                link.receive_start()
-                client.attach(channel.send, epoch)
-                received: list[Submit] = []
-                while len(received) < len(expected):
-                    received += [message for message in link.receive(block=True) if isinstance(message, Submit)]
-                assert received == [replace(request, is_resumed=epoch > 0) for request in expected]
-                assert len({id(request.prompt) for request in received}) == 2
-                assert len({id(request.sampling.logit_bias) for request in received}) == 2
-            client.detach("died", ())
-
-    run(test)
+    client = EngineClient()
+    submit(client, *calls())
+    expected = [replace(call, request_id=number) for number, call in enumerate(calls(), 1)]
+    for epoch in (0, 1):
+        with closing(ZmqLink(folder)) as link, closing(ZmqChannel(folder)) as channel:
+            channel.send(Start(CONFIG, epoch=epoch))
+            link.receive_start()
+            client.attach(channel.send, epoch)
+            received: list[Submit] = []
+            while len(received) < len(expected):
+                received += [message for message in link.receive(block=True) if isinstance(message, Submit)]
+            assert received == [replace(request, is_resumed=epoch > 0) for request in expected]
+            assert len({id(request.prompt) for request in received}) == 2
+            assert len({id(request.sampling.logit_bias) for request in received}) == 2
+        client.detach("died", ())

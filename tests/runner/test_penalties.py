@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from features import sampling_rows
 from shadow_model import shadow_runner, shadow_shape
+from slow import examples
 from sluice.engine.messages import Submit
 from sluice.runner.features.base import StepLogits
 from sluice.runner.features.penalties import Penalties, TokenCounts
@@ -172,7 +173,7 @@ def bench_of(world: World) -> Bench:
 
 
 @pytest.mark.parametrize("name", WORLDS)
-@settings(max_examples=10)
+@examples(10)
 @given(st.lists(st.tuples(st.lists(IDS, min_size=1, max_size=6), SAMPLINGS), min_size=1, max_size=5))
 def test_no_schedule_changes_an_answer(name: str, asked: list[tuple[list[int], SamplingParams]]) -> None:
     """Counts that miss what came from the cache, that count a token twice after a preemption, or that come a step late

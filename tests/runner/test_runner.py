@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import worlds
 from shadow_model import ShadowModel, shadow_runner, shadow_shape, shadow_state
+from slow import examples
 from sluice.attention.reference import ReferenceAttention
 from sluice.engine.messages import Submit
 from sluice.runner.runner import TorchRunner
@@ -30,7 +31,7 @@ def runner_of(world: World, vocab_size: int = worlds.VOCAB, poison: int | None =
     return shadow_runner(shape, poison)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.data(), worlds.worlds())
 def test_every_world_gives_the_oracles_tokens(data: st.DataObject, world: World) -> None:
     """The whole path from plans to tokens: page tables, slots, late tokens, chunks, reuse, preemption."""

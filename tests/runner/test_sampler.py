@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from slow import examples
 from sluice.runner import sampler
 from sluice.runner.noise import noise_key
 from sluice.runner.sampler import (
@@ -110,7 +111,7 @@ PARAMS = st.builds(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.tuples(PARAMS, st.integers(0, 50)), min_size=1, max_size=9), st.integers(0, 1000), st.data())
 def test_company_changes_nothing(rows_params: list[tuple[SamplingParams, int]], seed: int, data: st.DataObject) -> None:
     """A row gets the same token alone, in a batch, and in any order: keeps out state shared between rows."""

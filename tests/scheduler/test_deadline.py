@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from slow import examples
 from sluice.kv.manager import KVManager
 from sluice.scheduler.queue import CLASS_WINDOW, PROMOTE_AFTER, WINDOW
 from sluice.scheduler.request import Request, Status
@@ -250,7 +251,7 @@ TICK = S // 5
 """Virtual time between two steps. Interactive requests overtake standard ones for 45 of them."""
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     page_size=st.sampled_from([1, 4]),
     chunk_pages=st.integers(1, 24),

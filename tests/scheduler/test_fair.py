@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from slow import examples
 from sluice.kv.manager import KVManager
 from sluice.scheduler.fair import DUE_AFTER
 from sluice.scheduler.scheduler import Scheduler
@@ -342,7 +343,7 @@ def test_what_bound_a_step_of_several_prompts_is_reported() -> None:
     assert [plan.bound_by for plan in plans] == [Bound.CHUNKED_PREFILL_SIZE, Bound.CHUNKED_PREFILL_SIZE]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     page_size=st.sampled_from([1, 4]),
     chunk_pages=st.integers(1, 24),

@@ -7,9 +7,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from slow import examples, products, slow
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.cost import CostPrior, StepLoad
 from sluice.scheduler.pacer import Pacing, tokens_within
@@ -34,8 +35,7 @@ def mix(timed: Timed, streams: int = 4, prompts: int = 6) -> None:
         timed.ask(1500 + 100 * length, 10)
 
 
-@pytest.mark.parametrize("factor", [0.1, 1.0, 10.0])
-@pytest.mark.parametrize("millis", [60, 100, 300])
+@products(millis=[60, 100, 300], factor=[0.1, 1.0, 10.0])
 def test_no_step_beside_streams_exceeds_the_target(millis: int, factor: float) -> None:
     """From the first step on, on a machine that is nothing like the prior."""
     prior = CostPrior(*(factor * each for each in (30_000, 300.0, 50.0, 0.05, 0.1, 0.001)))
@@ -46,7 +46,7 @@ def test_no_step_beside_streams_exceeds_the_target(millis: int, factor: float) -
     assert max(step.micros for step in mixed[50:]) <= 1.02 * millis * MS
 
 
-@pytest.mark.parametrize("millis", [60, 100, 300])
+@pytest.mark.parametrize("millis", [60, slow(100), slow(300)])
 def test_the_time_is_used(millis: int) -> None:
     """A target that is kept by prefilling next to nothing keeps everybody waiting."""
     timed = Timed(target_of(millis, itl_quantile=0.5))
@@ -218,7 +218,7 @@ def test_a_step_that_only_begins_to_read_says_nothing_of_the_machine() -> None:
     assert pacer.learnt() == before
 
 
-@pytest.mark.parametrize("millis", [28, 60])
+@pytest.mark.parametrize("millis", [28, slow(60)])
 def test_a_short_prompt_overtakes_a_long_one_where_steps_are_small(millis: int) -> None:
     """A page was the long one's share of every step. Where steps have less than a page, a prompt of 20 tokens waited
     for all of one of 8,000, 961 steps."""
@@ -236,7 +236,7 @@ def test_a_short_prompt_overtakes_a_long_one_where_steps_are_small(millis: int) 
     assert sum(taken) >= sum(step.prefill for step in steps) / 2
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(st.integers(0, 2**32))
 def test_every_prompt_ends_within_its_bound(seed: int) -> None:
     """Streams that never end and a target that leaves nearly nothing: the oldest prompt still gets its quanta."""
@@ -274,7 +274,7 @@ def test_the_end_of_a_prompt_exceeds_the_chunk_size_only_within_the_target(milli
     assert [step.prefill for step in timed.run()] == chunks
 
 
-@pytest.mark.parametrize("millis", [45, 70, 140])
+@pytest.mark.parametrize("millis", [45, slow(70), 140])
 def test_no_last_chunk_is_planned_beyond_the_target(millis: int) -> None:
     """The end of a prompt may exceed the chunk size by a page rather than leave a tail: a page takes as long as all of
     the target's margin."""

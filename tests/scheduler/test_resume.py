@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scenarios import random_submit
+from slow import examples
 from sluice.engine.messages import Submit
 from sluice.testing import oracle, resolved
 from sluice.testing.laws import quiet_means_empty
@@ -37,7 +38,7 @@ def cut(bench: Bench, submit: Submit) -> Submit:
     )
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(world=worlds(), seed=st.integers(0, 2**32), data=st.data())
 def test_a_run_cut_anywhere_goes_on_in_another_engine(world: World, seed: int, data: st.DataObject) -> None:
     """Of both engines together, no token or log-probability is lost, repeated or changed, and `max_tokens` counts the

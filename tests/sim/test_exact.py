@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from any_checkpoint import any_checkpoint
 from recorded import trace_file
 from scenarios import (
     random_scenario,
@@ -18,11 +19,11 @@ from sluice.tracing.file import TraceReader
 from sluice.types import SamplingParams
 
 
-def test_a_run_of_the_bundled_model_is_planned_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_a_real_engine_is_planned_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Wall-clock times of a real engine, with an ITL target: what its pacer learns decides what is planned."""
     path = str(tmp_path / "trace.jsonl")
     sampling = [SamplingParams(max_tokens=20 + index, temperature=0, ignore_eos=True) for index in range(6)]
-    with LLM(trace=path, itl_target="20ms", page_size=16, max_total_tokens=4096) as llm:
+    with LLM(any_checkpoint(), trace=path, itl_target="20ms", page_size=16, max_total_tokens=4096) as llm:
         llm.generate([[40 + index] * (30 + 90 * index) for index in range(6)], sampling)
     assert main(["simulate", path, "--recorded-times"]) == 0
     shown = capsys.readouterr().out

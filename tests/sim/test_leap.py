@@ -6,9 +6,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from slow import examples
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.simulate import replicas_of, simulate
 from sluice.sim.workload import Arrival, Leaves, Prompt, Segment
@@ -62,7 +63,7 @@ def random_arrivals(draw: random.Random, count: int) -> list[Arrival]:
     return found
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(seed=st.integers(0, 2**32))
 def test_leaping_equals_stepping(seed: int) -> None:
     """Times with their residuals, preemptions, published and evicted pages, and all that the scheduler keeps."""

@@ -2,7 +2,7 @@
 
     python tests/stress/health_under_load.py --seconds 20 --json health.json
 
-A server with the bundled model runs in processes of its own. A process of its own, too, asks for `/health` every 20 ms,
+A server with the default model runs in processes of its own. A process of its own, too, asks for `/health` every 20 ms,
 on a new connection each time as load balancers do, so what it measures is not delayed by the clients. The loads run one
 after the other, and then all of them together:
 

@@ -346,7 +346,7 @@ PARTS = {"float64": in_float64, "default": in_default_dtype, "poison": poison, "
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default="", help="folder of a checkpoint (default: the bundled model)")
+    parser.add_argument("--model", default="", help="folder or hub id (default: the default model)")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=400, help="tokens of each stream")
     parser.add_argument("--kills", type=int, default=5)

@@ -2,7 +2,7 @@
 
     python tests/stress/storm.py --minutes 20 --seed 1 --json storm.json
 
-A server of the bundled model, with a page file, offloaded contexts and a trace, first answers every request in calm.
+A server of a random model, with a page file, offloaded contexts and a trace, first answers every request in calm.
 Then clients send the same requests while blows are struck: the engine is killed, stopped, or short of memory,
 descriptors or disk; the page file is damaged; the temporary folder is removed; the server itself is killed; clients
 leave, read slowly or are too many. Every answer is compared with its calm twin, token by token and log-probability by

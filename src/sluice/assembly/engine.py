@@ -49,7 +49,8 @@ TIMES_THE_POOL = 4
 """Pages of others that an engine knows of at once, for each page of its device. They cost it some bytes each."""
 
 MESSAGES = ("can't allocate memory", "cannot allocate memory", "out of memory")
-"""In plain RuntimeErrors: of torch's allocator on CPU, of a mapped file, and of CUDA outside torch's allocator."""
+"""Texts in plain RuntimeErrors that report a lack of memory: from torch's allocator on CPU, from a mapped file, and
+from CUDA outside torch's allocator."""
 
 
 @contextmanager

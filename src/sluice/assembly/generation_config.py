@@ -41,11 +41,11 @@ def resolved_sampling(config: ModelConfig, folder: Path, spec: ModelSpec) -> tup
     """
     found = sampling_defaults(config, folder)
     defaults = found if spec.diffusion is None else without_penalty(found, config)
-    told = [f"{name} {value}" for name, value in defaults.as_dict().items()]
+    parts = [f"{name} {value}" for name, value in defaults.as_dict().items()]
     if defaults != found:
-        told.append(f"without repetition_penalty {found.repetition_penalty}, which block diffusion does not support")
-        LOGGER.warning("the model's sampling settings are used %s", told[-1])
-    return defaults, {"generation_config": ", ".join(told)} if told else {}
+        parts.append(f"without repetition_penalty {found.repetition_penalty}, which block diffusion does not support")
+        LOGGER.warning("the model's sampling settings are used %s", parts[-1])
+    return defaults, {"generation_config": ", ".join(parts)} if parts else {}
 
 
 def sampling_defaults(config: ModelConfig, checkpoint: Path) -> SamplingDefaults:

@@ -25,8 +25,8 @@ class EngineInfo:
     """Folder of the checkpoint."""
     tokenizer_folder: Path
     """Folder of the tokenizer and the chat template."""
-    is_bundled: bool
-    """Whether it is the model that comes with Sluice, as none was named."""
+    is_default: bool
+    """Whether it is the default model, as none was named."""
     architecture: str
     stored: StoredWeights
     """The weights in the checkpoint's files."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,8 +33,10 @@ from sluice.config import ConfigError, EngineConfig, ModelConfig, OffloadConfig
 from sluice.device.memory import module_bytes
 from sluice.engine.heartbeat import Heartbeat, LoadingPart
 from sluice.kernels.cpu.library import Kernels
-from sluice.models.hub import BUNDLED, resolve_checkpoint
+from sluice.models import default_model
+from sluice.models.hub import resolve_checkpoint
 from sluice.models.loader import check_layout
+from sluice.models.package_index import Report
 from sluice.models.pooling import why_no_embeddings
 from sluice.models.spec import AS_STORED, BLOCKS, ON_LOAD, ModelSpec, Quantization, holds
 from sluice.models.weights import GGUF, weight_files
@@ -57,7 +60,8 @@ class Checkpoint(NamedTuple):
     """Folder of the tokenizer."""
     name: str
     """The hub id, or the folder's own name."""
-    is_bundled: bool
+    is_default: bool
+    """None was named."""
 
 
 class _ForModel(NamedTuple):
@@ -76,7 +80,7 @@ class _Sizes(NamedTuple):
     tiers: TierSetup
     offload: OffloadSetup | None
     weights_bytes: int
-    """Of the model, without its drafter."""
+    """Bytes of the model's weights, without its drafter."""
 
 
 def load(
@@ -110,7 +114,7 @@ def load(
     disabled, heartbeat = disabled or {}, heartbeat or Heartbeat()
     here, device = resolve_here(config, local_rank)
     heartbeat.loading(LoadingPart.FILES)
-    checkpoint = find_checkpoint(here.config.model)
+    checkpoint = find_checkpoint(here.config.model, partial(heartbeat.loading, LoadingPart.FILES))
     weights = load_weights(here, checkpoint.folder, checkpoint.name, device, heartbeat, member, progress=progress)
     for_model = _resolve_for_model(here, checkpoint, weights, progress=progress)
     sizes = _size(for_model, weights, config.offload, checkpoint.folder, member.place, disabled, agree)
@@ -167,19 +171,24 @@ def _agreed(memory: Memory, pages: int) -> Memory:
     return replace(memory, shape=shape, reasons=why)
 
 
-def find_checkpoint(config: ModelConfig) -> Checkpoint:
+def find_checkpoint(config: ModelConfig, report: Report | None = None) -> Checkpoint:
     """Find a checkpoint's files, or download them.
+
+    Args:
+        report: called several times a second while the default model is downloaded.
 
     Raises:
         CheckpointError: they cannot be found.
     """
     cache = None if config.download_dir is None else Path(config.download_dir)
-    model, is_bundled = config.model or str(BUNDLED), not config.model
-    folder = resolve_checkpoint(model, revision=config.revision, cache=cache)
+    model = config.model
+    folder = resolve_checkpoint(model, revision=config.revision, cache=cache, report=report)
     tokenizer = folder if config.tokenizer is None else resolve_checkpoint(config.tokenizer, cache=cache, weights=False)
-    path = BUNDLED if is_bundled else Path(model).expanduser()
+    if not model:
+        return Checkpoint(folder, tokenizer, default_model.NAME, is_default=True)
+    path = Path(model).expanduser()
     name = path.stem if path.is_file() else path.resolve().name if path.is_dir() else model
-    return Checkpoint(folder, tokenizer, name, is_bundled)
+    return Checkpoint(folder, tokenizer, name, is_default=False)
 
 
 def refuse_parts(config: EngineConfig, checkpoint: Checkpoint) -> None:
@@ -350,7 +359,7 @@ def _info(
         model=checkpoint.name,
         folder=checkpoint.folder,
         tokenizer_folder=checkpoint.tokenizer,
-        is_bundled=checkpoint.is_bundled,
+        is_default=checkpoint.is_default,
         architecture=spec.architecture,
         stored=_stored(checkpoint.folder, spec),
         eos_token_ids=frozenset(spec.eos_token_ids),

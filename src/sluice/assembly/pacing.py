@@ -26,7 +26,7 @@ from sluice.types.footprint import KVSizes
 LOGGER = logging.getLogger("sluice.engine")
 SAVE_SECONDS = 10.0
 LAST_SECONDS = 1.0
-"""For how long an engine that ends waits to write what it has learnt."""
+"""Seconds that an engine waits, when it ends, to write what it has learnt."""
 
 CHUNKS = 8
 """Chunks of the prompt that is computed: the last ones show what attention costs."""
@@ -39,9 +39,9 @@ class Rates(NamedTuple):
 
     flops: float
     read_bytes: float
-    """From the device's memory."""
+    """Bytes read from the device's memory."""
     load_bytes: float
-    """From host memory or a disk."""
+    """Bytes loaded from host memory or a disk."""
     step: float
     """Microseconds of a step that computes nothing."""
 
@@ -90,7 +90,7 @@ class KeptCosts(NamedTuple):
     key: Key
     """Key of this engine."""
     learnt: LearntPacing | None
-    """For this key."""
+    """What the file holds for this key; None: nothing."""
 
 
 class CostKeeper:
@@ -121,7 +121,7 @@ class CostKeeper:
 
     def save(self, patience: float = 0.0) -> None:
         """Write what was learnt, unless another engine is writing for so long. If it cannot be written, that is logged
-        once, and serving goes on."""
+        once, and serving continues."""
         try:
             write_entry(self._path, LearntEntry(self._key, self._pacer.learnt()), patience)
             self._can_write = True

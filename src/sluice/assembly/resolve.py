@@ -59,7 +59,7 @@ class DeviceDefaults:
 
 DEFAULTS: Mapping[str, DeviceDefaults] = {"cpu": DeviceDefaults(32, 128, 64), "cuda": DeviceDefaults(64, 2048, 256)}
 AMX_CHUNK = 256
-"""On a CPU with AMX, whose tiles want twice the rows. docs/cpu.md has the curves."""
+"""Default chunk on a CPU with AMX, whose tiles want twice the rows. docs/cpu.md has the curves."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Weights(NamedTuple):
     device: torch.device
     model: PagedLM
     spec: ModelSpec
-    """Of this rank's part, with the context that requests may have."""
+    """Description of this rank's part of the model, with the context that requests may have."""
     logit_ops: LogitOps
 
 

@@ -5,7 +5,7 @@ largest magnitude, and as the scale `largest / 127` in float32. It stands for th
 scale away from x. What is stored of a token depends on nothing else, so it is the same however a prompt is cut into
 chunks.
 
-The scales lie in the page, beside what they belong to. So a page is one piece of memory, and whatever copies pages
+The scales are in the page, beside what they belong to. So a page is one piece of memory, and whatever copies pages
 copies them:
 
     Int8KV         token, head   |  head_dim int8  | scale |

@@ -1,7 +1,7 @@
 """Paged keys and values in the order in which the native kernels multiply them.
 
 A page holds, for each KV head, keys in groups of sixteen tokens and values in steps along the tokens. `step` elements
-of the summed dimension lie side by side: two of bfloat16, as dot product instructions and AMX take them; one of
+of the summed dimension are side by side: two of bfloat16, as dot product instructions and AMX take them; one of
 float32.
 """
 

@@ -25,7 +25,7 @@ class AttentionSpec:
     """Each serves `num_heads / num_kv_heads` query heads (GQA)."""
     head_dim: int
     dtype: torch.dtype
-    """Of queries and outputs."""
+    """Dtype of queries and outputs."""
     scale: float
     """Factor of q.k."""
     causal: bool = True
@@ -33,8 +33,8 @@ class AttentionSpec:
     window: int | None = None
     """A query sees at most this many of the latest positions, its own included. None: all."""
     block_size: int | None = None
-    """With `causal`: positions come in blocks of so many, and a query sees all of its own block, as far as there are
-    keys (block diffusion: Arriola et al., 2025). None: blocks of one position."""
+    """Positions in a block. With `causal`, a query sees all of its own block, as far as there are keys (block
+    diffusion: Arriola et al., 2025). None: blocks of one position."""
     softcap: float | None = None
     """Scores become `softcap * tanh(score / softcap)`."""
     k_scale: float = 1.0
@@ -63,7 +63,7 @@ class AttentionSpec:
                 )
 
     def end_of_block(self, position: int) -> int:
-        """Return the position behind the block in which a position lies."""
+        """Return the position behind the block in which a position is."""
         size = self.block_size or 1
         return (position // size + 1) * size
 
@@ -77,7 +77,7 @@ class KVShape:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
-    """Of the numbers in a page; int8 has scales beside them."""
+    """Dtype of the numbers in a page; int8 pages have scales beside them."""
     device: torch.device
 
 

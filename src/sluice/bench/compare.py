@@ -29,7 +29,7 @@ MOST_TOKENS = 4_000_000
 LEAST_RESAMPLES = 40
 CONFIDENCE = 95
 ENOUGH_RUNS = 5
-"""Runs from which on a side is called better. Intervals never reach beyond the runs: all of three runs lie on the same
+"""Runs from which on a side is called better. Intervals never reach beyond the runs: all of three runs are on the same
 side of the truth one time in four, all of five one time in sixteen."""
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131)
 """97.5% quantiles of Student's t for 1, 2, ... degrees of freedom; above, 1.96 + 2.5 / degrees is as good."""

@@ -68,7 +68,7 @@ class MeasuredAnswer:
     """Empty if the target does not give them."""
     counted_by: CountedBy = CountedBy.EVENTS
     prompt_tokens: int | None = None
-    """As the target counts them; None if it does not say."""
+    """Tokens of the prompt as the target counts them; None if it does not say."""
     cached_tokens: int | None = None
     finish_reason: str | None = None
     failure: Failure | None = None

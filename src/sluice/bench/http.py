@@ -213,7 +213,7 @@ class Head(NamedTuple):
 
     status: int
     content_type: str
-    """In lower case and without parameters; empty if the server sends none."""
+    """Content type in lower case and without parameters; empty if the server sends none."""
 
 
 class _ReadsAsSocket(io.RawIOBase):

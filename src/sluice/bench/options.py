@@ -162,7 +162,7 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     target = parser.add_argument_group("what to measure (one of the two)")
     target.add_argument("--url", metavar="URL", help="a server with OpenAI's API, like http://localhost:8000")
     target.add_argument(
-        "--model", metavar="MODEL", help='a folder or hub id, to measure in this process ("": the bundled model)'
+        "--model", metavar="MODEL", help='a folder or hub id, to measure in this process ("": the default model)'
     )
     _add_groups(parser)
     files = parser.add_argument_group("results")

@@ -27,7 +27,7 @@ class CountedBy(StrEnum):
     USAGE = "usage"
     """The server gives the total. It is shared over the events by length of text."""
     TOKENIZER = "tokenizer"
-    """As `USAGE`, but the total comes from --tokenizer."""
+    """The total is counted with --tokenizer. It is shared over the events as for `USAGE`."""
     EVENTS = "events"
     """No source: each event with text counts as one token."""
 
@@ -49,7 +49,7 @@ class Record:
     kind: str
     """The request's class: short, long, or the one that an arrivals file gives."""
     prompt_tokens: int
-    """As the target counts them, or as planned if it does not."""
+    """Tokens of the prompt as the target counts them, or as planned if it does not."""
     max_tokens: int
     due: float
     """When the request should have been sent. Latencies count from here."""

@@ -16,7 +16,7 @@ from sluice.config import ConfigError, EngineConfig, ServerConfig, canonical, op
 from sluice.types import SamplingParams
 
 GENERATE_MAX_TOKENS = 128
-BUNDLED = "This is the small model that comes with Sluice. Name a large one: {} generate MODEL --prompt TEXT"
+DEFAULT = "No model was named: this is a small one, which is often wrong. A larger one: {} generate MODEL --prompt TEXT"
 
 
 def serve(given: dict[str, Any]) -> int:
@@ -96,8 +96,8 @@ def generate(given: dict[str, Any]) -> int:
     screen = Screen(sys.stdout, is_conversation=False)
     try:
         with LLM(progress=True, **given) as llm:
-            if llm.info.is_bundled:
-                print(BUNDLED.format(own_command(sys.argv[0], sys.executable)), file=sys.stderr)
+            if llm.info.is_default:
+                print(DEFAULT.format(own_command(sys.argv[0], sys.executable)), file=sys.stderr)
             params = llm.info.sampling_defaults.fill(sampling, asked)
             with PromptBar() as bar:
                 for piece in llm.stream(prompt, params, on_prefill=bar.show):

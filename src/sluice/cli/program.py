@@ -142,7 +142,7 @@ def _add_explain(commands: Any) -> None:
 
 def _add_quantize(commands: Any) -> None:
     help = "write a quantised checkpoint, or report what quantisation costs"
-    of_model = "folder or hub id of a checkpoint in safetensors (default: the bundled model)"
+    of_model = "folder or hub id of a checkpoint in safetensors (without one: SmolLM2-135M-Instruct)"
     add_quantize_arguments(add_command(commands, "quantize", help, run.quantize, of_model=of_model))
 
 

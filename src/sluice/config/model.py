@@ -18,7 +18,7 @@ class ModelConfig:
     model: str = option(
         "",
         "folder, GGUF file or hub id of a checkpoint",
-        unset="the bundled model",
+        unset="SmolLM2-135M-Instruct",
         more="Of a hub id that holds GGUF files, OWNER/NAME:Q4_0 takes the one whose name ends so, and"
         " OWNER/NAME:FILE.gguf the one of that name.",
         aliases=("model_path",),

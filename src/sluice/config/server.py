@@ -144,6 +144,12 @@ class ServerConfig:
         vllm="--tool-call-parser",
         metavar="NAME",
     )
+    lone_tool_calls: bool = option(
+        True,
+        "read an answer that is nothing but the JSON of a call as a call",
+        more="In a fence or not, without the tags of the model's format: it names a tool of the request, and its"
+        " arguments fit the tool's schema. See [tools](tools.md#formats-of-calls).",
+    )
     reasoning_parser: str | None = option(
         None,
         "format in which the model thinks before it answers",

@@ -14,7 +14,7 @@ class ServerURL:
     """Where a server listens."""
 
     url: str
-    """Without "/v1" and without a slash at the end."""
+    """URL without "/v1" and without a slash at the end."""
     host: str
     port: int
     path: str

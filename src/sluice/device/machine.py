@@ -111,7 +111,7 @@ MEMORY_FILES: Mapping[int, _MemoryFiles] = {
     1: _MemoryFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: _MemoryFiles("memory.max", "memory.current", "inactive_file"),
 }
-"""By the version of control groups."""
+"""File names by version of control groups."""
 
 
 def _memory_left(group: _Group) -> int | None:

@@ -57,9 +57,9 @@ class Room:
     """What a pool may take on a device."""
 
     open_bytes: int
-    """If the user gave no size."""
+    """Bytes if the user gave no size."""
     most_bytes: int
-    """If the user gave a size."""
+    """Bytes if the user gave a size."""
     reason: str
     """Where these come from, for messages."""
     device_type: str
@@ -82,9 +82,9 @@ class CudaMemory:
     total: int
     free: int
     step: int
-    """What the largest step takes beside weights and KV."""
+    """Bytes that the largest step takes beside weights and KV."""
     graphs: int
-    """What CUDA graphs will take."""
+    """Bytes that CUDA graphs will take."""
 
 
 def cuda_room(memory: CudaMemory, fraction: float | None, utilization: float | None = None) -> Room:

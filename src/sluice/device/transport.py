@@ -6,7 +6,7 @@
        waits, if ever, for a step long before)          (the inputs queue waits, the host does not)
 
 There are as many such pairs of buffers as steps in flight, so that a step can be laid out while others run. All arrays
-of a step lie in one buffer: a copy costs more than its bytes.
+of a step are in one buffer: a copy costs more than its bytes.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class SharedStaging:
 
 
 class Extent(NamedTuple):
-    """Where an array lies in a buffer, in bytes."""
+    """Where an array is in a buffer, in bytes."""
 
     begin: int
     end: int
@@ -177,7 +177,7 @@ class StagedArrays:
         self._ring = ring
 
     def copy_to(self, buffer: torch.Tensor, count: int) -> None:
-        """Make one copy, as the arrays lie side by side."""
+        """Make one copy, as the arrays are side by side."""
         end = self._extents[count - 1].end
         buffer[:end].copy_(self._pair.device[:end])
 

@@ -97,7 +97,7 @@ class Engine:
         """Nothing could be planned, nothing is in flight, and a message will report data from the disk or a grammar."""
         self.is_open = True
         self.exit_on_error = False
-        """Raise the error of a step, instead of ending the step's requests and going on."""
+        """Raise the error of a step, instead of ending the step's requests and continuing."""
 
     def run(self) -> None:
         """Step until a `Shutdown` arrives."""
@@ -113,7 +113,7 @@ class Engine:
         """Do the first part of a turn: receive, plan and launch. Nothing that a step brings is seen in it.
 
         Returns:
-            Whether the turn goes on with `finish`, as the oldest step in flight is to be waited for.
+            Whether the turn continues with `finish`, as the oldest step in flight is to be waited for.
         """
         if self.feed is not None:
             self.feed.flush()  # first, as the engine may sleep now, or has not begun

@@ -2,7 +2,7 @@
 
 A tick says that the thread reached a certain point. It ticks once a turn of the loop, once a layer, and every second
 while it waits. A thread that loops for ever in C, waits for a lock or was stopped ticks no more, even if the rest of
-its process goes on. Before its first step, while the model loads, it reports how far it is.
+its process continues. Before its first step, while the model loads, it reports how far it is.
 """
 
 from __future__ import annotations

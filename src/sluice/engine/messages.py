@@ -46,7 +46,7 @@ class Stats:
     last_step: StepRecord | None
     """The step that ended last; None before the first one."""
     totals: Totals = field(default_factory=Totals)
-    """Since the engine began."""
+    """Counts since the engine began."""
     queued_prefill_tokens: int = 0
     """Prompt tokens that are neither computed nor in its cache, of all requests."""
     prompts: tuple[PromptProgress, ...] = ()
@@ -80,7 +80,7 @@ class Compiled:
 
     request_id: int
     error: str | None = None
-    """Why it cannot be used."""
+    """Why the grammar cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)

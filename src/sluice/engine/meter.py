@@ -74,7 +74,7 @@ class ItlTotals(NamedTuple):
     margin: float
     """Predicted time of the latest step at the quantile over its prediction."""
     regimes: dict[Regime, PaceTotals]
-    """By the kind of step (`PredictedStep.regime`)."""
+    """Steps by their kind (`PredictedStep.regime`)."""
     late: tuple[int, ...]
     """Steps with streams that took longer than a feasible target, by more than each of `LATE_BY`."""
     infeasible: int
@@ -93,7 +93,7 @@ class GrammarTotals(NamedTuple):
     evicted: int = 0
     """Compiled grammars that were dropped to make room."""
     seconds: float = 0.0
-    """Spent compiling."""
+    """Seconds spent compiling."""
 
     def events(self) -> dict[str, float]:
         """Return the counts by a name for each."""
@@ -119,9 +119,9 @@ class RingTotals(NamedTuple):
 
     bytes: int = 0
     seconds: float = 0.0
-    """Spent loading."""
+    """Seconds spent loading."""
     waited: float = 0.0
-    """Seconds in which a chunk could not go on because its blocks had not come."""
+    """Seconds in which a chunk could not continue because its blocks had not come."""
     bounds_bytes: int = 0
     """What a sparse policy keeps of pages now."""
 
@@ -132,13 +132,13 @@ class Totals(NamedTuple):
     steps: int = 0
     failed_steps: int = 0
     decode_tokens: int = 0
-    """One for each decode row."""
+    """Tokens decoded, one for each decode row."""
     prefill_chunks: int = 0
     prefill_tokens: int = 0
     blocks: int = 0
     """Blocks that were filled in, by a model that does."""
     passes: int = 0
-    """Passes that these took."""
+    """Passes that these blocks took."""
     bound_by: tuple[int, ...] = ()
     """Steps by the limit that bound them, in the order of `Bound`."""
     itl: ItlTotals | None = None
@@ -148,13 +148,13 @@ class Totals(NamedTuple):
     step_seconds: Tally | None = None
     """Time in the runner for a step."""
     queue_seconds: Tally | None = None
-    """From a request's arrival to the launch of its first step."""
+    """Seconds from a request's arrival to the launch of its first step."""
     prefill_seconds: Tally | None = None
-    """From that launch to its first token, or its embedding."""
+    """Seconds from the launch of its first step to its first token, or its embedding."""
     decode_seconds: Tally | None = None
-    """From its first token to its end."""
+    """Seconds from its first token to its end."""
     inference_seconds: Tally | None = None
-    """From the launch of its first step to its end, if it got a token or its embedding."""
+    """Seconds from the launch of its first step to its end, if it got a token or its embedding."""
     grammars: GrammarTotals = GrammarTotals()
     drafts: DraftTotals = DraftTotals()
     prefill_squares: int = 0
@@ -173,7 +173,7 @@ class _Times:
     first: float | None = None
 
 
-class PaceMeter:
+class ItlMeter:
     """Compares how long steps took with what was predicted."""
 
     def __init__(self) -> None:
@@ -233,7 +233,7 @@ class Meter:
         self._steps = self._failed = self._decodes = self._chunks = self._prefill = self._blocks = self._passes = 0
         self._squares, self._products = 0, 0.0
         self._bound_by = dict.fromkeys(Bound, 0)
-        self._pace = PaceMeter()
+        self._itl = ItlMeter()
         self._drafts = DraftMeter()
         self._prompts = PromptMeter()
         self._tokens = Histogram(STEP_TOKENS)
@@ -279,7 +279,7 @@ class Meter:
         self._tokens.add(tokens)
         self._step_seconds.add(times.launch_seconds + times.wait_seconds)
         if plan.pace is not None and not failed:
-            self._pace.ended(plan.pace, times.micros, has_streams=decodes > 0)
+            self._itl.ended(plan.pace, times.micros, has_streams=decodes > 0)
 
     def sent(self, outputs: Sequence[Output], now: float) -> None:
         """Count outputs that are about to be sent."""
@@ -324,7 +324,7 @@ class Meter:
             prefill_seconds=self._to_first.tally(),
             decode_seconds=self._to_end.tally(),
             inference_seconds=self._inference.tally(),
-            itl=self._pace.totals(),
+            itl=self._itl.totals(),
             drafts=self._drafts.totals(),
             blocks=self._blocks,
             passes=self._passes,

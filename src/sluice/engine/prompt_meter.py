@@ -36,8 +36,8 @@ class _Prompt:
         """Tokens, -1 before the first step; `cached` are those that were there before it."""
         self.began_at = 0.0
         self.sums = (0.0, 0.0, 0.0, 0.0, 0.0)
-        """Of x x, x y, y y, x t and y t, where x is what was read since the beginning, y the same of the squares, and t
-        the seconds that it took."""
+        """Sums of x x, x y, y y, x t and y t, where x is what was read since the beginning, y the same of the squares,
+        and t the seconds that it took."""
 
     def begin(self, cached: int, now: float) -> None:
         self.read = self.cached = float(cached)
@@ -77,7 +77,7 @@ class PromptMeter:
 
     def __init__(self) -> None:
         self._open: dict[int, _Prompt] = {}
-        """By the ids of their requests."""
+        """Prompts by the ids of their requests."""
 
     def planned(self, plan: BatchPlan, now: float) -> None:
         """Note what a plan begins, which is about to be launched. A request that was preempted begins again."""

@@ -14,7 +14,7 @@ from sluice.engine.trace import StepTimes
 from sluice.types import BatchPlan, BatchResult, Bound, ChunkSlice, Occupancy, Tier
 
 REPORT_SECONDS = 0.25
-"""Between two reports while steps run: each costs the server a message."""
+"""Seconds between two reports while steps run: each costs the server a message."""
 MOST_STEPS = 64
 """Most steps of one report."""
 ONE_EACH = frozenset({1})
@@ -108,7 +108,7 @@ class StepWatch:
         return bool(self._steps)
 
     def is_due(self, now: float) -> bool:
-        """Return whether they should be reported now, although steps go on."""
+        """Return whether they should be reported now, although steps continue."""
         late = now - self._reported_at >= REPORT_SECONDS or len(self._steps) >= MOST_STEPS
         return late and self.has_steps
 

@@ -151,7 +151,7 @@ class PacingLog:
     def __init__(self, inner: TraceSink) -> None:
         self._inner = inner
         self._infeasible = 0
-        """Steps in a row."""
+        """Infeasible steps in a row."""
         self._has_warned = False
 
     @property

@@ -1,6 +1,6 @@
 """Transfer: how pages of a prompt get from the engine that computed them to another one.
 
-The engine that computed a prompt *offers* its pages: it says where they lie. The offer travels with the request. The
+The engine that computed a prompt *offers* its pages: it says where they are. The offer travels with the request. The
 other engine *takes* them: they become nodes of its prefix tree on a tier behind the device, and the request loads them
 as it would load its own. Neither waits for a page to move.
 """
@@ -66,7 +66,7 @@ class Handover:
         self._answer = answer
         self._transfer: Transfer = transfer or NoTransfer()
         self._intakes: deque[tuple[int, Intake]] = deque()
-        """By the query that asked for each."""
+        """Intakes under way, oldest first, each with the id of the query that asked for it."""
 
     @property
     def is_busy(self) -> bool:

@@ -1,4 +1,4 @@
-"""A fleet: replicas of a server on Ray Serve, and an ingress that sends each request to where its prefix lies."""
+"""A fleet: replicas of a server on Ray Serve, and an ingress that sends each request to where its prefix is."""
 
 from __future__ import annotations
 

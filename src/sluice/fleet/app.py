@@ -24,12 +24,12 @@ MOST_CALLS = 1 << 16
 DRAIN_LOOK_SECONDS = 0.5
 START_ATTEMPTS = 3
 HEALTH_SECONDS = 2.0
-"""Between two questions whether a replica still has an engine. Ray replaces it after three bad answers."""
+"""Seconds between two checks that a replica still has an engine. Ray replaces it after three that fail."""
 UPDATE_SECONDS = 3600.0
-"""For which those that an update or the autoscaler replaces finish what runs."""
+"""Seconds that a replica has to finish its requests when an update or the autoscaler replaces it."""
 QUEUED_TOKENS, DOWN_SECONDS = 8192, 120.0
-UP_SECONDS, TELL_SECONDS = 4.0, 2.0
-"""For how long more replicas must be wanted; between two reports of a replica to Ray."""
+UP_SECONDS, REPORT_SECONDS = 4.0, 2.0
+"""Seconds for which more replicas must be wanted, and seconds between two reports of a replica to Ray."""
 
 
 def build_app(args: Mapping[str, Any]) -> Any:
@@ -124,8 +124,8 @@ def numbers(fleet: FleetOptions) -> dict[str, Any]:
         "max_replicas": fleet.max_replicas,
         "upscale_delay_s": UP_SECONDS,
         "downscale_delay_s": DOWN_SECONDS if down is None else down,
-        "metrics_interval_s": TELL_SECONDS,
-        "look_back_period_s": 2 * TELL_SECONDS,
+        "metrics_interval_s": REPORT_SECONDS,
+        "look_back_period_s": 2 * REPORT_SECONDS,
         "policy": {"policy_function": "sluice.fleet.scaling:ScalingPolicy", "policy_kwargs": rules},
     }
     return {"autoscaling_config": scaling}

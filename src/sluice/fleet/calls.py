@@ -28,11 +28,11 @@ class Sent:
     sent_at: float
     """When it was sent, by the clock of the ingress."""
     submit: bytes
-    """In the form of `wire`."""
+    """The request, encoded as a message of `wire`."""
     offer: bytes = b""
-    """Where pages of its prompt lie (`handover.encode_offer`); empty: the replica has what it has."""
+    """Where pages of its prompt are stored (`handover.encode_offer`); empty: the replica uses what it has."""
     hands_over: bool = False
-    """It goes on elsewhere after its first token."""
+    """It continues on another replica after its first token."""
 
     def request(self, now: float) -> Submit:
         """Return the request, with its moments by the clock of the replica's machine.
@@ -59,8 +59,8 @@ class ReplicaCall:
         chooser: chooses its replica.
         now: returns seconds of this machine, as the request counts them.
         avoid: keys of the replicas that have lost the request.
-        offer: where pages of its prompt lie that another replica has computed.
-        hands_over: it goes on elsewhere after its first token.
+        offer: where pages of its prompt are stored that another replica has computed.
+        hands_over: it continues on another replica after its first token.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ReplicaCall:
         self._now = now
         self._offer = offer
         self._digests: dict[int, Sequence[bytes]] = {}
-        """By the size of a page."""
+        """Digests of the prompt's pages, by page size."""
 
     @property
     def num_tokens(self) -> int:
@@ -97,8 +97,8 @@ class ReplicaCall:
         return None
 
     def digests(self, page_size: int) -> Sequence[bytes]:
-        """They are kept: whether the prompt is computed apart, and where, are two questions, and all streams wait for a
-        long prompt to be hashed."""
+        """They are kept: whether a prefill replica computes the prompt, and which, are two questions, and all streams
+        wait for a long prompt to be hashed."""
         if page_size not in self._digests:
             tokens = self.request.prompt + self.request.output_ids
             self._digests[page_size] = tuple(page_digests(tokens, page_size, self.extra_key))
@@ -120,7 +120,7 @@ class ReplicaTarget:
     """Says which replica a question goes to. Pickled, it is nothing.
 
     Args:
-        chooser: is told which replicas run; None: there is none yet.
+        chooser: learns which replicas run; None: there is none yet.
         key: of the replica; "": any.
         version: of the replica; "": any.
     """

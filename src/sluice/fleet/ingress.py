@@ -45,7 +45,7 @@ from sluice.routing.dispatch import Dispatcher
 from sluice.routing.policies import RouterOptions, make_policy
 
 LOOK_SECONDS = 1.0
-"""Between two looks at what replicas have to do."""
+"""Seconds between two looks at what replicas have to do."""
 LEAST_PATIENCE = 5.0
 """Seconds that a request waits for a replica, however short `--restart-timeout` is: a busy machine needs some."""
 
@@ -147,7 +147,7 @@ def host_tokens(ready: Ready) -> int:
 
 def tokenizer_folder(plan: FleetPlan, ready: Ready) -> Path:
     """Return the folder of the tokenizer on this machine, which may not be that of a replica."""
-    from sluice.models.hub import BUNDLED, resolve_checkpoint
+    from sluice.models.hub import resolve_checkpoint
 
     if (folder := Path(ready.tokenizer_folder)).is_dir():
         return folder
@@ -155,7 +155,7 @@ def tokenizer_folder(plan: FleetPlan, ready: Ready) -> Path:
     cache = None if model.download_dir is None else Path(model.download_dir)
     if model.tokenizer is not None:
         return resolve_checkpoint(model.tokenizer, cache=cache, weights=False)
-    return resolve_checkpoint(model.model or str(BUNDLED), revision=model.revision, cache=cache, weights=False)
+    return resolve_checkpoint(model.model, revision=model.revision, cache=cache, weights=False)
 
 
 def ip_address_of(host: str) -> str:

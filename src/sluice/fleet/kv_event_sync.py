@@ -57,7 +57,7 @@ class KvEventLog:
     def __init__(self, most_kept: int = MOST_KEPT) -> None:
         self._most_kept = most_kept
         self._held: dict[Tier, dict[bytes, None]] = {}
-        """In the order in which they were stored."""
+        """Digests by tier, in the order in which their pages were stored."""
         self._changes: deque[PageEvent] = deque()
         self._num_kept = 0
         self._following = 0

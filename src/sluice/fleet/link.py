@@ -1,11 +1,11 @@
 """FleetLink: what the ingress's client sends to in place of an engine. It sends each request to a replica.
 
 A replica may be lost at any moment: its process or its machine ends, it is replaced, its engine cannot be started. The
-client has the prompt and all that was delivered, so the request goes on at another replica of the same model, as it
+client has the prompt and all that was delivered, so the request continues on another replica of the same model, as it
 does in another engine of one server.
 
-Where prompts are computed apart, a request goes to a prefill replica for its first token, and from there to a replica
-that decodes, with the place where the prompt's pages lie; if that fails, to one that does both.
+With disaggregated prefill, a request goes to a prefill replica for its first token, and from there to a replica
+that decodes, with the place of the prompt's pages; if that fails, to one that does both.
 
 Everything here runs in the event loop.
 """
@@ -41,8 +41,8 @@ MAX_LOSSES = 10
 """Replicas that may be lost one after the other with a request that gets no token from any of them."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds before a request is sent again."""
-APART_SECONDS = 2.0
-"""For a prefill replica to take a request, which waits no longer where it can be computed as well."""
+PREFILL_SECONDS = 2.0
+"""Seconds that a prefill replica has to take a request. After them a replica that decodes computes the prompt."""
 LOG_SECONDS = 5.0
 NO_QUERY = 0
 NO_REPLICA = "no replica answers"
@@ -71,7 +71,7 @@ class FleetLink:
     """Sends requests to replicas, and what comes back to the client.
 
     Args:
-        state: is told whether replicas serve.
+        state: receives whether replicas serve.
         patience: seconds for which a request without a new token is sent again and again, or waits for a replica that
             takes it, before it fails.
         sleep: waits, in seconds.
@@ -96,7 +96,7 @@ class FleetLink:
         self._sleep = sleep
         self._apart = apart
         self._offers: dict[int, bytes] = {}
-        """Where the pages of requests lie that prefill replicas have handed over, until they are sent on.
+        """Where the pages are stored that prefill replicas have handed over, by request, until the request is sent on.
         Empty: nowhere, and the request is not to go to a prefill replica again."""
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._losses: dict[int, _Losses] = {}
@@ -146,22 +146,22 @@ class FleetLink:
 
     async def _look(self) -> None:
         """Tell the chooser what replicas have to do, and note whether any serves. Prefill replicas alone do not."""
-        answers, decodes = await self._told(flush=False)
+        answers, decodes = await self._reports(flush=False)
         if decodes:
             self._state.serving(None, self._state.disabled_tiers)
         else:
             self._state.away(NO_REPLICA)
         self.totals.update(answers, NO_QUERY)
 
-    async def _told(self, *, flush: bool) -> tuple[dict[str, Stats], bool]:
+    async def _reports(self, *, flush: bool) -> tuple[dict[str, Stats], bool]:
         """Return the state of each replica that answers, and whether one that decodes does. Tell the choosers."""
         sides = [(self._replicas, self._chooser)]
         if self._apart is not None:
             sides.append((self._apart.replicas, self._apart.chooser))
-        answers = await asyncio.gather(*(self._told_by(*side, flush=flush) for side in sides))
+        answers = await asyncio.gather(*(self._ask_all(*side, flush=flush) for side in sides))
         return {key: each.stats for answer in answers for key, each in answer.items()}, bool(answers[0])
 
-    async def _told_by(self, replicas: Replicas, chooser: ReplicaRouter, *, flush: bool) -> Mapping[str, ReplicaReport]:
+    async def _ask_all(self, replicas: Replicas, chooser: ReplicaRouter, *, flush: bool) -> Mapping[str, ReplicaReport]:
         asked_at = self._client.now()
         answers = await replicas.ask(chooser, flush=flush)
         chooser.told(answers, asked_at)
@@ -223,7 +223,7 @@ class FleetLink:
         now = self._client.now()
         losses = self._losses.get(call.request.request_id)
         since = now if losses is None else losses.since
-        patience = min(self._patience, APART_SECONDS) if call.hands_over else self._patience
+        patience = min(self._patience, PREFILL_SECONDS) if call.hands_over else self._patience
         until = min([since + patience, *(at for at, _ in deadlines_of(call.request))])
         try:
             async with asyncio.timeout(None) as limit:
@@ -268,7 +268,7 @@ class FleetLink:
             raise ReplicaLost("its stream ended before the request did")
 
     def _offer_of(self, offered: PagesOffered) -> bytes:
-        """Return where the pages of a prompt lie that was computed apart; empty if they cannot be handed over."""
+        """Return where the pages of a prefilled prompt are stored; empty if they cannot be handed over."""
         assert self._apart is not None, f"{offered} from a replica that decodes"
         if offered.offer is not None:
             return encode_offer(offered.offer)
@@ -303,9 +303,9 @@ class FleetLink:
         self._client.resend(request_id)
 
     async def _ask(self, message: QueryStats | FlushCache) -> None:
-        """Answer a question, with what was told last if replicas' answers are of no use."""
+        """Answer a question, with the last reports if replicas' answers are of no use."""
         try:
-            answers, _ = await self._told(flush=isinstance(message, FlushCache))
+            answers, _ = await self._reports(flush=isinstance(message, FlushCache))
             total = self.totals.update(answers, message.query_id)
         except Exception as error:  # noqa: BLE001 - a question must have an answer
             self._unseen.warn(LOGGER, f"the state of the replicas is not known: {error!r}")

@@ -20,7 +20,7 @@ from sluice.types import Submit
 
 LOGGER = logging.getLogger("sluice.fleet")
 STORING_SECONDS = 0.5
-"""For the pages of a prompt to be stored, before it is handed over without those that are not."""
+"""Seconds to wait until the pages of a prompt are stored, before it is handed over without those that are not."""
 
 
 class ReplicaServer:
@@ -42,10 +42,10 @@ class ReplicaServer:
         self._pages = pages
 
     async def stream(self, data: bytes) -> AsyncGenerator[bytes, None]:
-        """Serve a request, and yield its outputs, or why this replica cannot go on with it, in the form of `wire`.
+        """Serve a request, and yield its outputs, or why this replica cannot continue it, in the form of `wire`.
 
-        A request that is to be handed over ends with its first token, or goes on elsewhere: then it is followed by the
-        place of its pages (`PagesOffered`).
+        A request that is to be handed over ends with its first token, or continues elsewhere: then the place of its
+        pages follows (`PagesOffered`).
 
         To close the generator aborts the request.
 
@@ -80,7 +80,7 @@ class ReplicaServer:
             inbox.close()
 
     async def _offer(self, request: Submit) -> PagesOffered:
-        """Return where the pages of a computed prompt lie.
+        """Return where the pages of a computed prompt are stored.
 
         Raises:
             EngineGone: the engine died.

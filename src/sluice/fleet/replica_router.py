@@ -22,7 +22,7 @@ from sluice.routing.occupancy import ObservedOccupancy, PrefillSpeed
 
 LOGGER = logging.getLogger("sluice.fleet")
 AVOID_SECONDS = 5.0
-"""For which a replica that has lost a request gets others only if there is nowhere else to send them."""
+"""Seconds for which a replica that has lost a request gets others only if there is nowhere else to send them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +150,12 @@ class ReplicaRouter:
             attempt.key, attempt.is_sent = key, True
 
     def first_wanted(self, key: str) -> int:
-        """Return the number of the first change of a replica's cache that is not known (`page_news`)."""
+        """Return the number of the first change of a replica's cache that is not known (`kv_event_sync`)."""
         with self._lock:
             return self._following.get(key, EVERYTHING)
 
     def told(self, answers: Mapping[str, ReplicaReport], asked_at: float) -> None:
-        """Take what replicas tell of themselves.
+        """Take what replicas report of themselves.
 
         Args:
             answers: by key, of all that answer.
@@ -208,7 +208,7 @@ class ReplicaRouter:
             self._close(attempt)
 
     def lost(self, attempt: ReplicaAttempt) -> None:
-        """Note that the replica of a request cannot go on with it: other requests are sent elsewhere for some time, and
+        """Note that the replica of a request cannot continue it: other requests are sent elsewhere for some time, and
         what was in its cache counts for nothing."""
         with self._lock:
             self._close(attempt)

@@ -16,13 +16,13 @@ from sluice.process.wire import Ready, WireError, decode
 
 LOGGER = logging.getLogger("sluice.fleet")
 ASK_SECONDS = 5.0
-"""For a replica to tell its state."""
+"""Seconds that a replica has to report its state."""
 INTRODUCTION_PAUSE = 0.5
 """Seconds until a replica of the own version is looked for again."""
 
 
 class ReplicaLost(Exception):
-    """A replica cannot go on with a request; the message says why."""
+    """A replica cannot continue a request; the message says why."""
 
 
 class Replicas:
@@ -63,7 +63,7 @@ class Replicas:
         To close the generator aborts the request.
 
         Raises:
-            ReplicaLost: the replica cannot go on.
+            ReplicaLost: the replica cannot continue.
         """
         frames = self._streams.remote(call)
         is_over = False
@@ -79,17 +79,17 @@ class Replicas:
                 frames.cancel()
 
     async def ask(self, chooser: ReplicaRouter, *, flush: bool) -> Mapping[str, ReplicaReport]:
-        """Return what each replica that answers tells of itself, by key.
+        """Return what each replica that answers reports of itself, by key.
 
         Args:
-            chooser: knows which may serve, and what it was told before.
+            chooser: knows which may serve, and what they reported before.
             flush: let them forget what is cached and not in use, first.
         """
         keys = chooser.replicas or [""]  # to ask any one tells the chooser which there are
         answers = await asyncio.gather(
             *(self._ask(ReplicaTarget(chooser, key), flush, chooser.first_wanted(key)) for key in keys)
         )
-        return {key: told for answer in answers for key, told in answer.items()}
+        return {key: report for answer in answers for key, report in answer.items()}
 
     async def _ask(self, target: ReplicaTarget, flush: bool, first: int) -> dict[str, ReplicaReport]:
         try:

@@ -10,9 +10,9 @@ from sluice.assembly.ranks import layout_of
 from sluice.config import ConfigError, EngineConfig
 
 Resources = Mapping[str, float]
-"""By Ray's names."""
+"""Amounts of resources, by Ray's names."""
 UNITS = 10_000
-"""Ray counts resources in whole parts of one, so many."""
+"""Parts of one resource that Ray counts in: it has no smaller ones."""
 
 
 def cores_of_rank(engine: EngineConfig, cores: float, replicas: int) -> float:

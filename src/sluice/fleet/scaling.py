@@ -1,8 +1,8 @@
 """How many replicas a fleet needs, from what each of them has to do.
 
 The number follows the prompt tokens that wait and the share of its slots that each replica uses, as in Kubernetes'
-autoscaler: so many replicas that each would have what it is to have. A fleet whose replicas cannot keep the ITL target
-gets one more.
+autoscaler: as many replicas as bring each to its intended share. A fleet whose replicas cannot keep the ITL target
+scales up by one.
 """
 
 from __future__ import annotations
@@ -98,16 +98,16 @@ class ScalingPolicy:
             context: `ray.serve.config.AutoscalingContext`.
         """
         loads = loads_of(context.raw_metrics or {}, context.running_replicas)
-        if not loads or len(loads) < len(context.running_replicas):  # one has not told yet
+        if not loads or len(loads) < len(context.running_replicas):  # one has not reported yet
             return context.target_num_replicas, {}
         return wanted(loads, self._rules), {}
 
 
 def loads_of(metrics: Mapping[str, Mapping[Any, Sequence[Any]]], replicas: Sequence[Any]) -> list[ReplicaLoad]:
-    """Return the latest loads of the replicas that have told them.
+    """Return the latest loads of the replicas that have reported them.
 
     Args:
-        metrics: by name and replica, what was told, oldest first (`TimeStampedValue`).
+        metrics: by name and replica, what was reported, oldest first (`TimeStampedValue`).
     """
     names = ReplicaLoad.__slots__
     return [

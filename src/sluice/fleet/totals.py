@@ -13,7 +13,7 @@ from sluice.types import Occupancy, TierUse
 
 NOTHING = Occupancy(running=0, waiting=0, free_pages=0, cached_pages=0, total_pages=0)
 MOST_SILENT = 256
-"""Replicas that do not answer whose counts are kept apart, so that they may answer again."""
+"""Replicas that do not answer whose counts are kept separately, so that they may answer again."""
 
 
 class FleetTotals:
@@ -22,9 +22,9 @@ class FleetTotals:
 
     def __init__(self) -> None:
         self.latest: Mapping[str, Stats] = {}
-        """As the replicas that answered last time did."""
+        """State of each replica that answered last time, by key."""
         self._last: dict[str, Stats] = {}
-        """The last answers of all, by key; the one that came the longest ago is the first."""
+        """Last answer of every replica, by key, the oldest first."""
         self._gone = Stats(0, NOTHING, None)
         self._past, self._past_of = self._gone, list[str]()
         """What those that are gone and some silent replicas have counted. These become many, and change rarely."""

@@ -1,6 +1,6 @@
 """The page files through which prefill replicas hand prompts over: one for each, in a folder that all replicas see.
 
-A file outlives its replica, which may be killed, and the next one takes it, with the prefixes that lie in it. So there
+A file outlives its replica, which may be killed, and the next one takes it, with the prefixes that are in it. So there
 are never more files than there were prefill replicas at once.
 
 The folder may be shared with other users, as /dev/shm is: their files are left alone, and no link is followed.

@@ -64,7 +64,8 @@ from sluice.text.tokenizer import TokenizerError
 
 LOGGER = logging.getLogger("sluice.server")
 SWITCH_SECONDS = 0.001
-"""Until a thread that computes lets the event loop go on: a fifth of Python's, since an answer takes several turns."""
+"""Seconds until a thread that computes lets the event loop run: a fifth of Python's, since an answer takes several
+turns."""
 EXIT_FAILED, EXIT_USAGE = 1, 2
 CANCEL_SECONDS = 1
 """Time after which the engine's task is cancelled again."""

@@ -1,6 +1,6 @@
 """Events: what the prefix cache has stored and given up, for those who keep a picture of it elsewhere.
 
-A router that takes every event knows which pages lie on which tier. An event names pages by their digests (`digests`),
+A router that takes every event knows which pages are on which tier. An event names pages by their digests (`digests`),
 and a stored page comes with its tokens and the page before it, so that the picture can be a tree as well.
 """
 
@@ -15,7 +15,7 @@ from sluice.types import Tier
 
 @dataclass(frozen=True, slots=True)
 class PagesStored:
-    """Pages that lie on a tier from now on, each behind the one before it."""
+    """Pages that are on a tier from now on, each behind the one before it."""
 
     parent: bytes | None
     """Digest of the page before the first of them; None if it begins a context."""
@@ -24,13 +24,13 @@ class PagesStored:
     """The tokens of all of them, `page_size` each."""
     page_size: int
     extra_key: str
-    """Their namespace."""
+    """Namespace of the pages."""
     tier: Tier
 
 
 @dataclass(frozen=True, slots=True)
 class PagesRemoved:
-    """Pages that no longer lie on a tier. They may lie on others."""
+    """Pages that are no longer on a tier. They may be on others."""
 
     digests: tuple[bytes, ...]
     tier: Tier
@@ -38,7 +38,7 @@ class PagesRemoved:
 
 @dataclass(frozen=True, slots=True)
 class PagesCleared:
-    """No page lies anywhere any more. Those that were in use follow as `PagesStored`."""
+    """No tier holds a page any more. Those that were in use follow as `PagesStored`."""
 
 
 PageEvent = PagesStored | PagesRemoved | PagesCleared
@@ -48,10 +48,10 @@ class NoEvents:
     """Collects nothing. `EventLog` overrides every method."""
 
     def stored(self, node: Node, tier: Tier) -> None:
-        """Note that a node lies on a tier now. Nodes before it have been noted, on some tier at some time."""
+        """Note that a node is on a tier now. Nodes before it have been noted, on some tier at some time."""
 
     def removed(self, node: Node, tier: Tier) -> None:
-        """Note that a node lies on a tier no longer, or that it has left the tree."""
+        """Note that a node is no longer on a tier, or that it has left the tree."""
 
     def cleared(self, left: Iterable[Node], order: Iterable[Tier]) -> None:
         """Note that all nodes but `left`, parents before children, have left the tree.
@@ -77,7 +77,7 @@ class EventLog(NoEvents):
         self._run: list[Node] = []
         """Nodes of the event that is being made."""
         self._tier = Tier.DEVICE
-        """The tier on which the pages lie."""
+        """The tier on which the pages are."""
         self._is_stored = False
         """Whether its nodes were stored."""
 

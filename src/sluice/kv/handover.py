@@ -1,7 +1,7 @@
 """Handover: a prompt whose pages one engine computed, and another one loads.
 
 The pages are stored on the disk tier of the first engine, as all its pages are. The second one makes them nodes of its
-prefix tree that lie on a tier of its own, which holds nothing else (`write_policy` never). A request that needs them
+prefix tree that are on a tier of its own, which holds nothing else (`write_policy` never). A request that needs them
 loads them as it would load its own, under the checksums of the stores: a page that cannot be read, or is not what was
 stored, is computed again.
 """
@@ -25,11 +25,11 @@ class Placed(NamedTuple):
     page: int
     """The page of this engine's tier that it is copied to."""
     stored: StoredPage
-    """As the other engine has stored it."""
+    """The page as the other engine has stored it."""
 
 
 def stored_pages(kv: KVManager, tokens: Sequence[int], extra_key: str) -> tuple[StoredPage, ...]:
-    """Return the full pages of a context that lie on the disk, from its beginning on, up to the first that does not.
+    """Return the full pages of a context that are on the disk, from its beginning on, up to the first that is not.
 
     Raises:
         ValueError: a token id that is none.
@@ -73,7 +73,7 @@ class Taking:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the context, from the beginning on, whose pages lie on the tier now."""
+        """Tokens of the context, from the beginning on, whose pages are on the tier now."""
         return len(self._path) * self._page_size
 
     def go_on(self, most: int) -> list[Placed]:

@@ -39,7 +39,7 @@ class LowerTiers:
         """Note that a node has a page of the device now."""
 
     def keeps(self, node: Node) -> bool:
-        """Return whether a node whose page is about to be taken lies on a tier, or soon will."""
+        """Return whether a node whose page is about to be taken is on a tier, or soon will be."""
         return False
 
     def removed(self, node: Node) -> None:
@@ -51,7 +51,7 @@ class LowerTiers:
     # For the cached prefixes of resident requests
 
     def attach(self, tree: PrefixTree) -> None:
-        """Set the tree whose nodes lie here; called once."""
+        """Set the tree whose nodes are here; called once."""
 
     def used(self, path: Sequence[Node]) -> None:
         """Note that these nodes were taken from the cache."""
@@ -153,7 +153,7 @@ class LowerTiers:
         raise AssertionError(f"there is no tier for page {index} of {owner}")
 
     def readable(self, nodes: Iterator[Node], tier: Tier) -> list[Node]:
-        """Return the first of these nodes, as many as lie on a tier."""
+        """Return the first of these nodes, as many as are on a tier."""
         return []
 
     def read(self, nodes: Sequence[Node], tier: Tier) -> list[int]:
@@ -174,10 +174,10 @@ class LowerTiers:
         """Make an offloaded request's page the node behind a path that it reads. It reads the node from now on.
 
         Returns:
-            None if the path has left the tree, or a node of these tokens lies on the tier already.
+            None if the path has left the tree, or a node of these tokens is on the tier already.
         """
         return None
 
     def behind(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier) -> Node | None:
-        """Return the node of these tokens behind a path that is read, if it lies on the tier."""
+        """Return the node of these tokens behind a path that is read, if it is on the tier."""
         return None

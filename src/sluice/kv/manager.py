@@ -28,7 +28,7 @@ class Lease(Protocol):
     A lease has a kind, which `scheduler/admission.py` chooses when the request gets its slot:
 
         ResidentLease   all of the context is on the device; a cached prefix may be loaded from a tier first
-        OffloadLease    the context lies on a tier, and a window of it on the device
+        OffloadLease    the context is on a tier, and a window of it on the device
 
     The scheduler asks the lease and never its kind. A new kind implements this protocol.
     """

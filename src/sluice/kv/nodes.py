@@ -1,4 +1,4 @@
-"""Nodes of the prefix tree: where each lies, and the name of its page."""
+"""Nodes of the prefix tree: where each is, and the name of its page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TierCopies:
         self.is_loading = False
         """The copies are being read, to bring the node to the device: they may not be given up."""
         self.readers = 0
-        """Offloaded requests that read the node where it lies: its copies may not be given up."""
+        """Offloaded requests that read the node where it is: its copies may not be given up."""
         self.is_suspect = False
         """A request that read the copies failed: no other may read them, and they are given up when none reads them."""
         self.hits = 0
@@ -59,7 +59,7 @@ class Node:
         self.key = key
         """The node's tokens as bytes; the namespace, for a root."""
         self.page = page
-        """Page of the device; NOWHERE: it lies on other tiers alone, or has left the tree."""
+        """Page of the device; NOWHERE: it is on other tiers alone, or has left the tree."""
         self.parent = parent
         self.children: dict[bytes, Node] = {}
         self.resident = 0
@@ -103,7 +103,7 @@ def digest_of(node: Node) -> bytes:
 
 
 def namespace_of(node: Node) -> str:
-    """Return the extra key under which a node lies. Takes time for each of its ancestors."""
+    """Return the extra key under which a node is cached. Takes time for each of its ancestors."""
     while node.parent is not None:
         node = node.parent
     return node.key.decode()

@@ -1,7 +1,7 @@
-"""Offloaded contexts: they lie on a tier behind the device, beside cached pages and shared with them.
+"""Offloaded contexts: they are on a tier behind the device, beside cached pages and shared with them.
 
     pages of the context   0 ........... stored ........... sent ........... computed ........... scheduled
-    where they lie         on the tier,  on both, the       on the device    being written
+    where they are         on the tier,  on both, the       on the device    being written
                            read there    store on its way   alone
 
 An offloaded request reserves all its pages on the tier, and a *window* of pages on the device, before it begins. It
@@ -13,7 +13,7 @@ A long context has so many pages that to find and reserve them all at once would
 *opened* over several steps, one lease at a time: first the pages of the cached prefix, which are held as they are
 found, then its own. The pages of a lease that is over are given back over several steps as well.
 
-The cached beginning of a prompt is read where it lies. What a request computes goes to private pages of the tier. A
+The cached beginning of a prompt is read where it is. What a request computes goes to private pages of the tier. A
 page becomes a node of the prefix tree as soon as it is stored, unless the tree has one of the same tokens already;
 then other requests find it, and its own request reads it like the nodes that it found.
 """
@@ -65,7 +65,7 @@ class OffloadLease:
         self.known = 0
         """Pages of `row` that the runner knows."""
         self.bases: deque[int] = deque()
-        """For each slice in flight, the first page that it reads on the device."""
+        """First page that each slice in flight reads on the device, oldest slice first."""
         self.has_slot = False
         """A plan has opened the request's slot."""
         self.error: str | None = None
@@ -102,7 +102,7 @@ class OffloadLease:
 
     @property
     def first_held(self) -> int:
-        """The first page of the context that lies on the device."""
+        """The first page of the context that is on the device."""
         return min(self.stored, self.bases[0]) if self.bases else self.stored
 
     @property
@@ -157,7 +157,7 @@ class OffloadLease:
         self._pool.forget(path)
 
     def lose(self, page: int) -> None:
-        """Note that a page of the tier cannot be read. It leaves the cache at once, with what lies behind it."""
+        """Note that a page of the tier cannot be read. It leaves the cache at once, with what is behind it."""
         self.lost = self.row.index(page)
         self._pool.lose(self, self.lost)
 
@@ -384,7 +384,7 @@ class OffloadPool:
         self._pool.give(self._tree.forget_below(path))
 
     def _read_duplicate(self, lease: OffloadLease, key: bytes, index: int) -> Node | None:
-        """Read the node of the same tokens, if it lies on the tier, and give up the lease's own page."""
+        """Read the node of the same tokens, if it is on the tier, and give up the lease's own page."""
         tier = self.limits.tier
         node = self._tiers.behind(lease.path, key, lease.extra_key, tier)
         if node is not None:

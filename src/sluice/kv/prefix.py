@@ -8,7 +8,7 @@ So a node's count is at least that of each child, the nodes that no path holds f
 the leaves of these, least recently used first.
 
 With tiers behind the device (`tiers.py`) a node may outlive its page. The ancestors of a node on the device are on the
-device too; below them come nodes that lie on other tiers alone. Paths hold only nodes on the device.
+device too; below them come nodes that are on other tiers alone. Paths hold only nodes on the device.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Keeper(Protocol):
         ...
 
     def keeps(self, node: Node) -> bool:
-        """Return whether a node whose page is about to be taken lies on another tier, or soon will."""
+        """Return whether a node whose page is about to be taken is on another tier, or soon will be."""
         ...
 
     def suspected(self, node: Node) -> None:
@@ -138,8 +138,8 @@ class PrefixTree(PrefixCache):
 
         The path ends before a page whose tokens another request has published first. Rows are never rewritten to the
         shared page, since a step in flight may be reading them, and to hold the shared page beside the request's own
-        would cost two pages for one. If the shared page is evicted meanwhile, the path goes on; else `adopt` sorts out
-        the rest.
+        would cost two pages for one. If the shared page is evicted meanwhile, the path continues; else `adopt` sorts
+        out the rest.
         """
         parent = path[-1] if path else self._root(extra_key)
         for index in range(len(path), count):

@@ -34,7 +34,7 @@ class PrefixCache:
 
     def match_any(self, found: list[Node], tokens: array[int], limit: int, extra_key: str) -> None:
         """Bring `found`, which was matched before or is empty, up to date: the nodes equal to the beginning of
-        `tokens`, at most `limit` tokens, wherever they lie."""
+        `tokens`, at most `limit` tokens, wherever they are."""
 
     def lock(self, path: Sequence[Node]) -> None:
         """Hold every node of a path."""

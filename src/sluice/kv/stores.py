@@ -53,7 +53,7 @@ class Stores:
                 self._want(node)
 
     def keep(self, node: Node) -> bool:
-        """Store a node that is about to leave the device, if the policy says so. Returns whether it lies on a tier, or
+        """Store a node that is about to leave the device, if the policy says so. Returns whether it is on a tier, or
         will."""
         copies = copies_of(node)
         if not copies.is_kept and self._is_worth_storing(copies):

@@ -1,4 +1,4 @@
-"""The pages of the tiers behind the device, and the nodes that lie there."""
+"""The pages of the tiers behind the device, and the nodes that are there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TierPool:
         self.tier = tier
         self.pool = PagePool(num_pages)
         self.checksums = [0] * num_pages
-        """What the store of each page came back with."""
+        """Checksum of each page, as its store returned it."""
         self.private: set[int] = set()
         """Pages that belong to no node: those of offloaded requests."""
         self.unreadable: set[int] = set()
@@ -81,7 +81,7 @@ class TierPool:
 
 
 class TierPages:
-    """Which nodes of the prefix tree lie on which pages of the tiers.
+    """Which nodes of the prefix tree are on which pages of the tiers.
 
     Args:
         events: receives which nodes get and lose a page.
@@ -97,7 +97,7 @@ class TierPages:
 
     @property
     def tree(self) -> PrefixTree:
-        """The tree whose nodes lie here."""
+        """The tree whose nodes are here."""
         assert self._tree is not None, "tiers without a tree"
         return self._tree
 
@@ -156,7 +156,7 @@ class TierPages:
             self.pools[level].offer(parent)
 
     def drop_if_nowhere(self, node: Node) -> None:
-        """Take a node that lies nowhere any more out of the tree."""
+        """Take a node that no tier holds any more out of the tree."""
         if node.page < 0 and not copies_of(node).is_kept:
             self.pools[0].num_lost += 1
             pages = self.tree.drop(node)

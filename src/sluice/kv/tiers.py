@@ -1,14 +1,14 @@
-"""Tiers: which pages lie on the host and on the disk as well, and which copies are to be made.
+"""Tiers: which pages are on the host and on the disk as well, and which copies are to be made.
 
     device   -- store -->   host   -- store -->   disk        by the write policy, or when the tier above is full
     device   <-- load --    host or disk                      for a request that would compute them again
 
-A node of the prefix tree lies on any of them. The rules:
+A node of the prefix tree may be on any of them. The rules:
 
 - A copy counts once it has ended well. A page that was stored is known by the checksum its store came back with.
 - The pages of a load have no other owner, and nothing of it is seen before all its copies have ended. Then the nodes
   before the first failed one get their pages.
-- Each tier gives up what was used least recently, a node after its children; a node that lies nowhere then leaves the
+- Each tier gives up what was used least recently, a node after its children; a node that no tier holds then leaves the
   tree with all below it.
 - What is being read is not given up; what left the tree meanwhile is given up when the reading ends.
 
@@ -39,7 +39,7 @@ class Tiers(LowerTiers):
     Args:
         limits: of one tier at least.
         page_size: tokens of a page.
-        events: receives which nodes come to lie on a tier, and which no longer do.
+        events: receives which nodes come to a tier, and which leave it.
     """
 
     def __init__(self, limits: TierLimits, page_size: int, events: NoEvents = NO_EVENTS) -> None:

@@ -4,7 +4,7 @@
         async for piece in llm.generate("Once", SamplingParams(max_tokens=32)):
             print(piece.text, end="")
 
-It is the server without HTTP: an engine that dies is replaced, and requests go on in the next one.
+It is the server without HTTP: an engine that dies is replaced, and requests continue in the next one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class AsyncLLM:
     """A model in a process of its own. Any number of tasks of one event loop may use it at once.
 
     Args:
-        model: folder or hub id of a Hugging Face checkpoint; None is the bundled model.
+        model: folder or hub id of a Hugging Face checkpoint; None is the default model.
         max_engine_restarts: engines that may follow one that died, within ten minutes.
         factory: makes the engine in its process (`wire.Start.factory`); for tests.
         options: engine options by their flags' names, with underscores (`EngineConfig`).

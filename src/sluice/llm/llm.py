@@ -41,7 +41,7 @@ class LLM:
     """A loaded model.
 
     Args:
-        model: folder or hub id of a Hugging Face checkpoint; None is the bundled model.
+        model: folder or hub id of a Hugging Face checkpoint; None is the default model.
         progress: show a progress bar on stderr while weights load.
         options: engine options by their flags' names, with underscores (`EngineConfig`).
 

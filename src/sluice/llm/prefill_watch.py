@@ -18,7 +18,7 @@ class _Seen:
 
     ends: list[int] = field(default_factory=list)
     """Where its first chunk began, and where each one ended."""
-    told: int = 0
+    reported: int = 0
 
 
 class PrefillWatch:
@@ -39,9 +39,9 @@ class PrefillWatch:
     def updates(self, request_id: int) -> Iterator[int]:
         """Yield how far the prompt of a watched request was read since the last call; first, how much was cached."""
         seen = self._seen[request_id]
-        while seen.told < len(seen.ends):
-            seen.told += 1
-            yield seen.ends[seen.told - 1]
+        while seen.reported < len(seen.ends):
+            seen.reported += 1
+            yield seen.ends[seen.reported - 1]
 
     def launch(self, plan: BatchPlan) -> Pending:
         if self._seen:

@@ -35,7 +35,7 @@ def engine_config(model: str | PathLike[str] | None, options: Mapping[str, Any])
     """Return the options of an engine.
 
     Args:
-        model: folder or hub id; None is the bundled model.
+        model: folder or hub id; None is the default model.
         options: by their flags' names, with underscores.
 
     Raises:

@@ -24,7 +24,7 @@ class LocalRequest:
     pieces: deque[Piece] = field(default_factory=deque)
     error: str | None = None
     embedding: bytes = b""
-    """Of a request that embeds."""
+    """Embedding, if the request asks for one."""
 
     @property
     def is_done(self) -> bool:

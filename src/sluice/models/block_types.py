@@ -31,15 +31,15 @@ class BlockType:
     """How one type stores a block."""
 
     id: int
-    """In the file, and in `kernels/cpu/stored_blocks.h`."""
+    """Number of the type in the file, and in `kernels/cpu/stored_blocks.h`."""
     size: int
     """Bytes of a block."""
     inputs: int
-    """Of a block."""
+    """Inputs of a block."""
     zero: int
     """The number that stands for zero."""
     unpack: Callable[[torch.Tensor], Parts]
-    """From blocks [N, size] uint8."""
+    """Unpacks blocks [N, size] uint8."""
 
 
 def group_weight(kind: str, blocks: torch.Tensor) -> GroupWeight:
@@ -183,4 +183,4 @@ BLOCK_TYPES: Mapping[str, BlockType] = _types(
 )
 """Types that the compiled kernels multiply, by their names in llama.cpp."""
 DEQUANTIZED: Mapping[str, BlockType] = {**BLOCK_TYPES, **_types(Q2_K=(0, _q2_k), Q3_K=(4, _q3_k))}
-"""Those, and the types that are only dequantised."""
+"""All of `BLOCK_TYPES`, and the types that are only dequantised."""

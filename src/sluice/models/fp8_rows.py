@@ -20,7 +20,7 @@ class Fp8Rows(NamedTuple):
     scales: torch.Tensor
     """[N] float32"""
     dtype: torch.dtype
-    """Of the rows before, and of products with them."""
+    """Dtype of the rows before they were quantised, and of products with them."""
 
 
 Rows = torch.Tensor | Fp8Rows

@@ -1,4 +1,4 @@
-"""Finds a model's files: the bundled model, a folder on this machine, or a download from the Hugging Face hub."""
+"""Finds a model's files: the default model, a folder on this machine, or a download from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import huggingface_hub
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
 from sluice.models.checkpoint import CheckpointError
+from sluice.models.default_model import default_checkpoint
 from sluice.models.formats.gguf_folder import BESIDE, SUFFIX, gguf_folder, gguf_in
 from sluice.models.formats.gguf_hub import chosen_file, models_among, parts_among
+from sluice.models.package_index import Report
 
 LOGGER = logging.getLogger("sluice.models")
-BUNDLED = Path(__file__).parent / "sluice-nano"
-"""A Hugging Face checkpoint: configuration, tokenizer, chat template, weights. The folder's name is the model's."""
 EXAMPLE = "Qwen/Qwen3-0.6B"
 WANTED = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model", "spm.model", "tiktoken.model"]
 UNWANTED = ["[!0-9]*/*", "consolidated*"]
@@ -31,23 +31,27 @@ def resolve_checkpoint(
     endpoint: str | None = None,
     cache: Path | None = None,
     weights: bool = True,
+    report: Report | None = None,
 ) -> Path:
     """Return the folder with a model's files, downloading them if `model` is a hub id (`owner/name`).
 
     Args:
-        model: an existing folder or GGUF file, or a hub id. What exists takes precedence. Behind a hub id and a colon
-            may be the name of one of its GGUF files, or what that ends with, such as "Q4_0".
+        model: an existing folder or GGUF file, or a hub id; empty: the default model. What exists takes precedence.
+            Behind a hub id and a colon may be the name of one of its GGUF files, or its end, such as "Q4_0".
         revision: branch, tag or commit on the hub; None for its main branch.
         endpoint: address of the hub; None for Hugging Face's.
         cache: folder for downloads; None for the default of `huggingface_hub`.
         weights: download them, too.
+        report: called several times a second while the default model is downloaded.
 
     Raises:
         CheckpointError: no such file or folder, no such model or revision on the hub, or the hub cannot be reached; a
-            revision of a folder; no such GGUF file.
+            revision of a folder; no such GGUF file; the default model cannot be downloaded.
     """
     if not model:
-        raise CheckpointError("model must be a folder or a hub id, got an empty text")
+        if revision is not None:
+            raise CheckpointError(f"--revision {revision} needs a model on the hub, and none is named")
+        return default_checkpoint(cache, report)
     path = Path(model).expanduser()
     if path.exists():
         if revision is not None:

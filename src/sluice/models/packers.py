@@ -22,7 +22,7 @@ from sluice.models.stored_blocks import StoredBlocks
 CODES: Mapping[str | None, int] = {None: 0, "silu": 1, "swish": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
 """Numbers in `kernels/cpu/abi.h` of the activations that the kernel applies."""
 SCALE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""In the order of `kernels/cpu/abi.h`."""
+"""Dtypes of scales, in the order of `kernels/cpu/abi.h`."""
 
 
 def packer_for(device: torch.device, kernels: Kernels | None) -> Packer:
@@ -83,14 +83,14 @@ class PackedWeight(NamedTuple):
     [blocks, in_features / 4, 32, 4] int8; or [blocks, in_features / 4, 16, 4] uint8, two outputs in a byte."""
     in_features: int
     scales: torch.Tensor | None = None
-    """Of int8: [32 * blocks] float32. Of four bits: [blocks, groups, 32] bfloat16
-    or float16 if one of them is exact, else float32."""
+    """Scales of int8: [32 * blocks] float32; of four bits: [blocks, groups, 32] bfloat16 or float16 if one of them is
+    exact, else float32."""
     sums: torch.Tensor | None = None
-    """Of int8: [32 * blocks] int32, the values of each output summed."""
+    """[32 * blocks] int32, the sums of each output's int8 values."""
     minimums: torch.Tensor | None = None
-    """Of four bits, unless they are symmetric: as the scales."""
+    """Minimums of four bits, unless they are symmetric, in the shape and dtype of the scales."""
     group: int = 0
-    """Of four bits: inputs with one scale."""
+    """Inputs with one scale, for four bits."""
 
     def rows(self, rows: range) -> PackedWeight:
         """Return a view of some outputs, in bfloat16 or int8, that begin with a block."""

@@ -1,7 +1,7 @@
 """Which part of each weight a shard holds (Shoeybi et al., "Megatron-LM", 2019).
 
 A layer cut by its outputs computes some of them, and the next one, cut by its inputs, computes a part of every output
-from these. The parts are summed over the shards (`linear.RowParallel`), and a bias of such a layer lies on the first
+from these. The parts are summed over the shards (`linear.RowParallel`), and a bias of such a layer is on the first
 shard alone. Embeddings and norms are whole on every shard.
 
 Every family has a table of the names of its weights. A name without a rule is an error, and not a weight that is
@@ -27,7 +27,7 @@ OUTPUTS, INPUTS = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The part of a weight that lies on a shard.
+    """The part of a weight that is on a shard.
 
     Args:
         dim: `OUTPUTS` or `INPUTS`.
@@ -144,7 +144,7 @@ GPT2: Rules = {
 
 
 def cut_of(rules: Rules, name: str, shape: Sequence[int], spec: ModelSpec, place: Place) -> Cut | None:
-    """Return the part of a parameter that lies on a shard; None: all of it does.
+    """Return the part of a parameter that is on a shard; None: all of it is.
 
     Args:
         name: of the parameter.

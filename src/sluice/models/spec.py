@@ -24,7 +24,7 @@ BLOCKS = "blocks"
 ON_LOAD = ("int8", INT4, FP8)
 """How weights can be quantised while they are loaded. FP8 is also a format of checkpoints."""
 AS_STORED = "-as-stored"
-"""Behind a kind: weights are held in it if the checkpoint stores them so for such products, and others in `dtype`."""
+"""Follows a kind: weights that the checkpoint stores in it for such products are held so, and others in `dtype`."""
 
 
 def holds(quantization: str, kind: str) -> bool:

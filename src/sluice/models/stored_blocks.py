@@ -31,7 +31,7 @@ class StoredBlocks:
     """[out_features] int32, the stored row of each output; None: in order."""
 
     is_mapped: bool = False
-    """The blocks lie in the mapping of a file."""
+    """The blocks are in the mapping of a file."""
 
     def __post_init__(self) -> None:
         blocks, size = self.blocks, BLOCK_TYPES[self.kind].size

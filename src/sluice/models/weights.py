@@ -18,7 +18,7 @@ from sluice.models.quantized import QuantizedWeight
 SINGLE = "model.safetensors"
 GGUF = "model.gguf"
 GGUF_PARTS = "model-*.gguf"
-"""In a folder that was made of a GGUF file (`formats/gguf_folder.py`): the file, and the other parts of a split one."""
+"""Files in a folder that was made of a GGUF file (`formats/gguf_folder.py`): the file, and the parts of a split one."""
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 

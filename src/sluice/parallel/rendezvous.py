@@ -1,7 +1,7 @@
 """Where the ranks of torch.distributed find each other: a store that listens on one address only.
 
 Neither the store nor gloo and NCCL ask who connects. So each listens on the one address that is named, which must be
-the machine itself (127.0.0.1) or lie in a network that only the ranks' machines reach.
+the machine itself (127.0.0.1) or be in a network that only the ranks' machines reach.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ MAX_SENDS = 8
 """Tensors on their way to other ranks. One more waits until the first of them has arrived."""
 
 TICK_SECONDS = 0.5
-"""Between two ticks of one wait. The first comes so long after its beginning, or up to twice as long."""
+"""Seconds between two ticks of one wait. The first tick comes this long after the wait began, or up to twice as
+long."""
 
 
 class TorchGroup:

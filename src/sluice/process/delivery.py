@@ -23,7 +23,8 @@ class Delivery:
     """Log-probabilities of its prompt that were delivered."""
     has_output: bool = False
     cached: CachedTokens | None = None
-    """As the first engine reported them: the cache of a later engine does not change the client's usage."""
+    """Cached tokens as the first engine reported them: the cache of a later engine does not change the client's
+    usage."""
     times_sent: int = 0
 
     @classmethod

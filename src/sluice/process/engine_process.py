@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> int:
         configure_logging(start.log_level, start.log_format)
         try:
             engine, ready = find_factory(start.factory)(start, link)
-        except Exception as error:  # noqa: BLE001 - the parent is told
+        except Exception as error:  # noqa: BLE001 - reported to the parent
             if not isinstance(error, ValueError | OSError):
                 traceback.print_exc()  # a bug, not a wrong option
             link.send_frame(Failed(describe(error), is_shortage(error)))
@@ -108,7 +108,7 @@ def _wrap_runner(engine: Engine, link: ZmqLink, start: Start) -> None:
 def _run(engine: Engine, link: ZmqLink) -> int:
     try:
         engine.run()
-    except Exception as error:  # noqa: BLE001 - the parent is told
+    except Exception as error:  # noqa: BLE001 - reported to the parent
         traceback.print_exc()
         link.send_frame(Failed(describe(error)))
         return EXIT_FAILED
@@ -158,7 +158,7 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         tokenizer_folder=str(info.tokenizer_folder),
         limits=info.limits,
         eos_token_ids=tuple(sorted(info.eos_token_ids)),
-        is_bundled=info.is_bundled,
+        is_default=info.is_default,
         config=info.config,
         reasons=info.reasons,
         sampling_defaults=info.sampling_defaults,

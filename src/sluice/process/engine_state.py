@@ -63,9 +63,9 @@ class Loading:
     reading: Reading
     """The latest reading of its heartbeat."""
     seconds: float
-    """Since its process was started."""
+    """Seconds since its process was started."""
     seconds_left: float | None = None
-    """Until the present part ends, as far as that is known."""
+    """Seconds until the present part ends, as far as that is known."""
 
     def __str__(self) -> str:
         left = "" if self.seconds_left is None else f", about {self.seconds_left:.0f} s left"

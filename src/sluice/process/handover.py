@@ -1,10 +1,10 @@
-"""Handover: a prompt that one engine has computed goes on in another one, whose pages come from the first.
+"""Handover: a prompt that one engine has computed continues in another one, whose pages come from the first.
 
     prefill  = Supervisor(Start(config with --kv-disk FOLDER/NAME), ...)     computes prompts
     decode   = Supervisor(Start(config, remote=FOLDER), ...)                 takes their pages
 
     1. the prefill engine generates one token
-    2. offered(prefill's client, prompt)    says where the prompt's pages lie, once they are stored
+    2. offered(prefill's client, prompt)    says where the prompt's pages are, once they are stored
     3. taken(decode's client, offer)        lets the decode engine load them
     4. the decode engine continues the request, as one that is resumed with that token
 
@@ -36,7 +36,7 @@ class HandoverError(RuntimeError):
 async def offered(
     client: EngineClient, tokens: Sequence[int], page_size: int, extra_key: str = "", *, patience: float = 2.0
 ) -> PageOffer:
-    """Return where the pages of a computed prompt lie.
+    """Return where the pages of a computed prompt are.
 
     Args:
         client: of the engine that computed it.

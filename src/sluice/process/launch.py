@@ -55,7 +55,7 @@ class EngineTimeouts:
     progress: float = ServerConfig.progress_timeout
     """Seconds without progress while the model loads."""
     heartbeat: float = ServerConfig.heartbeat_timeout
-    """Between two ticks of the heartbeat."""
+    """Seconds between two ticks of the heartbeat."""
     step: float = ServerConfig.step_timeout
     """Seconds to wait for one step on the device."""
     restart: float = ServerConfig.restart_timeout

@@ -51,7 +51,7 @@ class LivenessWatch:
         self._ticks = -1
         self._activity: Activity | None = None
         self._waits_after: int | None = None
-        """While the engine waits for the device: the steps done when the wait began."""
+        """Steps done when the engine's current wait for the device began; None: it does not wait."""
         self.silent = 0.0
         """Seconds since a tick was seen."""
         self._still = 0.0

@@ -14,7 +14,7 @@ class OpenRequest(NamedTuple):
 
     request_id: int
     arrived: int
-    """As `Submit.arrived`."""
+    """See `Submit.arrived`."""
     prompt_tokens: int
     output_tokens: int
     """Output tokens that were delivered."""

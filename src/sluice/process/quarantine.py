@@ -32,9 +32,9 @@ class Quarantine:
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}
         self._outside: dict[int, None] = {}
-        """In order of arrival; suspects too."""
+        """Requests outside the engine in order of arrival, suspects included."""
         self._inside: dict[int, None] = {}
-        """In the order in which they entered."""
+        """Requests inside the engine in the order in which they entered."""
         self._suspects: list[int] = []
         """Suspects outside the engine, in the order in which they will enter."""
         self._on_trial: int | None = None

@@ -23,7 +23,7 @@ class Sleep:
 
     Args:
         client: whose open requests keep the engine awake.
-        state: is told what was asked.
+        state: records what was asked.
         idle_seconds: without a request, after which the engine sleeps until the next one; None: never.
     """
 

@@ -68,13 +68,13 @@ class Ready:
 
     model: str
     tokenizer_folder: str
-    """Where the tokenizer and the chat template lie."""
+    """Where the tokenizer and the chat template are."""
     limits: Limits
     eos_token_ids: tuple[int, ...]
-    is_bundled: bool = False
-    """The model is the one that comes with Sluice."""
+    is_default: bool = False
+    """The model is the default one, as none was named."""
     config: EngineConfig = field(default_factory=EngineConfig)
-    """Resolved."""
+    """Options, resolved."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Option -> why it has its value, for options that were derived."""
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
@@ -112,7 +112,7 @@ class KvEvents:
     """Engine to server: what the prefix cache stored and gave up in a turn, if the engine was asked to report it."""
 
     batch: bytes
-    """As it is published (`kv_event_wire`)."""
+    """The batch as it is published (`process.kv_events.wire`)."""
 
 
 @dataclass(frozen=True, slots=True)

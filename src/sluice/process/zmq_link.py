@@ -4,7 +4,7 @@ The engine binds both sockets and the server connects to them. A connected PUSH 
 neither blocks nor drops any, even before the other side exists. The server accepts no connection here: without a free
 file descriptor libzmq aborts the process that accepts, but repeats a connection that fails. The engine sends one
 message a step, however many requests run. A message is one frame of `wire`. Each engine has a folder of its own
-(`socket_folder`), so no message of another engine arrives; the heartbeat lies in the same folder.
+(`socket_folder`), so no message of another engine arrives; the heartbeat is in the same folder.
 """
 
 from __future__ import annotations

@@ -96,12 +96,13 @@ class UsualSpeed(NamedTuple):
 
     seconds: float
     weight: float
-    """Beside that of a replica's own measurement."""
+    """Weight beside that of a replica's own measurement."""
 
 
 USUAL_SHARE = 0.1
-"""Of what a replica has measured on average, that the usual speed counts as beside its own. So a replica that has
-measured as much as the others has its own speed, and one that has computed prompts of a few words has theirs."""
+"""Weight of the usual speed beside a replica's own, as a share of what a replica has measured on average. So a replica
+that has measured as much as the others has its own speed, and one that has computed prompts of a few words has
+theirs."""
 
 
 def usual_speed(loads: Collection[QueuedWork]) -> UsualSpeed:
@@ -126,7 +127,7 @@ class Policy(ABC):
     """Chooses replicas."""
 
     def add_replica(self, key: str) -> None:
-        """Note that there is a replica more."""
+        """Add a replica."""
         return
 
     def remove_replica(self, key: str) -> None:
@@ -134,8 +135,8 @@ class Policy(ABC):
         return
 
     def prefixes(self, key: str) -> PrefixIndex | None:
-        """Return what is known of a replica's cache, to be told what it stores and removes; None: the policy does not
-        look at that."""
+        """Return what is known of a replica's cache, to update with what it stores and removes; None: the policy does
+        not look at that."""
         return None
 
     def uncached_tokens(self, request: RoutedRequest, keys: Iterable[str]) -> dict[str, int]:
@@ -190,8 +191,8 @@ class Dispatcher:
         self.policy.add_replica(key)
 
     def remove_replica(self, key: str) -> None:
-        """Send no more requests to a replica. Those that it has may go on to their ends, or be sent elsewhere once they
-        are noted as ended.
+        """Send no more requests to a replica. Those that it has may continue to their ends, or be sent elsewhere once
+        they are noted as ended.
 
         Raises:
             KeyError: there is no replica of this key.

@@ -115,7 +115,7 @@ class RouterOptions(NamedTuple):
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens that the prefix cache of one replica holds, wherever they lie."""
+        """Tokens that the prefix cache of one replica holds, wherever they are."""
         return self.cache_tokens + self.tier_tokens
 
 

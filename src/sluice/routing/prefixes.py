@@ -14,7 +14,7 @@ from sluice.kv.events import PageEvent, PagesRemoved, PagesStored
 BYTES_PER_PAGE = 250
 """Memory that one digest takes in an index of CPython, at most."""
 _EXPECTED = 1
-"""Stands for a page that was sent, and of which the replica has told nothing."""
+"""Stands for a page that was sent, and of which the replica has reported nothing."""
 
 
 class PrefixIndex:
@@ -77,7 +77,7 @@ class PrefixIndex:
         self._trim()
 
     def removed(self, digests: Iterable[bytes], tier: str = "") -> None:
-        """Note that the replica holds pages on a tier no longer. Those that lie on no other are gone."""
+        """Note that the replica holds pages on a tier no longer. Those that are on no other are gone."""
         others = ~_EXPECTED & ~self._bit(tier)
         for digest in digests:
             left = self._places.get(digest, 0) & others
@@ -87,7 +87,7 @@ class PrefixIndex:
                 self._places.pop(digest, None)
 
     def cleared(self) -> None:
-        """Note that the replica has forgotten all pages, or that what it told was lost."""
+        """Note that the replica has forgotten all pages, or that what it reported was lost."""
         self._places.clear()
 
     def _bit(self, tier: str) -> int:

@@ -1,6 +1,6 @@
-"""PrefillSplit: whether a prompt is computed apart, by a replica that does nothing else, or where it is decoded.
+"""PrefillSplit: whether a prompt is computed by a prefill replica (disaggregated prefill), or where it is decoded.
 
-A long prompt on a replica that decodes makes every stream there wait. Apart from them it disturbs none, but its KV has
+A long prompt on a replica that decodes makes every stream there wait. A prefill replica has no streams, but the KV has
 to travel, and prefill replicas that are busy make it late. Where all prompts are split (Zhong et al., "DistServe",
 2024), replicas that decode cannot help with them.
 """
@@ -15,17 +15,17 @@ from sluice.routing.dispatch import Dispatcher, RoutedRequest, UsualSpeed, usual
 
 @dataclass(frozen=True, slots=True)
 class SplitLimits:
-    """Which prompts are computed apart.
+    """Which prompts are computed by prefill replicas.
 
     Raises:
         ValueError: a value that cannot be.
     """
 
     least_tokens: int = 0
-    """Prompt tokens, without those cached where it would be decoded, from which on a prompt is computed apart."""
+    """Least prompt tokens, without those cached where it would be decoded, for which a prefill replica is used."""
     patience: float = float("inf")
     """How many times as late as on the replicas that decode its first token may be for that; below 1, it must be sooner
-    by as much. Infinite: it does not matter."""
+    by as much. Infinite: no limit."""
 
     def __post_init__(self) -> None:
         if self.least_tokens < 0 or not self.patience > 0:
@@ -55,8 +55,8 @@ class PrefillSplit:
         if min(uncached.values()) < self._limits.least_tokens:
             return False
         usual = usual_speed([*self._prefill.loads.values(), *self._decode.loads.values()])
-        apart = _soonest(self._prefill, self._prefill.policy.uncached_tokens(request, self._prefill.loads), now, usual)
-        return apart <= self._limits.patience * _soonest(self._decode, uncached, now, usual)
+        ahead = _soonest(self._prefill, self._prefill.policy.uncached_tokens(request, self._prefill.loads), now, usual)
+        return ahead <= self._limits.patience * _soonest(self._decode, uncached, now, usual)
 
 
 def _soonest(replicas: Dispatcher, uncached: Mapping[str, int], now: float, usual: UsualSpeed) -> float:

@@ -14,7 +14,7 @@ from sluice.runner.grammar.guidance import Bits, GrammarError, GuidanceMatcher
 from sluice.types import NewSlot
 
 SLOW_SECONDS = 0.005
-"""Time of a mask after which the row's next one is computed apart from those of others."""
+"""Time of a mask after which the row's next one is computed separately from those of others."""
 WITHOUT_DRAFTS = 64
 """Tokens for which a row follows no drafts after their masks were late."""
 LOGGER = logging.getLogger("sluice.engine")
@@ -43,7 +43,7 @@ class ConstrainedRow:
         self.is_late = False
         """Whether the present mask was not there when a step needed it."""
         self.problem: str | None = None
-        """Why it cannot go on."""
+        """Why it cannot continue."""
         self.is_complete = False
         """It ends here: nothing may follow."""
         self.bits: Bits = np.zeros(-(-vocab_size // 32), dtype=np.int32)
@@ -92,7 +92,7 @@ class ConstrainedRow:
 
     def fork(self, position: int) -> GuidanceMatcher | None:
         """Return a copy of the matcher, once the mask is there; None if there is none that allows a token, or the row
-        has gone on from a position."""
+        has advanced from a position."""
         with self._lock:
             if self.position != position or self.problem is not None or self.is_complete or self._matcher is None:
                 return None
@@ -125,10 +125,10 @@ class ConstrainedRow:
         return matcher.forced() if self._may_jump else ()
 
     def advance(self, sampled: Sequence[int]) -> tuple[int, ...]:
-        """Go on by sampled tokens. Return the tokens to add to the output: them, and those that must follow the last.
+        """Advance by sampled tokens. Return the tokens to add to the output: them, and those that must follow the last.
 
         Of several, each was sampled as this row would have been after those before it. There are fewer if the row
-        cannot go on after one of them.
+        cannot continue after one of them.
         """
         brought: list[int] = []
         with self._lock:
@@ -144,7 +144,7 @@ class ConstrainedRow:
         return tuple(brought)
 
     def _gone_on(self, token: int) -> tuple[int, ...]:
-        """Go on by a sampled token. Return it and those that must follow it, or nothing if it has a problem."""
+        """Advance by a sampled token. Return it and those that must follow it, or nothing if it has a problem."""
         forced: Sequence[int] = ()
         try:
             matcher = self._followed()
@@ -194,6 +194,6 @@ class ConstrainedRow:
         self._matcher = None
 
     def _located(self, problem: str, after: int = 0) -> str:
-        """Say what keeps it from going on, after some more tokens than it has."""
+        """Say what keeps it from continuing, after some more tokens than it has."""
         count = self.position + after - self._prompt_len
         return f"the grammar cannot go on after {count} output tokens: {problem}"

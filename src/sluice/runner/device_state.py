@@ -128,7 +128,7 @@ class DeviceState:
         self.features = make_features(*sizes, new_grammars, shape.vocabulary, blocks)
         self._filled = np.zeros(shape.num_slots, dtype=bool)
         self._open_at: Ints = np.full(shape.num_slots, -1, dtype=np.int64)
-        """Where the block lies that a slot has open."""
+        """Place of the block that a slot has open."""
 
     def check(self, plan: BatchPlan, *, guesses_drafts: bool = False) -> None:
         """Refuse a plan that cannot be run, before anything changes.

@@ -2,7 +2,7 @@
 
 a chunk       [ whole blocks ..... | open block: known | masked ....... ]
 its samples                                              one each          -> S
-late tokens   the same positions: their inputs lie in `OpenBlocks`         -> L = S
+late tokens   the same positions: their inputs are in `OpenBlocks`         -> L = S
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HostBlocks:
         """Return the open blocks of a plan's chunks; None if there are none.
 
         Args:
-            open_at: [slots] where the block lies that a slot has open, -1 without one. Changed to those of the step.
+            open_at: [slots] place of the block that a slot has open, -1 without one. Changed to those of the step.
         """
         plan_rows = np.flatnonzero([chunk.num_drafts > 0 for chunk in chunks])
         if not len(plan_rows):

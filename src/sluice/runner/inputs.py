@@ -117,7 +117,7 @@ class HostBatch:
     """Pages of the longest row."""
     num_decodes: int
     shared_pages: int = 0
-    """As in `ForwardBatch`."""
+    """See `ForwardBatch.shared_pages`."""
     drafts: HostDrafts | None = None
     """Drafts of the step; None if no row has any."""
     blocks: HostBlocks | None = None

@@ -215,7 +215,7 @@ def _is_plain(kwargs: Mapping[str, Any]) -> bool:
 
 
 def _are_views(results: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor]) -> bool:
-    """Return whether all results lie in the memory of arguments, so that nothing was computed."""
+    """Return whether all results are in the memory of arguments, so that nothing was computed."""
     memory = {argument.untyped_storage().data_ptr() for argument in arguments}
     return all(result.untyped_storage().data_ptr() in memory for result in results)
 

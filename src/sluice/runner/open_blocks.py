@@ -2,7 +2,7 @@
 
 A request of a model of block diffusion has one open block, behind all tokens that the host knows to be whole. Each pass
 computes all of the block and gives some of its masked positions their tokens; when none is left, the block goes to the
-host. Until then it lies here, and a slot that is filled anew begins its block again.
+host. Until then it is here, and a slot that is filled anew begins its block again.
 
 All of it runs on the compute queue, so a pass reads what the pass before it wrote.
 """
@@ -18,7 +18,7 @@ from sluice.models.spec import BlockDiffusion
 from sluice.runner.last_tokens import STALE
 
 OPEN = -3
-"""In place of the tokens of a block that still has masked positions."""
+"""Stands for the tokens of a block that still has masked positions."""
 
 
 @dataclass(frozen=True, slots=True)

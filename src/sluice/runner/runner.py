@@ -61,7 +61,7 @@ class _Step:
     """A step as the host laid it out."""
 
     host: HostBatch
-    """Its rows."""
+    """All rows of the step."""
     resident: HostBatch
     """The rows that are computed together: all but the offloaded ones."""
     laid: HostBatch

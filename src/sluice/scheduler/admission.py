@@ -134,7 +134,7 @@ class NoTier(ValueError):
 
 
 def open_further(state: SchedulerState) -> bool:
-    """Go on in a new step with what takes several of them: reserve more pages of the tier for the request that was
+    """Continue in a new step with what takes several of them: reserve more pages of the tier for the request that was
     admitted last, and give back those of requests that have ended.
 
     Returns:

@@ -3,7 +3,7 @@
 SGLang fits a quadratic to the times of chunks that it runs at its start, and asks it for each next chunk
 (`predict_next_chunk_size`). Here the quadratic is that of `EqualTimeBudget`, and its two coefficients are those of
 `StepCost`: what a token costs, and what a pair of a query and a key costs. They begin with a profile of the engine's
-start, and go on with every step that is committed. As times come with commits, what is planned is a function of the
+start, and continue with every step that is committed. As times come with commits, what is planned is a function of the
 calls made, and a recorded run plans the same when it is replayed.
 
 Where all chunks take the same time, their times alone do not tell whether tokens cost anything. So what is learnt stays
@@ -54,7 +54,7 @@ class ChunkSizer:
         self._start = min(max(self._ratio(prior), prior / MOST_CHANGE), prior * MOST_CHANGE)
 
     def learnt(self) -> LearntCosts:
-        """Return what another one is to go on from."""
+        """Return what another one is to continue from."""
         return self._cost.learnt()
 
     @property

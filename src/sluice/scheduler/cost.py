@@ -105,7 +105,7 @@ class LearntRegime(NamedTuple):
 
 
 class LearntCosts(NamedTuple):
-    """All that a `StepCost` has learnt; another one goes on from it."""
+    """All that a `StepCost` has learnt; another one continues from it."""
 
     prior: CostPrior
     regimes: dict[Regime, LearntRegime]
@@ -160,7 +160,7 @@ class RegimeCost:
         """Sums of the observations' prior costs, and of their squares, each over the measured time."""
 
     def learnt(self) -> LearntRegime:
-        """Return what another one is to go on from."""
+        """Return what another one is to continue from."""
         factors, vector = tuple(self.factors), tuple(self._vector)
         return LearntRegime(
             self.num_steps, tuple(self._matrix), vector, self.sums, factors, self.gain, self.ratios.values

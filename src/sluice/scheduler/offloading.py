@@ -43,15 +43,15 @@ class PlannedItems(NamedTuple):
     """What was planned of an offloaded chunk."""
 
     cost: int = 0
-    """In tokens."""
+    """Cost in tokens."""
     bound: Bound = Bound.NOTHING
-    """What kept it from being more."""
+    """What kept the chunk from being more."""
 
 
 def plan_offloaded(
     state: SchedulerState, limits: OffloadLimits, batch: BatchBuilder, room: int, kinds: Kinds
 ) -> PlannedItems:
-    """Plan a slice of an offloaded chunk, if there is one that can go on.
+    """Plan a slice of an offloaded chunk, if there is one that can continue.
 
     Args:
         room: tokens that it may cost; one work item is planned at any cost.
@@ -90,10 +90,10 @@ def is_prefill(request: Request) -> bool:
 def next_request(
     state: SchedulerState, limits: OffloadLimits, kinds: Kinds, *, is_early: bool = False
 ) -> Request | None:
-    """Return the request whose turn it is: of those that can go on, the one that had no chunk for longest.
+    """Return the request whose turn it is: of those that can continue, the one that had no chunk for longest.
 
     Args:
-        is_early: it may be one that cannot go on before its samples in flight are known, unless it has a grammar or
+        is_early: it may be one that cannot continue before its samples in flight are known, unless it has a grammar or
             drafts: these rows may bring several tokens or none, and its next chunk begins and ends elsewhere.
     """
     for request in state.offloaded.values():
@@ -116,15 +116,15 @@ def length_of(state: SchedulerState, limits: OffloadLimits, request: Request) ->
 
 
 def waits_for_drafts(state: SchedulerState, request: Request) -> bool:
-    """Return whether a request that could go on waits until nothing of it is pending, so that its next chunk may have
-    drafts."""
+    """Return whether a request that could continue waits until nothing of it is pending, so that its next chunk may
+    have drafts."""
     drafter = drafter_for(state, request)
     return request.pending > 0 and drafter is not None and drafter.wants(request)
 
 
 def drafter_for(state: SchedulerState, request: Request) -> Drafter | None:
     """Return what guesses the tokens of a request; None if its next chunk can have no drafts. A drafter of the runner
-    reads the device, and nothing that lies behind it. Where a chunk attends to a selection of blocks, it is that of its
+    reads the device, and nothing that is behind it. Where a chunk attends to a selection of blocks, it is that of its
     first token, so drafts would change what the others attend to."""
     drafter = state.drafter
     if drafter is None or drafter.in_runner or is_prefill(request) or state.kv.offload.limits.decode_blocks:
@@ -226,7 +226,7 @@ def plan_slice(
 
 
 def awaits_loads(state: SchedulerState) -> bool:
-    """Return whether the open chunk can go on only when more of its blocks are reported as loaded."""
+    """Return whether the open chunk can continue only when more of its blocks are reported as loaded."""
     chunk = state.open_chunk
     return chunk is not None and chunk.is_begun and chunk.planned == chunk.ready
 

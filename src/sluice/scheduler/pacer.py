@@ -69,7 +69,7 @@ class LearntPacing(NamedTuple):
     """Most prefill tokens of any step."""
 
 
-class PacedStep(NamedTuple):
+class _PlannedStep(NamedTuple):
     """A step in flight."""
 
     step: int
@@ -110,13 +110,13 @@ class Pacer:
         learnt = pacing.learnt
         self.cost = StepCost(pacing.prior, None if learnt is None else learnt.costs)
         self._largest_mixed, self._largest = (0, 0) if learnt is None else learnt[1:]
-        self._planned: deque[PacedStep] = deque()
+        self._planned: deque[_PlannedStep] = deque()
         self._equal_steps = 0
         """Mixed steps one after the other that had about one quantum of prefill."""
         self._follow(StepLoad(1, 1, 1))
 
     def learnt(self) -> LearntPacing:
-        """Return what another pacer is to go on from."""
+        """Return what another pacer is to continue from."""
         return LearntPacing(self.cost.learnt(), self._largest_mixed, self._largest)
 
     def budget(self, batch: BatchBuilder, limits: SchedulerLimits, streams: Iterable[Request]) -> TargetBudget:
@@ -187,7 +187,7 @@ class Pacer:
             self._equal_steps = self._equal_steps + 1 if is_smallest else 0
         # An offloaded work item goes at any cost, which may be guessed: it is no reason to leap.
         prefill = min(prefill, self.ramp(has_streams=has_streams))
-        self._planned.append(PacedStep(step, regime, load, batch.decodes, prefill, has_streams))
+        self._planned.append(_PlannedStep(step, regime, load, batch.decodes, prefill, has_streams))
         # Nothing but the smallest step is planned if it is predicted to take longer, or else an offloaded item.
         is_infeasible = batch.num_decodes > 0 and predicted > target > 0 and not batch.has_slices
         at_quantile = predicted * self.cost.margin(regime, self._quantile)
@@ -225,7 +225,7 @@ class Pacer:
         if not self._floor / AUTO_CHANGE <= exact <= self._floor * AUTO_CHANGE:
             self._floor = two_digits(exact)
 
-    def _pop(self, step: int) -> PacedStep | None:
+    def _pop(self, step: int) -> _PlannedStep | None:
         """Return the oldest step in flight, or None if `step` held copies alone."""
         return self._planned.popleft() if self._planned and self._planned[0].step == step else None
 

@@ -14,7 +14,7 @@ def make_room(state: SchedulerState, wanted: Collection[Request]) -> None:
     left.
 
     The victim is the request that loses least work; one that is still loading has done none. The oldest running request
-    is never a victim, so it always goes on and ends. A request that was a victim often enough is preempted last, and
+    is never a victim, so it always continues and ends. A request that was a victim often enough is preempted last, and
     for the oldest alone; from then on it is counted with all that it may use. So no request is preempted more than
     `PROTECT_AFTER + max_running_requests` times.
 

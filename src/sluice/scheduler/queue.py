@@ -48,7 +48,7 @@ class WaitingQueue:
         self._sign = 1 if limits.low_priority_values_first else -1
         self._requests: list[Request] = []
         self._by_class: dict[int, list[Request]] = {}
-        """The same by class, if there are deadlines."""
+        """Waiting requests by class, if there are deadlines."""
         self.uncached_tokens = 0
         """Sum of `Request.uncached` over the waiting requests."""
         self._promoted: set[int] = set()

@@ -53,7 +53,7 @@ class Request:
     extra_key: str = field(init=False)
     priority: int = field(init=False)
     itl_target: int = field(init=False)
-    """Microseconds; 0: the scheduler's."""
+    """ITL target in microseconds; 0: the scheduler's."""
     level: int = 0
     """Position of its priority class among those of the scheduler."""
     ttft_deadline: int = 0
@@ -112,9 +112,9 @@ class Request:
     uncached: int = 0
     """Tokens not found in the cache when they were last counted. They are counted only with --max-queued-tokens."""
     path: list[Node] = field(default_factory=list)
-    """While it waits: the cached pages found for it so far. They are not held, and may be gone."""
+    """Cached pages found for it so far, while it waits. They are not held, and may be gone."""
     found: list[Node] = field(default_factory=list)
-    """While it waits, if its cached length on all tiers is asked for: the path, and the nodes behind it on any tier.
+    """The path and the nodes behind it on any tier, while it waits and if its cached length on all tiers is asked for.
     As the path, it may be out of date."""
     finish_reason: FinishReason | None = None
     """Set when the end is decided; the request may still drain. None while DRAINING: it was preempted and will wait

@@ -21,9 +21,9 @@ CLIPPED_OUTPUT = 4096
 START_RATIO = 0.7
 """Share of the output counted at the start, times `conservativeness`."""
 FLOOR_SHARE = 0.14
-"""The ratio sinks to this share of its start ..."""
+"""Share of its start to which the ratio sinks."""
 DECAY_STEPS = 600
-"""... in this many steps with decodes."""
+"""Steps with decodes in which the ratio sinks to its lowest."""
 RISE_TOKENS = 20
 """After a preemption the ratio is what the survivors have used of their output, plus this many tokens each."""
 

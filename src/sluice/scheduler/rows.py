@@ -91,7 +91,7 @@ def denoised(request: Request, chunk: Chunk) -> int:
 
 def verified(drafter: Drafter, request: Request, chunk: Chunk, row: Output) -> int:
     """Return how many tokens are computed after a chunk with drafts, and give the pages back that only drafts needed
-    which were not accepted. Its request, of which nothing else is planned, goes on from there."""
+    which were not accepted. Its request, of which nothing else is planned, continues from there."""
     assert request.lease is not None, f"request {request.id} was computed without pages"
     end = min(chunk.known_end + row.num_accepted, len(request.tokens) - 1)  # a stop token may be among the drafts
     if row.token_ids:

@@ -259,7 +259,7 @@ class Scheduler:
             lease_of(self.state.requests[each.chunk.request_id]).bases.popleft()
 
     def _slices_done(self, plan: BatchPlan) -> None:
-        """Note that slices of chunks that go on were committed or failed."""
+        """Note that slices of chunks that continue were committed or failed."""
         for each in plan.slices:
             if not each.completes:
                 self.state.row_done(self.state.requests[each.chunk.request_id])
@@ -309,7 +309,7 @@ class Scheduler:
         return []
 
     def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
-        """End the requests of the oldest plan in flight, which failed as a whole; the others go on.
+        """End the requests of the oldest plan in flight, which failed as a whole; the others continue.
 
         Args:
             launched: whether the plan was begun: then its copies with the disk will end by themselves, and the pages

@@ -94,11 +94,11 @@ class SchedulerState:
         self.loading: dict[int, Request] = {}
         self.partial: dict[int, Request] = {}
         self.decoding: dict[int, Request] = {}
-        """In a pipeline, in the order of their turns."""
+        """Requests that decode; in a pipeline, in the order of their turns."""
         self.forced: dict[int, Request] = {}
         """Requests that decode, and have tokens to compute that a grammar forced, in the order of their turns."""
         self.offloaded: dict[int, Request] = {}
-        """Requests whose context lies on a tier, in the order of their turns."""
+        """Requests whose context is on a tier, in the order of their turns."""
         self.open_chunk: OpenChunk | None = None
         """The chunk of an offloaded request that is begun and not all planned."""
         self.draining: dict[int, Request] = {}
@@ -132,12 +132,12 @@ class SchedulerState:
         return len(self.partial) + len(self.decoding) + len(self.forced)
 
     def started(self) -> Iterator[Request]:
-        """Yield the requests whose context is on the device, or is being loaded, and that are to go on."""
+        """Yield the requests whose context is on the device, or is being loaded, and that are to continue."""
         yield from self.running()
         yield from self.loading.values()
 
     def seated(self) -> list[Request]:
-        """Return every request that has a slot and is to go on."""
+        """Return every request that has a slot and is to continue."""
         return [*self.started(), *self.offloaded.values()]
 
     def places_taken(self, request: Request) -> int:

@@ -97,7 +97,7 @@ class _Request(NamedTuple):
 
 
 IsApart = Callable[[Arrival, float], bool]
-"""Says whether the prompt of a request that arrives at a moment is computed apart."""
+"""Says whether a prefill replica computes the prompt of a request that arrives at a moment."""
 
 
 def simulate_disaggregated(
@@ -194,7 +194,7 @@ class _Split:
 
 
 def _end_with_first_token(done: Done, arrival: Arrival) -> FinishReason | None:
-    """Return why a request that leaves a prefill replica is over; None: it goes on at a decode replica."""
+    """Return why a request that leaves a prefill replica is over; None: it continues at a decode replica."""
     if not done.tokens:
         return done.last.finish_reason
     if arrival.output_tokens == 1:

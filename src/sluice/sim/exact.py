@@ -127,7 +127,7 @@ def script_of(calls: Iterable[NumberedCall]) -> Script:
     """Return what the world brought. Of what came at the same time, what was received before a turn comes before it.
 
     Raises:
-        TraceError: the device lost its state, after which another engine went on.
+        TraceError: the device lost its state, after which another engine continued.
     """
     script, turned_at, latest = Script(), -math.inf, -math.inf
     for call in calls:
@@ -191,7 +191,7 @@ class _RecordedTimes:
 
 
 class _RecordedTimer(StepTimer):
-    """Says what the scheduler was told of the steps that ran."""
+    """Repeats the times that were reported to the scheduler for the steps that ran."""
 
     def __init__(self, micros: Sequence[int]) -> None:
         super().__init__(0.0)

@@ -129,7 +129,7 @@ class _Group(NamedTuple):
     process: BaseProcess
     connection: Connection
     submissions: list[_Submission]
-    """Not sent yet."""
+    """Submissions that were not sent yet."""
 
 
 class GroupedFleet:

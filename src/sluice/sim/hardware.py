@@ -32,7 +32,7 @@ class Device(NamedTuple):
     """What its maker promises, of dense products in bfloat16."""
 
     flops: float
-    """A second."""
+    """Floating-point operations a second."""
     bandwidth: float
     """Bytes a second."""
     memory: float

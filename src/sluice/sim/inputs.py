@@ -26,7 +26,7 @@ def add_machine_arguments(parser: argparse.ArgumentParser) -> argparse._Argument
         "--calibrate",
         metavar="SOURCE",
         help="take the time of steps from a trace of --trace or a file of --save-machine, or measure them: at the URL"
-        ' of a server with --trace, or with a model in this process ("": the bundled model) (default: from TRACE)',
+        ' of a server with --trace, or with a model in this process ("": the default model) (default: from TRACE)',
     )
     machine.add_argument(
         "--hardware",

@@ -77,5 +77,5 @@ def _of_model(model: str, engine_options: Mapping[str, Any]) -> Machine:
         path = str(Path(folder) / "trace.jsonl")
         result = measure_engine({**engine_options, "model": model, "trace": path}, _options())
         if failed := sum(record.failed for record in result.runs[0].requests):
-            raise BenchError(f"{failed} requests failed while {model or 'the bundled model'} was measured")
+            raise BenchError(f"{failed} requests failed while {model or 'the default model'} was measured")
         return read_machine(Path(path))

@@ -28,7 +28,7 @@ class PublishTimes(NamedTuple):
 
 
 class Published(NamedTuple):
-    """What a router is told of a replica."""
+    """What a router learns of a replica."""
 
     events: tuple[PageEvent, ...] = ()
     """What its prefix cache has stored and removed, in order."""
@@ -46,7 +46,7 @@ class Publisher:
 
     def __init__(self, times: PublishTimes, page_size: int) -> None:
         self.log = EventLog(page_size)
-        """For its prefix cache."""
+        """Events of its prefix cache."""
         self._times = times
         self._speed = PrefillSpeed()
         self._latest = -math.inf
@@ -86,6 +86,6 @@ class Publisher:
         )
 
     def take(self) -> Published | None:
-        """Return what a router has not been told yet; None if that is nothing."""
+        """Return what a router has not received yet; None if that is nothing."""
         events, occupancy, self._taken = self.log.take(), self._taken, None
         return Published(events, occupancy, self._latest) if events or occupancy is not None else None

@@ -1,6 +1,6 @@
 """Remote pages: those of a prompt that another replica computed, as the scheduler of this one sees them.
 
-They are nodes of its prefix tree that lie on a tier behind the device, and a load brings them to the device: that load
+They are nodes of its prefix tree that are on a tier behind the device, and a load brings them to the device: that load
 is the transfer over the network. The tier is filled from here alone, nothing is stored there by the scheduler.
 """
 

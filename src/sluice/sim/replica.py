@@ -36,7 +36,7 @@ class Done(NamedTuple):
     """A request that is over, as its client sees it. Times are seconds since the start."""
 
     ticket: int
-    """As it was submitted with."""
+    """Number that it was submitted with."""
     arrival: Arrival
     due: float
     ended: float
@@ -136,7 +136,7 @@ class SimulatedReplica:
             ticket: comes back when it is over.
             due: seconds; None: at its own time.
             first: the first token, which another replica brought, and after which the request comes here. The pages of
-                its prompt lie on the tier from which this replica loads them (`remote.keep_remote`).
+                its prompt are on the tier from which this replica loads them (`remote.keep_remote`).
 
         Raises:
             ConfigError: the tier is full, or rows have drafts and the answer is not known.

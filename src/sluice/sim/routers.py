@@ -1,4 +1,4 @@
-"""Routers of simulated replicas: the dispatcher that would stand in front of servers, told what has come back."""
+"""Routers of simulated replicas: the dispatcher that would stand in front of servers, with what has come back."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class KnownAnswer:
         return self._all()[index]
 
     def left(self, position: int) -> int:
-        """Return how many of its tokens lie at a position and behind it."""
+        """Return how many of its tokens are at a position and behind it."""
         return self._prompt_len + self.num_tokens - position
 
     def span(self, position: int, count: int) -> Sequence[int]:
@@ -85,7 +85,7 @@ class SimRunner:
     def __init__(self, clock: VirtualClock, times: SimulatedTimes, copies: SimulatedCopies) -> None:
         self.clock = clock
         self.answers: dict[int, KnownAnswer] = {}
-        """By request. The caller adds those that arrive, and removes those that end."""
+        """Answers by request. The caller adds those that arrive, and removes those that end."""
         self.has_drafts = False
         """Rows may have drafts."""
         self._times = times

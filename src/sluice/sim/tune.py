@@ -3,7 +3,7 @@
 All candidates run on the busiest part of the traffic, the better ones on a longer part, and so on up to the whole
 (Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", 2016). All runs draw
 the same residuals, so that candidates differ by their settings alone. A run ends early once it is certain not to be
-among those that go on, which changes no result. The last few are repeated with other residuals: a difference between
+among those that continue, which changes no result. The last few are repeated with other residuals: a difference between
 two settings counts if it is larger than what these repeats differ by.
 """
 
@@ -111,7 +111,7 @@ class Tuned:
     """The engine as it was measured, with as many replicas as the pick."""
     tried: int
     requests: int
-    """Simulated in all."""
+    """Requests simulated in all."""
 
     def frontier(self) -> list[CandidateOutcome]:
         """Return the outcomes that no other one dominates, best first; of equal ones that with the fewest settings."""

@@ -212,8 +212,8 @@ def _difference(pick: CandidateOutcome, other: CandidateOutcome) -> str:
     if not ratios:
         return "no difference"
     low, high = (100 * (ratio - 1) for ratio in (ratios[0], ratios[-1]))
-    told = "" if low > 0 or high < 0 else ": the repeats do not tell them apart"
-    return f"worst figure {low:+.0f}% to {high:+.0f}% in the same repeats{told}"
+    note = "" if low > 0 or high < 0 else ": the repeats do not tell them apart"
+    return f"worst figure {low:+.0f}% to {high:+.0f}% in the same repeats{note}"
 
 
 def _row(outcome: CandidateOutcome, slo: Slo, mark: str) -> str:

@@ -3,7 +3,7 @@
 The time is cut into equal strata, and a window of each is simulated, at a random place in it. Requests before a window
 warm the replicas up, and requests behind it keep them busy until its own have ended; only its own are counted.
 Intervals come from drawing windows with replacement (Efron, "Bootstrap Methods: Another Look at the Jackknife", 1979).
-They see only what the windows differ by, so from few windows they are too narrow: rare events lie in none of them.
+They see only what the windows differ by, so from few windows they are too narrow: rare events are in none of them.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Job(NamedTuple):
 
 
 def between(arrivals: Sequence[Arrival], start: float, end: float) -> Sequence[Arrival]:
-    """Return the part of a workload that lies in memory (see `Between`)."""
+    """Return the part of a workload that is in memory (see `Between`)."""
     first, last = (bisect_left(arrivals, moment, key=lambda arrival: arrival.time) for moment in (start, end))
     return arrivals[first:last]
 

@@ -107,9 +107,9 @@ class Leaves(NamedTuple):
     """When a client leaves before the end of its answer."""
 
     after_tokens: int = 0
-    """As soon as it has these; 0: by time."""
+    """Output tokens with which it leaves; 0: it leaves by time."""
     after_seconds: float = 0.0
-    """After its arrival, if it leaves without a token."""
+    """Seconds after its arrival at which it leaves, if `after_tokens` is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +130,9 @@ class Arrival:
     session: str | None = None
     """Conversation that it belongs to."""
     priority: int = 0
-    """Under the policy `priority`."""
+    """Priority under the policy `priority`."""
     priority_class: str = ""
-    """Under the policy `deadline`."""
+    """Class under the policy `deadline`."""
     extra_key: str = ""
     """Namespace of the prefix cache."""
     itl_target: int = 0

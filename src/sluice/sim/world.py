@@ -1,4 +1,4 @@
-"""The model of the machine that a simulation runs on: how long steps take, and what lies between them.
+"""The model of the machine that a simulation runs on: how long steps take, and what is between them.
 
 A step takes what frozen costs say of its load (`scheduler.cost`), times a ratio of measured to modelled time, and what
 it stalled. Both come from a real run, in blocks of consecutive steps of one kind, so that slow steps come together
@@ -101,7 +101,7 @@ class CopyRates:
     latency: float = 0.0002
     """Seconds of latency for the copies of one plan."""
     token: float = 1e-4
-    """For the KV of a token: that of a model of 100 kB a token, on a disk of 1 GB/s."""
+    """Seconds for the KV of a token: those of a model of 100 kB a token, on a disk of 1 GB/s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +115,9 @@ class World:
     costs: Mapping[Regime, tuple[float, ...]]
     """Microseconds of a step, a token, a row, a key, a pair and a byte, as `StepCost.costs` gives them."""
     residuals: tuple[Residual, ...] = ()
-    """In the order of the steps of a real run; none: every step takes what is modelled."""
+    """Residuals of a real run's steps, in their order; none: every step takes what is modelled."""
     gap: float = 0.0
-    """Seconds between steps where no residual tells."""
+    """Seconds between steps for which no residual gives them."""
     intake: float = 0.0
     """Seconds from the arrival of a request to when an idle engine takes it."""
     copies: CopyRates = field(default_factory=CopyRates)
@@ -181,8 +181,8 @@ class WorldTimes:
 def _blocks_of(residuals: Sequence[Residual], seed: int) -> dict[Regime, _Blocks]:
     """Return where each kind of step has its residuals from: its own ones, and those of others where these are few.
 
-    Kinds are drawn apart, so that a slow step is drawn as often as it occurred, however many steps of other kinds lay
-    around it.
+    Kinds are drawn separately, so that a slow step is drawn as often as it occurred, however many steps of other kinds
+    were around it.
     """
     kinds = kinds_of(each.regime for each in residuals)
     own = {regime: [each for each in residuals if each.regime in kinds[regime]] for regime in Regime}

@@ -23,7 +23,8 @@ class FileBlocks:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.descriptor = ctypes.c_int32(descriptor)
-        """For the compiled library, which looks at it before each read: `CLOSED` once the file is given up."""
+        """Descriptor for the compiled library, which looks at it before each read: `CLOSED` once the file is given
+        up."""
         self._is_unlocked = False
 
     def read(self, buffers: Sequence[memoryview], offset: int) -> None:

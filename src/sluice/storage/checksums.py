@@ -22,7 +22,7 @@ from sluice.storage.page_file_format import PageLost
 
 
 class PageRun(NamedTuple):
-    """One layer of some pages: where it lies in a file, and where it is to go."""
+    """One layer of some pages: where it is in a file, and where it is to go."""
 
     offsets: npt.NDArray[np.int64]
     """[pages], where the keys of each begin; its values follow them."""
@@ -42,7 +42,7 @@ class Differs(NamedTuple):
     """A page that is not what was stored."""
 
     place: int
-    """In the run."""
+    """Index of the page in the run."""
     found: int
     """The checksum of what was read."""
 

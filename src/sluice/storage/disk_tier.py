@@ -89,7 +89,7 @@ class Erase:
 
 
 class PageStore(Protocol):
-    """Where the pages of a disk tier lie: a page file of its own, or those of other engines. One thread uses it."""
+    """Where the pages of a disk tier are: a page file of its own, or those of other engines. One thread uses it."""
 
     @property
     def num_pages(self) -> int: ...

@@ -2,7 +2,7 @@
 
 The first engine of a server makes the file if there is none, and empties one that it cannot use. An engine that follows
 another one takes the file over as that one left it (`must_exist`): a file that is missing or changed by then may be the
-sign of a disk that is gone, and what lies at the path now may be another program's.
+sign of a disk that is gone, and what is at the path now may be another program's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Opened:
 
     file: PageFile
     pages: tuple[StoredPage, ...]
-    """Parents before children."""
+    """Stored pages, parents before children."""
     discarded: str | None
     """Why the former contents are not used, in words that follow "it"; None if they are, or the file is new."""
     num_damaged: int = 0

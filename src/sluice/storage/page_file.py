@@ -48,9 +48,9 @@ class PageFile:
         self._named = set(index)
         self._checksum = find_checksum(layout.geometry.checksum)
         self._stored = np.zeros(layout.num_pages, dtype=np.bool_)
-        """Which pages hold something."""
+        """Whether each page holds something."""
         self._expected = np.zeros((layout.num_pages, layout.geometry.num_layers), dtype=np.uint32)
-        """The checksums of their layers."""
+        """Checksums of the layers of each page."""
         for page, entry in index.items():
             self._set(page, entry.checksums)
         self._number = 1 + max((entry.number for entry in index.values()), default=0)
@@ -152,12 +152,12 @@ class PageFile:
 
     @property
     def _parts_at_once(self) -> int:
-        """Parts of a page that lie one behind the other: those of a layer, or all, where a page is an extent."""
+        """Parts of a page that are one behind the other: those of a layer, or all, where a page is an extent."""
         geometry = self.layout.geometry
         return 2 * geometry.num_layers if geometry.extent_pages == 1 else 2
 
     def _pieces(self, page: int) -> Iterator[tuple[int, int]]:
-        """Return where the pieces of a page lie: the number of the first part of each, and its offset."""
+        """Return where the pieces of a page are: the number of the first part of each, and its offset."""
         first = np.arange(0, 2 * self.layout.geometry.num_layers, self._parts_at_once)
         offsets = self.layout.parts_at(np.array(page), first // 2)
         return zip(first.tolist(), offsets.tolist(), strict=True)

@@ -8,7 +8,7 @@ An extent has as many pages as make a layer `EXTENT_BYTES` long; the last one ma
 of 4 KiB, so that they can be mapped and read past the page cache.
 
 An entry names its page by a digest of its tokens and of all before them, and the parent page by the same: it need not
-know where the parent lies, or whether it is there.
+know where the parent is, or whether it is there.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class PageGeometry:
     """What computes keys and values: a release and an implementation."""
     dtype: str
     layout: str
-    """Name of the order in which a page of one layer lies in memory."""
+    """Name of the order of a page of one layer in memory."""
     page_size: int
     """Tokens."""
     num_layers: int

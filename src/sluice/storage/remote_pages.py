@@ -32,7 +32,7 @@ MAX_FILES = 16
 
 
 class _Place(NamedTuple):
-    """Where a page lies."""
+    """Where a page is."""
 
     path: Path
     page: int
@@ -51,7 +51,7 @@ class RemotePages:
     Args:
         geometry: that the files must have.
         num_pages: pages that the tier has.
-        folder: the files must lie in it.
+        folder: the files must be in it.
 
     Raises:
         ValueError: the checksums of this layout cannot be computed here.
@@ -67,7 +67,7 @@ class RemotePages:
         self._folder = folder
         self._places: dict[int, _Place] = {}
         self._files: OrderedDict[Path, _OpenFile] = OrderedDict()
-        """By the time of their last use."""
+        """Open files, the one used last at the end."""
 
     def check(self, source: str) -> Path:
         """Return the path of a source. Nothing is read.
@@ -81,7 +81,7 @@ class RemotePages:
         return path
 
     def place(self, page: int, path: Path, stored: StoredPage) -> None:
-        """Say where a page of the tier lies, from any thread. No load of an earlier content may be under way."""
+        """Say where a page of the tier is, from any thread. No load of an earlier content may be under way."""
         self._places[page] = _Place(path, stored.page, stored.checksum)
 
     def read(self, page: int, parts: Sequence[memoryview]) -> int:

@@ -199,7 +199,7 @@ class ShadowRunner:
         return None
 
     def _contents(self, slot: int, end: int) -> list[tuple[int, int] | None]:
-        """What lies at a slot's first `end` positions."""
+        """What is at a slot's first `end` positions."""
         part = self._slices.get(slot)
         if part is None:
             return self._held(self._rows[slot], end)
@@ -208,7 +208,7 @@ class ShadowRunner:
         return stored[:end] + self._held(part.pages, end - part.base)
 
     def _held(self, pages: Sequence[int], count: int) -> list[tuple[int, int] | None]:
-        """What lies at the first `count` positions of these pages."""
+        """What is at the first `count` positions of these pages."""
         size, kv = self._page_size, self._kv
         return [kv.get((pages[index // size], index % size)) for index in range(count)]
 

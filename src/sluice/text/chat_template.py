@@ -37,11 +37,15 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 OWN_VARIABLES = (*NAMED_TOKENS, "raise_exception", "strftime_now", "range", "dict", "namespace", "cycler", "joiner")
 """Names in templates that a request may not give another meaning."""
 Message = Mapping[str, Any]
-"""At least "role" and "content", both texts. Other values are JSON, as the "tool_calls" of an assistant's message."""
+"""Maps at least "role" and "content" to texts. Other values are JSON, as the "tool_calls" of an assistant's message."""
 
 
 class ChatTemplateError(ValueError):
     """The template cannot be compiled, it refuses the messages, or it was stopped."""
+
+
+class ChatTemplateRefusal(ChatTemplateError):
+    """The template refuses the messages, with its own text."""
 
 
 class ChatTemplateUnavailable(ChatTemplateError):
@@ -169,7 +173,7 @@ class ChatTemplate:
             case Rendered(text):
                 return text
             case TemplateRefused(reason):
-                raise ChatTemplateError(f"the chat template refuses the messages: {reason}")
+                raise ChatTemplateRefusal(f"the chat template refuses the messages: {reason}")
 
     def _started(self) -> ChildProcess:
         """Return the process, a new one if there is none or it has ended."""

@@ -30,7 +30,7 @@ NEEDED = ("transformers", "sentencepiece", "tiktoken", "google.protobuf")
 COPIED = (*CONVERTIBLE, "merges.txt", "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
 INSTALL = "pip install 'sluice-llm[transformers]'"
 SECONDS = 300.0
-"""After which a conversion is given up."""
+"""Seconds after which a conversion is given up."""
 PROBES = ("Hello, world", "two  spaces\nand lines\n", "numbers 12345 (and) signs!?", "été 日本語 🙂", "\tdef f(x):")
 """Texts that a converted tokenizer and SentencePiece itself must encode alike.
 

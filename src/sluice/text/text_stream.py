@@ -5,11 +5,12 @@ The HTTP server, `LLM` and the command line all use it, so their texts are equal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from sluice.text.detokenizer import Detokenizer
+from sluice.text.parsers.thoughts import Thoughts
 from sluice.types import CachedTokens, Drafted, FinishReason, Output, TokenLogprobs
 
 
@@ -64,7 +65,7 @@ class _StopString:
         self.matched = 0
         """Characters of `text` that the text so far ends with: as many as possible, but not all."""
         self._borders = [0]
-        """For each beginning of `text` that has matched, the length of the longest shorter one that it ends with."""
+        """Length of the longest shorter prefix of `text` that each matched prefix ends with."""
 
     def push(self, text: str) -> int | None:
         """Add a piece, and return where in it the string ends that is complete first, if one is."""
@@ -124,12 +125,26 @@ class TextStream:
         stop: strings that end the text.
         min_tokens: stop strings do not count in the text of this many first tokens.
         include_stop: the text holds the stop string or the stop token that ends it.
+        thoughts: tells thoughts from the answer, for the count of their tokens.
+        skip_thoughts: stop strings and stop ids do not count in thoughts.
+        stop_ids: tokens that end the text, besides those that the engine knows.
     """
 
     def __init__(
-        self, detokenizer: Detokenizer, stop: Sequence[str] = (), min_tokens: int = 0, *, include_stop: bool = False
+        self,
+        detokenizer: Detokenizer,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        *,
+        include_stop: bool = False,
+        thoughts: Thoughts | None = None,
+        skip_thoughts: bool = False,
+        stop_ids: Collection[int] = (),
     ) -> None:
         self._detokenizer = detokenizer
+        self._thoughts, self._skips_thoughts = thoughts, skip_thoughts
+        self._stop_ids = stop_ids
+        self._num_thought, self._num_undecided = 0, 0
         self._min_tokens = min_tokens
         self._stops = StopFinder(stop, include_stop=include_stop)
         self._include_stop = include_stop
@@ -147,6 +162,11 @@ class TextStream:
     def stop_string(self) -> str | None:
         """The stop string that ended the text; None: something else did, or it has not ended."""
         return self._stops.found
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of the thoughts, their tags included."""
+        return self._num_thought if self._thoughts is not None and self._thoughts.has_text else 0
 
     def push(self, output: Output) -> list[Piece]:
         """Return the pieces of one output, in order.
@@ -183,16 +203,50 @@ class TextStream:
     def _token(self, token: int, reason: FinishReason | None, logprobs: TokenLogprobs | None) -> Piece:
         self.num_tokens += 1
         offset = self._length
+        reason = self._ended_by(token, reason)
         is_hidden = reason is FinishReason.STOP and not self._include_stop
         own = "" if is_hidden else self._detokenizer.push(token)
         self._length += len(own)
-        text = self._stops.push(own) if self.num_tokens > self._min_tokens else own
+        text = self._searched(own)
         if self.stop_string is None and reason is not None:
             text += self._rest()
         self.finish_reason = FinishReason.STOP if self.stop_string is not None else reason
         return Piece(token, text, self.finish_reason, logprobs, offset)
 
     def _rest(self) -> str:
-        """Return the text that was held back: an unfinished character and the beginning of a stop string."""
-        text = self._stops.push(self._detokenizer.flush())
+        """Return the text that was held back: an unfinished character and the beginning of a tag or a stop string."""
+        text = self._searched(self._detokenizer.flush(), is_token=False)
+        if self._thoughts is not None:
+            text += self._stopped(self._thoughts.flush())
         return text if self.stop_string is not None else text + self._stops.flush()
+
+    def _ended_by(self, token: int, reason: FinishReason | None) -> FinishReason | None:
+        """Return why the text ends with a token that the engine ends for a reason, or goes on with."""
+        is_stop = token in self._stop_ids and self.num_tokens > self._min_tokens
+        return FinishReason.STOP if reason is None and is_stop and not self._is_thinking() else reason
+
+    def _is_thinking(self) -> bool:
+        return self._thoughts is not None and self._thoughts.is_inside
+
+    def _searched(self, text: str, *, is_token: bool = True) -> str:
+        """Return as much of a token's text as precedes a stop string for certain, and count the thoughts."""
+        if self._thoughts is None:
+            return self._stopped([(text, True)])
+        was_inside = self._thoughts.is_inside
+        parts = list(self._thoughts.split(text))
+        if is_token and (was_inside or self._thoughts.is_inside or not all(is_answer for _, is_answer in parts)):
+            self._num_thought, self._num_undecided = self._num_thought + self._num_undecided + 1, 0
+        elif is_token:
+            self._num_undecided = self._num_undecided + 1 if self._thoughts.is_undecided else 0
+        return self._stopped(parts)
+
+    def _stopped(self, parts: Iterable[tuple[str, bool]]) -> str:
+        found = ""
+        for part, is_answer in parts:
+            if self.stop_string is not None or self.num_tokens <= self._min_tokens:
+                found += part if self.stop_string is None else ""
+            elif is_answer or not self._skips_thoughts:
+                found += self._stops.push(part)
+            else:
+                found += self._stops.flush() + part
+        return found

@@ -16,6 +16,7 @@ from sluice.text.chat_template import (
     DEFAULT,
     ChatTemplate,
     ChatTemplateError,
+    ChatTemplateRefusal,
     ChatTemplateUnavailable,
     Message,
     RenderOptions,
@@ -26,6 +27,10 @@ from sluice.text.special_tokens import SpecialTokens
 
 class TokenizerError(ValueError):
     """The checkpoint's tokenizer cannot be used, or cannot serve a request."""
+
+
+class TemplateRefusal(TokenizerError):
+    """The chat template refuses the messages."""
 
 
 class TokenizerUnavailable(TokenizerError):
@@ -188,6 +193,8 @@ def _rendering() -> Iterator[None]:
         yield
     except ChatTemplateUnavailable as error:
         raise TokenizerUnavailable(str(error)) from error
+    except ChatTemplateRefusal as error:
+        raise TemplateRefusal(str(error)) from error
     except ChatTemplateError as error:
         raise TokenizerError(str(error)) from error
     except UnicodeEncodeError as error:

@@ -26,7 +26,7 @@ from sluice.text.tokenizer import Tokenizer, TokenizerError
 
 SUFFIX = ".gguf"
 GGUF = f"model{SUFFIX}"
-"""In the folder that is made of a GGUF file."""
+"""File in the folder that is made of a GGUF file."""
 BESIDE_GGUF = ("tokenizer.json", "tokenizer.model")
 """Files that are used in place of a GGUF file's own tokenizer."""
 

@@ -113,7 +113,7 @@ class TraceFile:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """Write no more: serving goes on without a trace."""
+        """Write no more: serving continues without a trace."""
         LOGGER.warning("the trace %s ends here: %s", self._path, error.strerror)
         self._abandon()
 

@@ -192,7 +192,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     wait_ms: float = 0.0
     """Milliseconds of these that were spent waiting."""
     micros: int = 0
-    """What the scheduler was told that the step took."""
+    """Microseconds that were reported to the scheduler for the step."""
     plan: BatchPlan
     tokens: tuple[tuple[int, ...], ...] | None = None
     """Tokens that each row that samples brought; None without token ids, or if the step failed."""

@@ -33,7 +33,7 @@ class PacingSummary:
     """How a target was kept."""
 
     target_ms: float
-    """Smallest that a step had."""
+    """Smallest target that a step had."""
     streaming: int
     """Steps with streams and a feasible target."""
     late: dict[str, int]

@@ -63,7 +63,7 @@ class Recorder:
         self._start = start
         self._calls = 0
         self._open: dict[int, _OpenStep] = {}
-        """By step, oldest first."""
+        """Open steps by number, oldest first."""
 
     @property
     def has_work(self) -> bool:

@@ -31,9 +31,9 @@ class RequestRow:
     chunks: int
     preemptions: int
     queued_ms: float | None
-    """From its arrival to the launch of its first chunk."""
+    """Milliseconds from its arrival to the launch of its first chunk."""
     ttft_ms: float | None
-    """From its arrival at the server, if that is known, to its first token."""
+    """Milliseconds from its arrival at the server, if that is known, to its first token."""
     itl_p50_ms: float | None
     itl_max_ms: float | None
     drafted: int

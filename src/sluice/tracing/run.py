@@ -109,7 +109,7 @@ class RequestRun:
     token_times: array[float] = field(default_factory=lambda: array("d"))
     """When each output token was known."""
     arrived_at: float | None = None
-    """At the server; None if it is not known."""
+    """When it arrived at the server; None if that is not known."""
     draft_rows: int = 0
     """Rows that had drafts, and brought tokens."""
     drafted: int = 0
@@ -160,7 +160,7 @@ class TracedRun:
     unended: int = 0
     """Steps in flight when the trace was closed."""
     failed_copies: int = 0
-    """Between tiers."""
+    """Copies between tiers that failed."""
     lost_calls: int = 0
     """Calls that should stand before the last step and do not: lines are gone."""
 
@@ -304,7 +304,7 @@ class Row(NamedTuple):
     num_tokens: int
     """Tokens that it gave its request."""
     accepted: int
-    """Drafts among them."""
+    """Drafts among these tokens."""
 
 
 def kept(run: TracedRun, record: Step) -> list[Row]:

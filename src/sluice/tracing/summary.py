@@ -41,7 +41,7 @@ class TraceSummary:
     token_ids: bool
     depth: int
     seconds: float
-    """From the start to the last event."""
+    """Seconds from the start to the last event."""
     steps: int
     failed_steps: int
     unended_steps: int

@@ -25,9 +25,9 @@ class Chunk(NamedTuple):
     token_ids: tuple[int, ...]
     """The input ids. One short of `length`: the last input is what this slot sampled last (still on the device)."""
     new_pages: tuple[int, ...]
-    """Written to the slot's page-table row before the forward, as the last of the pages that hold the tokens up to
-    `end`. The row had pages up to there, or beyond: such were for drafts that were not accepted, and are the slot's no
-    more."""
+    """Pages written to the slot's page-table row before the forward, as the last of those that hold the tokens up to
+    `end`. The row had pages up to there, or beyond: pages beyond were for drafts that were not accepted, and no longer
+    belong to the slot."""
     samples: bool
     """Whether to sample the token at position `start + length`: the chunk reaches the end of what is known."""
     targets: tuple[int, ...] = ()
@@ -63,7 +63,7 @@ class Chunk(NamedTuple):
 class ChunkSlice(NamedTuple):
     """A slice of the work on one chunk of an offloaded request.
 
-    The KV of the request's first `base` tokens lies on a lower tier and is attended to through a ring; the tokens from
+    The KV of the request's first `base` tokens is on a lower tier and is attended to through a ring; the tokens from
     there to the chunk's end are on the device. A chunk consists of `total` work items, done in order, in one step or
     over several: in each layer one for every group of blocks of the ring, and one for the tokens on the device.
 
@@ -101,7 +101,7 @@ class NewSlot(NamedTuple):
 
     slot: int
     submit: Submit
-    """The request, without its prompt and outputs: these come in chunks, or lie in the cache."""
+    """The request, without its prompt and outputs: these come in chunks, or are in the cache."""
     prompt_len: int = 0
     """Tokens of the prompt: those behind them are outputs."""
     history: tuple[int, ...] = ()
@@ -138,10 +138,10 @@ class PredictedStep(NamedTuple):
 
     regime: Regime
     target: int
-    """What it may take; 0: that is not known yet."""
+    """Microseconds that it may take; 0: that is not known yet."""
     predicted: int
     at_quantile: int
-    """The same with the margin: it takes no longer with the probability that is asked for."""
+    """Microseconds with the margin: it takes no longer with the probability that is asked for."""
     is_infeasible: bool = False
     """It is predicted to exceed the target, although it has no prefill or the least."""
 

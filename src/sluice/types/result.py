@@ -36,7 +36,7 @@ class FinishReason(StrEnum):
 
 
 class RowError(NamedTuple):
-    """A row that failed (with NaN logits, say): its request ends, the others go on. `row` indexes `plan.chunks`."""
+    """A row that failed (with NaN logits, say): its request ends, the others continue. `row` indexes `plan.chunks`."""
 
     row: int
     message: str
@@ -72,9 +72,9 @@ class BatchResult:
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
     """Like `token_ids`; an entry is empty if its request did not ask, and all are left out if none did."""
     prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
-    """Per chunk with targets, in plan order: one for each target."""
+    """An entry for each chunk with targets, in plan order: log-probabilities for each target."""
     embeddings: tuple[bytes, ...] = ()
-    """Per chunk that embeds, in plan order: `Output.embedding`."""
+    """An entry for each chunk that embeds, in plan order (`Output.embedding`)."""
     copies: tuple[CopyDone, ...] = ()
     """How the plan's copies between device and host ended. Copies with the disk end at any time later, and
     `engine.messages.Copied` reports them."""
@@ -132,8 +132,8 @@ class Output(NamedTuple):
     num_disk_tokens: int = 0
     """Cached tokens that were loaded from the disk."""
     embedding: bytes = b""
-    """Of a request that embeds: the hidden state of its last token after the final norm, [hidden_size] little-endian
-    float32, not normalised."""
+    """Embedding, if the request asks for one: the hidden state of its last token after the final norm, [hidden_size]
+    little-endian float32, not normalised."""
     num_drafted: int = 0
     """Drafts of the row that brought these tokens."""
     num_accepted: int = 0

@@ -181,7 +181,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, number added to its logit); a mapping is accepted too."""
     schema: Any = None
-    """Kept as JSON text."""
+    """Schema, kept as JSON text."""
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     grammar: str | None = None

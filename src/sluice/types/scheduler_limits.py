@@ -20,7 +20,7 @@ ClassName = Literal["interactive", "standard", "batch"]
 Priority = int | str
 """What a request asks for: a number where requests are ordered by priority, a class where they are by deadline."""
 CLASS_NAMES: tuple[ClassName, ...] = get_args(ClassName)
-"""From the most urgent class to the least."""
+"""Names of the classes, from the most urgent to the least."""
 DEFAULT_CLASS: ClassName = "standard"
 """The class of requests that name none."""
 
@@ -167,7 +167,7 @@ class Group(NamedTuple):
 class OffloadLimits:
     """Limits and costs of *offloaded* requests, whose context is longer than the device.
 
-    Their KV lies on a lower tier. A chunk of such a request consists of work items: in each layer one for every group
+    Their KV is on a lower tier. A chunk of such a request consists of work items: in each layer one for every group
     of blocks of the ring, and one for the tokens on the device. Costs are in tokens of the step's budget: an item of
     cost n takes as long as n ordinary tokens.
     """
@@ -175,7 +175,7 @@ class OffloadLimits:
     above: int
     """Requests of more tokens than this, prompt and output together, are offloaded."""
     tier: Tier
-    """Where their KV lies."""
+    """Where the contexts' KV is stored."""
     page_bytes: int
     """Size of a page on the tier."""
     chunk_tokens: int
@@ -274,6 +274,6 @@ class PriorityClass:
 
     name: str
     ttft_target: int
-    """From a request's arrival to its first token."""
+    """Microseconds from a request's arrival to its first token."""
     itl_target: int = 0
-    """What its stream may stand still in a step; 0: what the scheduler's own target is."""
+    """Microseconds that its stream may stand still in a step; 0: the scheduler's own target."""

@@ -20,13 +20,13 @@ class Submit:
     """
 
     request_id: int
-    """Never used twice, and larger than every id before it: the order of ids is the order of arrival."""
+    """Id that is never used twice and is larger than every id before it: the order of ids is the order of arrival."""
     prompt: tuple[int, ...]
-    """At least one token id; empty if it is `packed`."""
+    """Ids of the prompt's tokens, at least one; empty if it is `packed`."""
     sampling: SamplingParams
-    """Resolved (`SamplingParams.resolved`)."""
+    """Sampling parameters, resolved (`SamplingParams.resolved`)."""
     sample_index: int = 0
-    """Which of several samples of one prompt; they differ by it alone."""
+    """Index among the samples of one prompt, which differ by it alone."""
     extra_key: str = ""
     """Namespace of the prefix cache: equal tokens under different keys share nothing."""
     priority: int = 0
@@ -47,7 +47,7 @@ class Submit:
     """The request is dropped if it has not begun by then, in seconds of the engine's clock (`clock.WallClock` is one
     for all processes of a machine)."""
     deadline: float | None = None
-    """The request is ended then."""
+    """Seconds of the engine's clock at which the request is ended; None: never."""
     embeds: bool = False
     """The result is an embedding: the hidden state of the prompt's last token. Nothing is sampled, and the request ends
     with its prompt; `sampling` has no effect (`NO_SAMPLING`)."""

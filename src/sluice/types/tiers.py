@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Tier(StrEnum):
-    """The places where a page of KV may lie, fastest first."""
+    """The places where a page of KV may be, fastest first."""
 
     DEVICE = "device"
     HOST = "host"
@@ -95,14 +95,14 @@ class StoredPage(NamedTuple):
 
 
 class PageOffer(NamedTuple):
-    """Pages of a context that one engine has stored, as another one is told of them."""
+    """Pages of a context that one engine has stored, as they are described to another one."""
 
     source: str
-    """Where they lie, as the transfer has it; for page files, the path."""
+    """Where the pages are stored, as the transfer has it; for page files, the path."""
     layout: str
     """What the pages are made of: digest of the weights, layout and sizes. Another engine's must be the same."""
     pages: tuple[StoredPage, ...]
-    """From the beginning of the context on, without a gap."""
+    """Pages from the beginning of the context on, without a gap."""
 
 
 class TierUse(NamedTuple):

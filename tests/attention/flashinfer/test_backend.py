@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fake_flashinfer
 from paged import Row, empty_kv, forward_batch
+from slow import examples
 from sluice.attention.base import ForwardBatch, LayerKV
 from sluice.attention.flashinfer.api import FlashInferUnavailable, load_flashinfer
 from sluice.attention.flashinfer.attention import FlashInferAttention
@@ -75,7 +76,7 @@ def close(ours: torch.Tensor | None, reference: torch.Tensor | None) -> None:
 LENGTHS = st.lists(st.integers(1, 19), max_size=4)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.data(), LENGTHS, st.lists(st.tuples(st.integers(2, 7), st.integers(0, 12)), max_size=3))
 def test_ragged_batches(data: st.DataObject, decodes: list[int], extends: list[tuple[int, int]]) -> None:
     """Page lists of other rows, a window that is off by one, a log-sum-exp in the wrong base."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 import fake_flashinfer
+from any_checkpoint import any_checkpoint
 from sluice.attention.base import Attention
 from sluice.attention.flashinfer.attention import FlashInferAttention
 from sluice.attention.reference import ReferenceAttention
 from sluice.engine.messages import Submit
 from sluice.models.base import CausalLM
-from sluice.models.hub import BUNDLED
 from sluice.models.loader import load_model
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.forwards import EagerForwards
@@ -56,7 +56,7 @@ def tokens(model: CausalLM, attention: Attention) -> list[object]:
 
 def test_an_engine_gives_the_tokens_of_the_reference() -> None:
     """A step that runs by the plan of another: mixed steps, decodes alone, rows that come and go, a preemption."""
-    model, _ = load_model(BUNDLED, dtype="bfloat16", device=CPU, progress=False)
+    model, _ = load_model(any_checkpoint(), dtype="bfloat16", device=CPU, progress=False)
     assert isinstance(model, CausalLM)
     flashinfer = FlashInferAttention(fake_flashinfer, CPU, to_host=torch.from_numpy, fence=Fence, workspace_bytes=1024)
     assert tokens(model, flashinfer) == tokens(model, ReferenceAttention())

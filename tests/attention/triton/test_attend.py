@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from attention_cases import Case, exact, make_case
+from slow import products, slow
 from sluice.attention.base import LayerKV
 from sluice.attention.triton.attention import TritonAttention
 from sluice.attention.triton.kv import TritonKV
@@ -60,9 +61,7 @@ def lengths(draw: random.Random) -> list[tuple[int, int]]:
 
 
 @each_device
-@pytest.mark.parametrize(
-    "seed", [pytest.param(0, marks=pytest.mark.slow), 1, 2, pytest.param(3, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("seed", [slow(0), 1, slow(2), slow(3)])
 def test_agrees_with_the_reference(device: torch.device, seed: int) -> None:
     """Any ragged batch, grouping, page size and rule."""
     draw = random.Random(seed)
@@ -91,7 +90,7 @@ def test_agrees_with_the_reference(device: torch.device, seed: int) -> None:
 @each_device
 @pytest.mark.parametrize(
     "arch",
-    [pytest.param((8, 0), marks=pytest.mark.slow), pytest.param((8, 6), marks=pytest.mark.slow), (9, 0)],
+    [slow((8, 0)), slow((8, 6)), (9, 0)],
     ids=str,
 )
 def test_the_sizes_of_the_table(device: torch.device, arch: tuple[int, int]) -> None:
@@ -111,8 +110,7 @@ def test_the_sizes_of_the_table(device: torch.device, arch: tuple[int, int]) -> 
 
 
 @each_device
-@pytest.mark.parametrize("sms", [1, 48])
-@pytest.mark.parametrize("window", [None, 100])
+@products(sms=[1, 48], window=[None, 100])
 def test_one_long_context_among_short_ones(device: torch.device, sms: int, window: int | None) -> None:
     """No piece may be left out: neither for want of programs, with more rows than pieces aimed at, nor of those that
     are merged after the first sixteen."""
@@ -169,8 +167,7 @@ def test_queries_that_are_a_part_of_a_fused_product(device: torch.device) -> Non
 
 
 @each_device
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@products(capability=[(8, 0), (9, 0)], dtype=[torch.float8_e4m3fn, torch.float8_e5m2])
 def test_keys_and_values_in_eight_bits(device: torch.device, capability: tuple[int, int], dtype: torch.dtype) -> None:
     """With scales, on devices that know the type and on those that have to put it together from bits."""
     if device.type == "cuda" and capability > torch.cuda.get_device_capability(device):

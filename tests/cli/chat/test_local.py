@@ -9,35 +9,24 @@ from pathlib import Path
 
 import pytest
 
+from any_checkpoint import any_checkpoint
 from random_checkpoint import random_checkpoint
 from sluice import LLM, cli
 from sluice.cli.chat.answers import STOPPED, AnswerError, AnswerPart
 from sluice.cli.chat.local import LocalSource
 from sluice.cli.chat.stopping import Stopper
 
-FACT = "The brass key is behind the mill."
 LONG = "The heavy clock is near the boathouse. " * 30
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(max_total_tokens=2048, chunked_prefill_size=64) as llm:
+    with LLM(any_checkpoint(), max_total_tokens=2048, chunked_prefill_size=64) as llm:
         yield llm
 
 
 def asked(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
-
-
-def test_the_bundled_model_answers_what_comes_from_a_pipe(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`sluice chat` in a script: the answer, and nothing else."""
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{FACT}\n\nWhere is the brass key?\n"))
-    assert cli.main(["chat", "--temperature", "0", "--max-total-tokens", "512", "--max-tokens", "40"]) == 0
-    out, err = capsys.readouterr()
-    assert "mill" in out
-    assert err == ""
 
 
 def test_a_model_that_cannot_talk(
@@ -53,7 +42,7 @@ def test_a_model_that_cannot_talk(
 
 def test_an_answer_is_as_long_as_the_context_allows() -> None:
     """Answers ended after the library's default of 16 tokens, though the help promises the room of the context."""
-    with LLM(max_total_tokens=256, context_length=128) as short:
+    with LLM(any_checkpoint(), max_total_tokens=256, context_length=128) as short:
         source = LocalSource(short, {"temperature": 0.0, "ignore_eos": True})
         *_, last = source.answer(asked("Hello"), Stopper())
         assert last.usage is not None

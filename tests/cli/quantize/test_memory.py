@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 import tiny_models
 from compiled import library
 from peak_memory import PeakMemory
+from slow import products
 from sluice.cli.quantize.schemes import SCHEMES
 from sluice.cli.quantize.source import PlainCheckpoint
 from sluice.cli.quantize.write import write_quantized
@@ -50,8 +51,7 @@ def test_writing_takes_the_largest_tensor(scheme: str, plain: Path, tmp_path: Pa
     assert memory.peak <= largest(plain) + SMALL
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("is_written", [False, True], ids=["plain", "written"])
+@products(scheme=[*SCHEMES], is_written=[False, True])
 def test_loading_takes_the_quantised_size_and_the_largest_tensor(
     scheme: str, is_written: bool, plain: Path, tmp_path: Path
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -13,22 +12,23 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch.nn import functional
 
+from any_checkpoint import any_checkpoint
 from compiled import library
 from paged_model import chunked_logits
 from sluice import cli
 from sluice.cli.quantize.report import relative_error
 from sluice.kernels.cpu.library import Kernels
-from sluice.models.hub import BUNDLED
 from sluice.models.loader import load_model
 from sluice.models.packers import NativePacker
 from sluice.models.quantized import Int8Weight
-from training.tokenizer import texts
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
-    path.write_text("\n".join(islice(texts(7), 12)), encoding="utf-8")
+    path.write_text((ROOT / "README.md").read_text(encoding="utf-8")[:3000], encoding="utf-8")
     return path
 
 
@@ -36,23 +36,23 @@ def expected_reading(text: Path, quantization: str) -> tuple[float, torch.Tensor
     """Perplexity and the most likely tokens, from all logits at once."""
     packer = NativePacker(Kernels(library(), library().best(), 1))
     model, _ = load_model(
-        BUNDLED,
+        any_checkpoint(),
         dtype="bfloat16",
         device=torch.device("cpu"),
         progress=False,
         quantization=quantization,
         packer=packer,
     )
-    ids = Tokenizer.from_file(str(BUNDLED / "tokenizer.json")).encode(text.read_text()).ids
+    ids = Tokenizer.from_file(str(any_checkpoint() / "tokenizer.json")).encode(text.read_text()).ids
     logits = chunked_logits(model, [ids], page_size=32, seed=0, max_chunk=128)[0].float()[:-1]
     return math.exp(functional.cross_entropy(logits, torch.tensor(ids[1:]))), logits.argmax(-1)
 
 
 def test_figures_are_those_of_the_definitions(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A perplexity of tokens that are shifted by one, or errors of another weight."""
-    assert cli.main(["quantize", "-q", "int8", "--report", "--text", str(text), "--json"]) == 0
+    assert cli.main(["quantize", str(any_checkpoint()), "-q", "int8", "--report", "--text", str(text), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    stored = load_file(BUNDLED / "model.safetensors")
+    stored = load_file(any_checkpoint() / "model.safetensors")
     matrices = {name: value.float() for name, value in stored.items() if value.dim() == 2}
     found = {weight["name"]: weight["relative_error"]["int8"] for weight in report["weights"]}
     assert found.keys() == matrices.keys()
@@ -71,9 +71,9 @@ def test_figures_are_those_of_the_definitions(text: Path, capsys: pytest.Capture
 
 def test_the_table_names_every_weight(capsys: pytest.CaptureFixture[str]) -> None:
     """A layer that is left out of the table looks like one without an error."""
-    assert cli.main(["quantize", str(BUNDLED), "-q", "int4", "--report"]) == 0
+    assert cli.main(["quantize", str(any_checkpoint()), "-q", "int4", "--report"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    names = [name for name, value in load_file(BUNDLED / "model.safetensors").items() if value.dim() == 2]
+    names = [name for name, value in load_file(any_checkpoint() / "model.safetensors").items() if value.dim() == 2]
     assert sorted(line.split()[0] for line in lines[1:-1]) == sorted(names)
     assert all(line.endswith("%") for line in lines[1:])
 
@@ -111,6 +111,6 @@ def test_wrong_command_lines(arguments: tuple[str, ...], reason: str, capsys: py
 def test_a_text_of_one_token_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text").write_text("a")
     written = ["--output", str(tmp_path / "out"), "--quantization", "int8"]
-    assert cli.main(["quantize", "--report", "--text", str(tmp_path / "text"), *written]) == 1
+    assert cli.main(["quantize", str(any_checkpoint()), "--report", "--text", str(tmp_path / "text"), *written]) == 1
     assert "--text must hold at least two tokens" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -14,6 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import tiny_models
+from any_checkpoint import any_checkpoint
 from compiled import library
 from gguf_makers import write_gguf
 from paged_model import chunked_logits
@@ -25,7 +26,7 @@ from sluice.cli.quantize.write import write_quantized
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.base import PagedLM
 from sluice.models.checkpoint import CheckpointError
-from sluice.models.hub import BUNDLED, resolve_checkpoint
+from sluice.models.hub import resolve_checkpoint
 from sluice.models.loader import load_model
 from sluice.models.packers import NativePacker
 from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedWeight
@@ -103,12 +104,12 @@ def test_transformers_reads_the_same_weights(scheme: str, kind: type[QuantizedWe
 def test_the_command_writes_all_that_serves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A checkpoint without its tokenizer; one whose weights take what they took before."""
     folder = tmp_path / "out"
-    assert cli.main(["quantize", "--quantization", "int8", "--output", str(folder)]) == 0
+    assert cli.main(["quantize", str(any_checkpoint()), "--quantization", "int8", "--output", str(folder)]) == 0
     assert str(folder) in capsys.readouterr().err
     names = {path.name for path in folder.iterdir()}
-    assert names == {path.name for path in BUNDLED.iterdir()} - {"README.md"}
+    assert names == {path.name for path in any_checkpoint().iterdir()}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert (folder / WEIGHTS).stat().st_size < 0.75 * (BUNDLED / WEIGHTS).stat().st_size
+    assert (folder / WEIGHTS).stat().st_size < 0.75 * (any_checkpoint() / WEIGHTS).stat().st_size
 
 
 def test_without_an_option_its_layers_compute_in_int8(plain: Path, tmp_path: Path) -> None:

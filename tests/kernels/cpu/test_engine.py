@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import sluice.assembly.devices
+from any_checkpoint import any_checkpoint
 from compiled import TILES, library
 from sluice import LLM, SamplingParams
 from sluice.config import ConfigError
@@ -23,7 +24,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, logprob
 
 
 def generated(prompts: Sequence[Sequence[int]], **options: Any) -> list[Result]:
-    with LLM(**{"max_total_tokens": 2048, "page_size": 16, **options}) as llm:
+    with LLM(any_checkpoint(), **{"max_total_tokens": 2048, "page_size": 16, **options}) as llm:
         return llm.generate([list(prompt) for prompt in prompts], GREEDY)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from slow import products
 from sluice.runner.features.logprobs import score_rows
 from sluice.runner.features.penalties import TokenCounts
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps, PenaltyValues
@@ -21,8 +22,7 @@ def normal(*size: int, seed: int, device: torch.device) -> torch.Tensor:
 
 
 @each_device
-@pytest.mark.parametrize("vocab", [9, 1500])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@products(vocab=[9, 1500], dtype=[torch.float64, torch.float32])
 def test_penalties(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
     """Rows and counts in different orders; a row without penalties keeps its logits bit by bit."""
     counts = TokenCounts(vocab, device)
@@ -43,8 +43,7 @@ def test_penalties(vocab: int, dtype: torch.dtype, device: torch.device) -> None
 
 
 @each_device
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("vocab", [5, 9000])
+@products(vocab=[5, 9000], dtype=[torch.float16, torch.bfloat16, torch.float64, torch.float32])
 def test_totals(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
     """Large logits do not overflow; a block of only -inf gives no NaN; rows without a usable maximum give NaN."""
     logits = (normal(7, vocab, seed=vocab, device=device) * 30).to(dtype)
@@ -77,8 +76,7 @@ def test_log_probabilities(width: int, device: torch.device) -> None:
 
 
 @each_device
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("vocab", [31, 32, 2049])
+@products(vocab=[31, 32, 2049], dtype=[torch.float16, torch.float32, torch.bfloat16])
 def test_masks(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
     """A token is excluded in the rows that are named, each by its own mask, and in a last word that is not whole."""
     logits = normal(5, vocab, seed=vocab, device=device).to(dtype)

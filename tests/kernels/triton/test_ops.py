@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from slow import products, slow
 from sluice.attention.base import LayerKV
 from sluice.attention.triton.kv import TritonKV
 from sluice.models.ops import ACTIVATIONS, Angles, HeadNorms, Norm, Ops
@@ -16,7 +17,8 @@ from triton_device import each_device, quiet
 pytestmark = quiet
 TORCH = Ops()
 TRITON = TritonOps()
-each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+DTYPES = (torch.bfloat16, torch.float32, torch.float16)
+each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, slow(torch.float16)], ids=str)
 ROUNDING = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2e-6}
 """Relative size of one unit in the last place: sums in another order may be rounded the other way."""
 SHAPES = ((1, 16), (3, 40), (5, 1000))
@@ -70,8 +72,7 @@ def test_layer_norms(dtype: torch.dtype, device: torch.device, draw: Draw) -> No
 
 
 @each_device
-@each_dtype
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@products(activation=[*ACTIVATIONS], dtype=DTYPES)
 def test_gates(activation: str, dtype: torch.dtype, device: torch.device, draw: Draw) -> None:
     """Gate and up are halves of one product; only a NaN gives NaN, not a gate far from zero.
 
@@ -86,17 +87,14 @@ def test_gates(activation: str, dtype: torch.dtype, device: torch.device, draw: 
 
 
 @each_device
-@each_dtype
-@pytest.mark.parametrize("with_norms", [False, True])
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"), [(4, 2, 64), (3, 3, 80), pytest.param(70, 1, 128, marks=pytest.mark.slow)]
-)
+@products(heads=[(4, 2, 64), (3, 3, 80), (70, 1, 128)], with_norms=[False, True], dtype=DTYPES)
 def test_rotate_and_store(
-    heads: int, kv_heads: int, head_dim: int, with_norms: bool, dtype: torch.dtype, device: torch.device, draw: Draw
+    heads: tuple[int, int, int], with_norms: bool, dtype: torch.dtype, device: torch.device, draw: Draw
 ) -> None:
     """q, k and v are parts of one product; heads of 80 are no power of two; 70 heads need two programs."""
+    of_queries, of_keys, head_dim = heads
     for tokens in (1, 5):
-        fused = draw(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype, device=device)
+        fused = draw(tokens, of_queries + 2 * of_keys, head_dim, dtype=dtype, device=device)
         turn = draw(tokens, 1, head_dim // 2, dtype=torch.float32, device=device).repeat(1, 1, 2)
         angles = Angles(turn.cos().to(dtype), turn.sin().to(dtype))
         weights = draw(2, head_dim, dtype=dtype, device=device)
@@ -104,8 +102,8 @@ def test_rotate_and_store(
         slots = torch.tensor([9, 0, 5, 11, 2], device=device)[:tokens]
         outcomes = []
         for ops in (TORCH, TRITON):
-            pages = torch.full((2, 3, 4, kv_heads, head_dim), 7.0, dtype=dtype, device=device)
-            q, k, v = fused.clone().split((heads, kv_heads, kv_heads), dim=1)
+            pages = torch.full((2, 3, 4, of_keys, head_dim), 7.0, dtype=dtype, device=device)
+            q, k, v = fused.clone().split((of_queries, of_keys, of_keys), dim=1)
             outcomes.append((ops.rotate_and_store(q, k, v, angles, norms, LayerKV(*pages), slots), pages))
         (expected_q, expected_pages), (q, pages) = outcomes
         # A difference of two products loses the digits that they have in common.

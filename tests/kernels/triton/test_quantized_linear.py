@@ -15,6 +15,7 @@ import tiny_models
 from models.formats.test_compressed import SCHEMES, config_of, storing
 from models.formats.test_four_bits import FORMATS
 from paged_model import chunked_logits
+from slow import slow
 from sluice.kernels.triton.fp8 import quantize_rows
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.cuda_packer import PRODUCTS, CudaPacker, W4A16Linear
@@ -80,15 +81,15 @@ def weight_of(outputs: int, inputs: int, group: int, kind: str) -> Int4Weight:
 
 
 @each_device
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, slow(torch.float16)], ids=str)
 @pytest.mark.parametrize(
     ("outputs", "inputs", "group", "kind"),
     [
         (40, 128, 32, "symmetric"),
-        pytest.param(70, 256, 128, "zero points", marks=pytest.mark.slow),
+        slow(70, 256, 128, "zero points"),
         (33, 80, 80, "zero points"),
-        pytest.param(64, 48, 16, "zero points", marks=pytest.mark.slow),
-        pytest.param(1, 192, 64, "symmetric", marks=pytest.mark.slow),
+        slow(64, 48, 16, "zero points"),
+        slow(1, 192, 64, "symmetric"),
     ],
 )
 def test_four_bits(outputs: int, inputs: int, group: int, kind: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -178,9 +179,7 @@ FOUR_BITS: dict[str, Callable[[], tuple[Any, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["gptq", *(pytest.param(name, marks=pytest.mark.slow) for name in FOUR_BITS if name != "gptq")]
-)
+@pytest.mark.parametrize("name", ["gptq", *(slow(name) for name in FOUR_BITS if name != "gptq")])
 def test_checkpoints_of_four_bits_stay_so(name: str, source: Path, tmp_path: Path) -> None:
     """On a GPU most of these are used because nothing else fits."""
     cpu = torch.device("cpu")

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from slow import slow
 from sluice.kernels.triton.sampling import gumbel, row_key
 from sluice.runner import sampler, triton_logit_ops
 from sluice.runner.noise import gumbel as torch_gumbel
@@ -103,7 +104,7 @@ def params_of(chooser: random.Random) -> SamplingParams:
         (1, torch.float32),
         (7, torch.float16),
         (1000, torch.bfloat16),
-        pytest.param(9000, torch.float32, marks=pytest.mark.slow),
+        slow(9000, torch.float32),
         (9000, torch.bfloat16),
     ],
 )
@@ -126,7 +127,7 @@ def test_rows_of_a_wider_tensor(device: torch.device) -> None:
 
 
 @each_device
-@pytest.mark.parametrize("width", [16, pytest.param(4096 + 16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("width", [16, slow(4096 + 16)])
 def test_ties_at_the_border_go_to_the_lowest_ids(width: int, device: torch.device) -> None:
     """A threshold alone would keep all equal tokens."""
     count = 10
@@ -180,11 +181,11 @@ FILTERS = {
 
 
 @each_device
-@pytest.mark.parametrize("params", FILTERS.values(), ids=[*FILTERS])
-def test_a_row_without_a_usable_maximum_fails_alone(params: SamplingParams, device: torch.device) -> None:
+@pytest.mark.parametrize("name", [name if name in ("greedy", "all") else slow(name) for name in FILTERS])
+def test_a_row_without_a_usable_maximum_fails_alone(name: str, device: torch.device) -> None:
     """A NaN in the last block, and a row of -inf, fail; a row with two finite logits samples those."""
     logits = torch.randn(6, 4200, generator=torch.Generator().manual_seed(2)).to(device)
-    rows_params = [(params, position) for position in range(6)]
+    rows_params = [(FILTERS[name], position) for position in range(6)]
     healthy = draw(TRITON.sample, logits, rows_params)
     logits[1, 4199] = torch.nan
     logits[2, 0] = torch.inf

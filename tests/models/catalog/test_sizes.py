@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from any_checkpoint import any_checkpoint
 from sluice import LLM, cli
 from sluice.models.catalog.estimate import Estimate, gigabytes
 from sluice.models.catalog.sizes import ModelSizes, SizesError
 from sluice.models.catalog.suggested import SUGGESTED
-from sluice.models.hub import BUNDLED
 from sluice.models.spec import DTYPES, INT4, ModelSpec
 
 
@@ -19,10 +19,10 @@ from sluice.models.spec import DTYPES, INT4, ModelSpec
 def test_the_memory_is_that_of_a_loaded_model(quantization: str) -> None:
     """README would promise a model to a machine that it does not fit into."""
     options = {} if quantization == "none" else {"quantization": quantization}
-    with LLM(max_total_tokens=256, dtype="bfloat16", **options) as llm:
+    with LLM(any_checkpoint(), max_total_tokens=256, dtype="bfloat16", **options) as llm:
         loaded = llm.memory_report()["weights_bytes"]
         token_bytes = llm.info.kv_sizes.token_bytes
-    estimate = Estimate(ModelSizes.read(BUNDLED), quantization)
+    estimate = Estimate(ModelSizes.read(any_checkpoint()), quantization)
     # Norms and the scales of int8's rows are left out. They weigh more in rows of 256 numbers than in rows of 1,024.
     assert loaded <= 1.09 * estimate.weights_bytes
     copied = 2 * estimate.sizes.table if quantization == "none" else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -198,9 +198,9 @@ def test_two_processes_make_the_same_folder(tmp_path: Path, monkeypatch: pytest.
     path, _ = write_gguf(saved("llama", tmp_path / "source"), tmp_path / "model.gguf", "F16")
     made: list[Path] = []
 
-    def meanwhile(folder: Path, source: Path) -> None:
+    def meanwhile(folder: Path, source: Path, more: Mapping[str, str]) -> None:
         monkeypatch.undo()
-        fill(folder, source)
+        fill(folder, source, more)
         made.append(gguf_folder.gguf_folder(source, tmp_path / "shared"))
 
     fill = gguf_folder._fill

@@ -14,7 +14,6 @@ import zmq
 import zmq.asyncio
 
 from page_mirror import Mirror
-from serving import run
 from shadow_engine import PAGE_SIZE
 from sluice.config import ConfigError, EngineConfig
 from sluice.kv.digests import page_digests
@@ -82,58 +81,46 @@ class Router:
         self._context.term()
 
 
-def test_a_subscriber_of_a_server_knows_what_is_cached(tmp_path: Path) -> None:
+async def test_a_subscriber_of_a_server_knows_what_is_cached(tmp_path: Path) -> None:
     """An answer, a flush, an engine that is killed and the one after it, in one sequence of numbers: a router that
     missed the death would send requests to pages that are gone."""
-
-    async def test() -> None:
-        endpoint = f"ipc://{tmp_path}/e"
-        router = Router(endpoint)
-        try:
-            async with supervised(config=publishing(endpoint)) as engine:
-                await ask(engine.client, PROMPT, 4)
-                await router.learn(PROMPT)
-                await engine.client.flush_cache()
-                await router.forget()
-                assert router.knows(PROMPT) == 0
-                await ask(engine.client, PROMPT, 4)
-                await router.learn(PROMPT)
-                assert engine.state.pid is not None
-                os.kill(engine.state.pid, signal.SIGKILL)
-                await router.forget()
-                await ask(engine.client, PROMPT[:9], 4)
-                await router.learn(PROMPT[:9])
-                assert router.knows(PROMPT) == 2
-                assert engine.state.kv_events.published >= 5
-                assert engine.state.kv_events.dropped == 0
-        finally:
-            router.close()
-
-    run(test)
-
-
-def test_an_engine_without_subscribers_reports_nothing() -> None:
-    """Events would cost time and memory in every step for no one."""
-
-    async def test() -> None:
-        async with supervised() as engine:
+    endpoint = f"ipc://{tmp_path}/e"
+    router = Router(endpoint)
+    try:
+        async with supervised(config=publishing(endpoint)) as engine:
             await ask(engine.client, PROMPT, 4)
-            assert engine.state.kv_events.published == 0
+            await router.learn(PROMPT)
+            await engine.client.flush_cache()
+            await router.forget()
+            assert router.knows(PROMPT) == 0
+            await ask(engine.client, PROMPT, 4)
+            await router.learn(PROMPT)
+            assert engine.state.pid is not None
+            os.kill(engine.state.pid, signal.SIGKILL)
+            await router.forget()
+            await ask(engine.client, PROMPT[:9], 4)
+            await router.learn(PROMPT[:9])
+            assert router.knows(PROMPT) == 2
+            assert engine.state.kv_events.published >= 5
+            assert engine.state.kv_events.dropped == 0
+    finally:
+        router.close()
 
-    run(test)
+
+async def test_an_engine_without_subscribers_reports_nothing() -> None:
+    """Events would cost time and memory in every step for no one."""
+    async with supervised() as engine:
+        await ask(engine.client, PROMPT, 4)
+        assert engine.state.kv_events.published == 0
 
 
-def test_an_address_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
+async def test_an_address_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
     """It would be found after minutes of loading, or never."""
-
-    async def test() -> None:
-        state, config = EngineState(), publishing(f"ipc://{tmp_path}/none/e")
-        supervisor = Supervisor(Start(config, "shadow_engine:build"), EngineClient(), state, 0)
-        with pytest.raises(ConfigError, match=r"--kv-events-endpoint .* cannot be used: No such file or directory"):
-            await supervisor.start()
-        await supervisor.close()
-
-    run(test)
+    state, config = EngineState(), publishing(f"ipc://{tmp_path}/none/e")
+    supervisor = Supervisor(Start(config, "shadow_engine:build"), EngineClient(), state, 0)
+    with pytest.raises(ConfigError, match=r"--kv-events-endpoint .* cannot be used: No such file or directory"):
+        await supervisor.start()
+    await supervisor.close()
 
 
 def test_an_engine_in_the_process_of_a_program_publishes_nothing() -> None:

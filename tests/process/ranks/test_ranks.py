@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import processes
+from any_checkpoint import any_checkpoint
 from serving import run
 from sluice import LLM, AsyncLLM, SamplingParams
 from sluice.config import EngineConfig, flag
@@ -44,7 +45,7 @@ EXACT = {"dtype": "float64", "max_total_tokens": 2048, "chunked_prefill_size": 3
 @pytest.fixture(scope="module")
 def expected() -> list[str]:
     """What one process answers."""
-    with LLM(**EXACT) as llm:
+    with LLM(any_checkpoint(), **EXACT) as llm:
         return [result.text for result in llm.generate(PROMPTS, ASKED)]
 
 
@@ -58,34 +59,27 @@ async def answers(llm: AsyncLLM, prompts: Sequence[str] = PROMPTS) -> list[str]:
 
 
 @pytest.mark.parametrize("sizes", [{"pp_size": 2, "enable_overlap": True}, {"tp_size": 2, "pp_size": 2}], ids=str)
-def test_ranks_answer_as_one_process(sizes: dict[str, int], expected: list[str]) -> None:
-    async def test() -> None:
-        async with AsyncLLM(**EXACT, **sizes) as llm:
-            assert llm.pid is not None
-            ranks = processes.children(llm.pid)
-            assert len(ranks) == sizes.get("tp_size", 1) * sizes.get("pp_size", 1) - 1
-            assert await answers(llm) == expected
-        assert all(processes.ends(rank, 10) for rank in ranks), "ranks end with their engine"
-
-    run(test)
+async def test_ranks_answer_as_one_process(sizes: dict[str, int], expected: list[str]) -> None:
+    async with AsyncLLM(any_checkpoint(), **EXACT, **sizes) as llm:
+        assert llm.pid is not None
+        ranks = processes.children(llm.pid)
+        assert len(ranks) == sizes.get("tp_size", 1) * sizes.get("pp_size", 1) - 1
+        assert await answers(llm) == expected
+    assert all(processes.ends(rank, 10) for rank in ranks), "ranks end with their engine"
 
 
-def test_streams_go_on_when_a_later_stage_hangs(expected: list[str]) -> None:
+async def test_streams_go_on_when_a_later_stage_hangs(expected: list[str]) -> None:
     """The leader waits for its answer. None of the ranks computes, which the heartbeat shows."""
-
-    async def test() -> None:
-        async with AsyncLLM(**EXACT, pp_size=2) as llm:
-            assert llm.pid is not None
-            (rank,) = processes.children(llm.pid)
-            stream = llm.generate(PROMPTS[0], GREEDY)
-            pieces = [await anext(stream)]
-            os.kill(rank, signal.SIGSTOP)
-            pieces += [piece async for piece in stream]
-            assert "".join(piece.text for piece in pieces) == expected[0]
-            assert llm.num_restarts == 1
-            assert processes.ends(rank, 10)
-
-    run(test)
+    async with AsyncLLM(any_checkpoint(), **EXACT, pp_size=2) as llm:
+        assert llm.pid is not None
+        (rank,) = processes.children(llm.pid)
+        stream = llm.generate(PROMPTS[0], GREEDY)
+        pieces = [await anext(stream)]
+        os.kill(rank, signal.SIGSTOP)
+        pieces += [piece async for piece in stream]
+        assert "".join(piece.text for piece in pieces) == expected[0]
+        assert llm.num_restarts == 1
+        assert processes.ends(rank, 10)
 
 
 @pytest.mark.slow
@@ -96,7 +90,7 @@ def test_streams_go_on_when_a_rank_of_another_machine_is_killed(tmp_path: Path, 
     flags = [word for name, value in options.items() for word in (flag(name), str(value))]
 
     async def test(node: int) -> None:
-        async with AsyncLLM(**options) as llm:
+        async with AsyncLLM(any_checkpoint(), **options) as llm:
             assert llm.pid is not None
             assert processes.children(llm.pid) == [], "the other rank runs on the other machine"
             first, (rank,) = llm.pid, processes.children(node)
@@ -119,8 +113,8 @@ def test_streams_go_on_when_a_rank_of_another_machine_is_killed(tmp_path: Path, 
 
 @contextmanager
 def machine(*flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the ranks of another machine, with the bundled model."""
-    with subprocess.Popen([sys.executable, "-m", "sluice", "serve", *flags]) as process:
+    """Run the ranks of another machine, with the same model."""
+    with subprocess.Popen([sys.executable, "-m", "sluice", "serve", str(any_checkpoint()), *flags]) as process:
         try:
             yield process
         finally:
@@ -141,14 +135,15 @@ def test_a_leader_that_ends_just_then_is_no_reason_to_give_up() -> None:
     assert "--dist-token-file" not in str(ended.value)
 
 
-def test_ranks_that_are_missing_or_others_are_refused(tmp_path: Path) -> None:
+async def test_ranks_that_are_missing_or_others_are_refused(tmp_path: Path) -> None:
     """The test is the other machine: with another token, then with another version."""
     token = read_or_make_secret(tmp_path / "token", TOKEN)
     ports = [processes.free_port(), processes.free_port()]
 
     def start(port: int, seconds: float) -> Start:
         options = {"tp_size": 2, "nnodes": 2, "dist_init_addr": f"127.0.0.1:{port}", "device": "cpu"}
-        config = EngineConfig.from_options(options | {"dist_token_file": str(tmp_path / "token")})
+        files = {"model": str(any_checkpoint()), "dist_token_file": str(tmp_path / "token")}
+        config = EngineConfig.from_options(options | files)
         return Start(config, start_seconds=seconds)
 
     def meet(address: str) -> RankFrame:
@@ -167,12 +162,9 @@ def test_ranks_that_are_missing_or_others_are_refused(tmp_path: Path) -> None:
             await engine.close()
         return str(refused.value)
 
-    async def test() -> None:
-        missing, other, answer = await asyncio.gather(
-            refusal(ports[0], 0.1), refusal(ports[1], 60.0), asyncio.to_thread(meet, f"127.0.0.1:{ports[1]}")
-        )
-        assert f"ranks 1 have not connected to 127.0.0.1:{ports[0]} within 0.1 s: start their machines" in missing
-        assert other.startswith(f"rank 1 has sluice 0.0.1, and rank 0 has {VERSION}: start every machine")
-        assert answer == RankFailed(other)
-
-    run(test)
+    missing, other, answer = await asyncio.gather(
+        refusal(ports[0], 0.1), refusal(ports[1], 60.0), asyncio.to_thread(meet, f"127.0.0.1:{ports[1]}")
+    )
+    assert f"ranks 1 have not connected to 127.0.0.1:{ports[0]} within 0.1 s: start their machines" in missing
+    assert other.startswith(f"rank 1 has sluice 0.0.1, and rank 0 has {VERSION}: start every machine")
+    assert answer == RankFailed(other)

@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 import processes
-from serving import run
+from any_checkpoint import any_checkpoint
 from sluice import LLM, AsyncLLM, SamplingParams
 from sluice.config import ConfigError, EngineConfig
 from sluice.process.ranks.ray_ranks import LOCAL, Resources, place_ranks, resources_of_rank, start_local_ray
@@ -152,26 +152,22 @@ def test_a_cluster_that_is_too_small_or_too_busy() -> None:
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="the extra `ray` is not installed")
 @pytest.mark.filterwarnings("default")
-def test_streams_go_on_when_a_rank_that_ray_placed_is_killed() -> None:
+async def test_streams_go_on_when_a_rank_that_ray_placed_is_killed() -> None:
     """Over a Ray of this machine, which each engine starts and ends."""
     params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
-    with closing(LLM(**EXACT)) as llm:
+    with closing(LLM(any_checkpoint(), **EXACT)) as llm:
         (expected,) = llm.generate(["Once upon a time"], params)
-
-    async def test() -> None:
-        async with AsyncLLM(**EXACT, tp_size=2, distributed_executor_backend="ray") as llm:
-            assert llm.pid is not None
-            (rank,) = ranks_below(llm.pid)
-            stream = llm.generate("Once upon a time", params)
-            pieces = [await anext(stream)]
-            os.kill(rank, signal.SIGKILL)
-            pieces += [piece async for piece in stream]
-            assert "".join(piece.text for piece in pieces) == expected.text
-            assert llm.num_restarts == 1
-            (follower,) = ranks_below(llm.pid)
-        assert await asyncio.to_thread(processes.ends, follower, 20), "it ends with its engine"
-
-    run(test)
+    async with AsyncLLM(any_checkpoint(), **EXACT, tp_size=2, distributed_executor_backend="ray") as llm:
+        assert llm.pid is not None
+        (rank,) = ranks_below(llm.pid)
+        stream = llm.generate("Once upon a time", params)
+        pieces = [await anext(stream)]
+        os.kill(rank, signal.SIGKILL)
+        pieces += [piece async for piece in stream]
+        assert "".join(piece.text for piece in pieces) == expected.text
+        assert llm.num_restarts == 1
+        (follower,) = ranks_below(llm.pid)
+    assert await asyncio.to_thread(processes.ends, follower, 20), "it ends with its engine"
 
 
 def ranks_below(pid: int) -> list[int]:

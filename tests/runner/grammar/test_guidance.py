@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from sluice.models.hub import BUNDLED
+from any_checkpoint import any_checkpoint
 from sluice.runner.constrained_row import ConstrainedRow
 from sluice.runner.grammar.guidance import END, MAX_BYTES, GrammarError, Guidance
 from sluice.testing import resolved
 from sluice.text.tokenizer_files import load_tokenizer
 from sluice.types import NewSlot, Submit
 
-TOKENIZER = load_tokenizer(BUNDLED, chat=False)
+TOKENIZER = load_tokenizer(any_checkpoint(), chat=False)
 SIZE = TOKENIZER.vocab_size
 
 
 def guidance(vocab_size: int = SIZE) -> Guidance:
-    return Guidance(lambda: load_tokenizer(BUNDLED, chat=False).serialized(END), vocab_size)
+    return Guidance(lambda: load_tokenizer(any_checkpoint(), chat=False).serialized(END), vocab_size)
 
 
 def allowed(grammar: str, tokens: list[int], vocab_size: int = SIZE) -> set[int]:

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranks import FakeGrammar, FakeMatcher, Ranks, ShardOfWhole, answer_of, running
 from shadow_model import ShadowModel, shadow_runner, shadow_shape, shadow_state
+from slow import examples
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.engine.messages import Abort
 from sluice.parallel.group import Alone, GroupError
@@ -89,7 +90,7 @@ def ranks_of(layout: Layout, world: World, poison: int | None = None) -> Iterato
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=NAMES)
 @pytest.mark.parametrize("lookahead", [0, 1])
-@settings(max_examples=8)
+@examples(8)
 @given(
     st.lists(
         st.tuples(st.lists(IDS, min_size=1, max_size=9), SAMPLINGS, st.sampled_from(["", "", "any"]), st.booleans()),

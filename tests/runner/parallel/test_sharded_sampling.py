@@ -8,10 +8,11 @@ from typing import TypeVar
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from features import sampling_rows
+from slow import examples
 from sluice.parallel.group import Group
 from sluice.parallel.layout import Layout
 from sluice.runner.cpu_logit_ops import CPU_LOGIT_OPS
@@ -86,7 +87,7 @@ def steps(draw: st.DrawFn) -> tuple[int, torch.Tensor, list[SamplingParams]]:
     return size, logits_of(draw, len(params), vocab), params
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(steps())
 def test_parts_sample_what_the_whole_does(step: tuple[int, torch.Tensor, list[SamplingParams]]) -> None:
     size, logits, params = step
@@ -98,7 +99,7 @@ def test_parts_sample_what_the_whole_does(step: tuple[int, torch.Tensor, list[Sa
     assert found == expected
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(steps(), st.sampled_from([0, 1, 5, 40]), st.integers(0, 1 << 20))
 def test_parts_score_what_the_whole_does(
     step: tuple[int, torch.Tensor, list[SamplingParams]], width: int, token: int

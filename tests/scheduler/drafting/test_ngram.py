@@ -35,16 +35,16 @@ def slow_match(text: Sequence[int], n: int, longest: int) -> Match:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(20))
-def test_the_longest_match_is_found_while_a_text_grows(n: int, seed: int) -> None:
+def test_the_longest_match_is_found_while_a_text_grows(n: int) -> None:
     """A place was compared only with the tokens that the best place before had in common."""
-    source = random.Random(100 * seed + n)
-    text = array("i")
-    index = NgramIndex(text, n, 6)
-    while len(text) < CHAIN:
-        text.extend(source.randrange(3) for _ in range(source.randrange(1, 4)))
-        index.catch_up()
-        assert index.find(text) == slow_match(text, n, 6)
+    for seed in range(10):
+        source = random.Random(100 * seed + n)
+        text = array("i")
+        index = NgramIndex(text, n, 6)
+        while len(text) < CHAIN:
+            text.extend(source.randrange(3) for _ in range(source.randrange(1, 4)))
+            index.catch_up()
+            assert index.find(text) == slow_match(text, n, 6)
 
 
 def test_the_beginning_of_a_text_is_no_ngram_with_tokens_before_it() -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from any_checkpoint import any_checkpoint
+
 REPLICA, PREFILL = "ray::ServeReplica:sluice:replica", "ray::ServeReplica:sluice:prefill"
 """What the processes of replicas call themselves."""
 CURL = "  curl "
@@ -44,9 +46,9 @@ class FleetProcess:
 
 @contextmanager
 def fleet(*options: str) -> Iterator[FleetProcess]:
-    """Run `sluice fleet` with options."""
+    """Run `sluice fleet` with a random model and options."""
     port = free_port()
-    command = [sys.executable, "-m", "sluice", "fleet", "--port", str(port), *options]
+    command = [sys.executable, "-m", "sluice", "fleet", str(any_checkpoint()), "--port", str(port), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             wait_for_line(process, CURL)

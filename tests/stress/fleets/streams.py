@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 
+from any_checkpoint import NAME
+
 WORDS = [
     "the",
     "gate",
@@ -61,7 +63,7 @@ def bodies(count: int, max_tokens: int) -> list[dict[str, Any]]:
     draw = random.Random(1)
     return [
         {
-            "model": "sluice-nano",
+            "model": NAME,
             "prompt": " ".join(draw.choices(WORDS, k=10 + 5 * number)),
             "max_tokens": max_tokens,
             "temperature": TEMPERATURE * (number % 2),

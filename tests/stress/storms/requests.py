@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.bundled import VOCAB_SIZE
-from sluice.models.hub import BUNDLED
+from any_checkpoint import VOCAB_SIZE, any_checkpoint
 
 Fields = dict[str, Any]
 
 FIRST_ID = 300
-"""Token ids of the bundled model from here on are words, or parts of them."""
+"""Token ids of the model from here on are words, or parts of them."""
 LONG_TOKENS = 1100, 1700
 """Length of a prompt that the storm's pool, of 1,024 tokens, cannot hold: its request is offloaded."""
 PREFIXES = 6
@@ -216,5 +215,5 @@ def _text(draw: random.Random, words: int) -> str:
     return " ".join(draw.choice(WORDS) for _ in range(words))
 
 
-MODEL = str(BUNDLED)
+MODEL = str(any_checkpoint())
 """The model that these requests are written for."""

@@ -44,7 +44,7 @@ class ServerGone(RuntimeError):
 
 
 class StormServer:
-    """`sluice serve` over the bundled model, with a page file, a trace and a temporary folder of its own.
+    """`sluice serve` over a random model, with a page file, a trace and a temporary folder of its own.
 
     Args:
         folder: for its files; must exist.

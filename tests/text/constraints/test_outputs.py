@@ -86,7 +86,7 @@ def drawn(count: int) -> list[Schema]:
 
 def test_every_output_that_ends_is_valid(llm: LLM, bias: dict[int, float]) -> None:
     """Beside each other, overlapped, preempted, in several samples, with least and most numbers of tokens."""
-    asked = drawn(300)
+    asked = drawn(90)
     params = [
         SamplingParams(
             schema=schema,

@@ -120,6 +120,21 @@ def test_what_is_allowed_is_read(name: str, marked: bool) -> None:
             assert len(reply.calls) == 1 or use is USE, text
 
 
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "openai"])
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_a_model_may_stop_behind_a_line_break(name: str, is_parallel: bool) -> None:
+    """A model that wrote one behind its call, as its template does, had to call again until there was no room."""
+    made_by, format = tokenizer(marked=True), ReplyFormat(FORMATS[name])
+    shape = format.shape(ToolUse((NOW,), Choice.REQUIRED, None, is_parallel), "", None, made_by.token_to_id)
+    assert shape is not None
+    grammar = grammar_of(shape)
+    matcher = LLMatcher(LLTokenizer(made_by.to_str(), eos_token=256), grammar)
+    call = sampled(grammar, made_by, 1).strip()
+    ids = made_by.encode(call + "\n", add_special_tokens=False).ids
+    assert matcher.try_consume_tokens(ids) == len(ids)
+    assert matcher.is_accepting()
+
+
 @pytest.mark.parametrize("name", REASONING_FORMATS)
 @pytest.mark.parametrize("tag", ["begin", "end", ""])
 def test_reasoning_is_free(name: str, tag: str) -> None:

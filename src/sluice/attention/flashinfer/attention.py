@@ -27,7 +27,7 @@ from sluice.attention.flashinfer.layer import LayerKind, layer_kind
 from sluice.attention.spec import AttentionSpec
 
 WORKSPACE_BYTES = 384 << 20
-"""For partial results of keys that are split. Wrappers share it: their kernels run one after the other."""
+"""Bytes for partial results of keys that are split. Wrappers share them: their kernels run one after the other."""
 CASCADE_TOKENS = 512
 """Shared prefix from which on reading it once for all decodes is tried."""
 CASCADE_ROWS = 4

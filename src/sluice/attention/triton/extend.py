@@ -34,7 +34,7 @@ def row_of_block(q_starts, block, first_row, rows, TOKENS: tl.constexpr):
 
 @triton.jit
 def end_of_block(position, SPEC: tl.constexpr):
-    """Return the position behind the block in which a position lies; 0 or less before the first one."""
+    """Return the position behind the block in which a position is; 0 or less before the first one."""
     return tl.where(position < 0, position + 1, (position // SPEC.block_size + 1) * SPEC.block_size)
 
 

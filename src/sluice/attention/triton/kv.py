@@ -19,7 +19,7 @@ class TritonKV(LayerKV):
     k_scale: float = 1.0
     """What a stored key is multiplied by when it is read; 1 except for pages of eight bits."""
     v_scale: float = 1.0
-    """As `k_scale`, of values."""
+    """What a stored value is multiplied by when it is read; 1 except for pages of eight bits."""
 
     def __post_init__(self) -> None:
         if self.k.dtype not in FP8_DTYPES and (self.k_scale, self.v_scale) != (1.0, 1.0):

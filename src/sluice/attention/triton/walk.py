@@ -82,7 +82,7 @@ def tanh(x):
 def pages_of_tile(table_row, first, stop, begin, end, MASKED: tl.constexpr, SPEC: tl.constexpr):
     """Return the page ids, int64, of the tile of keys that starts at `first`; from `stop` on they mean nothing.
 
-    If a tile lies in one page it is a scalar: one look-up, and consecutive addresses. Otherwise [tile].
+    If a tile is in one page it is a scalar: one look-up, and consecutive addresses. Otherwise [tile].
     """
     if SPEC.page_size % SPEC.tile == 0:
         pages = tl.load(table_row + first // SPEC.page_size, mask=first < stop, other=0)

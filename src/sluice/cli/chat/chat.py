@@ -72,7 +72,7 @@ class Chat:
             goes_on = self._handle(entered)
 
     def _handle(self, entered: Entered) -> bool:
-        """Do what was entered. Returns whether the conversation goes on."""
+        """Do what was entered. Returns whether the conversation continues."""
         if not entered.text.strip():
             return True
         if entered.is_command:

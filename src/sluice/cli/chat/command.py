@@ -18,7 +18,7 @@ from sluice.cli.chat.screen import Screen
 from sluice.config import ConfigError, EngineConfig, flag
 from sluice.types import SamplingParams
 
-BUNDLED = "This is the small model that comes with Sluice, which knows very little. Name a large one: sluice chat MODEL"
+DEFAULT = "No model was named: this is a small one, which is often wrong. A larger one: sluice chat MODEL"
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop")
 
 
@@ -126,6 +126,6 @@ def _local(given: Mapping[str, Any], asked: Mapping[str, Any]) -> AnswerSource:
     except BaseException:
         llm.close()
         raise
-    if llm.info.is_bundled and sys.stderr.isatty():
-        print(BUNDLED, file=sys.stderr)
+    if llm.info.is_default and sys.stderr.isatty():
+        print(DEFAULT, file=sys.stderr)
     return source

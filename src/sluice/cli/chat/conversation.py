@@ -143,7 +143,7 @@ class Timing:
     later_tokens: float
     """Tokens behind those that came with the first text. A piece may hold several: then a share of all of them."""
     seconds: float
-    """From the first text to the last."""
+    """Seconds from the first text to the last."""
 
     @property
     def rate(self) -> float | None:

@@ -18,7 +18,7 @@ class Keys(NamedTuple):
     """The keys that there are, None where there is none."""
 
     given: str | None
-    """By --api-key."""
+    """Key given by --api-key."""
     sluice: str | None
     """SLUICE_API_KEY of the environment."""
     openai: str | None

@@ -23,11 +23,11 @@ class CachedModel:
     """A model that was downloaded."""
 
     id: str
-    """As `sluice serve` takes it: the hub id, and behind a colon a GGUF file; or a path."""
+    """Name that `sluice serve` takes: the hub id, followed for a GGUF file by a colon and the file; or a path."""
     revision: str | None
     """The commit, if no branch `main` of it is here."""
     bytes: int
-    """On the disk, of all revisions; of a GGUF file, its own."""
+    """Bytes on the disk: those of all revisions, or of the GGUF file alone."""
     folder: Path
     verdict: Verdict
     file: Path | None = None

@@ -57,10 +57,10 @@ def run_quantize(given: dict[str, Any]) -> int:
     from sluice.cli.quantize.schemes import SCHEMES
     from sluice.cli.quantize.source import PlainCheckpoint
     from sluice.cli.quantize.write import write_quantized
-    from sluice.models.hub import BUNDLED, resolve_checkpoint
+    from sluice.models.hub import resolve_checkpoint
 
     cache = Path(given["download_dir"]) if "download_dir" in given else None
-    folder = resolve_checkpoint(model or str(BUNDLED), revision=given.get("revision"), cache=cache)
+    folder = resolve_checkpoint(model, revision=given.get("revision"), cache=cache)
     source = PlainCheckpoint(folder)
     if text is not None:
         windows_of_text(source, text)  # a text that cannot be read is refused before anything is written

@@ -28,7 +28,7 @@ class Report:
 
     weights: Sequence[WeightError]
     readings: Mapping[str, TextQuality]
-    """By values of `--quantization` and `BASE`; empty without a text."""
+    """Quality on the text, by value of `--quantization` and for `BASE`; empty without a text."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
@@ -117,10 +117,10 @@ class WeightError(NamedTuple):
     """The errors of one weight."""
 
     name: str
-    """In the checkpoint."""
+    """Name in the checkpoint."""
     shape: tuple[int, int]
     errors: Mapping[str, float]
-    """By the value of `--quantization`: the norm of the difference over the norm of the weight."""
+    """Norm of the difference over the norm of the weight, by value of `--quantization`."""
 
 
 def weight_errors(source: PlainCheckpoint, quantizations: Sequence[str], *, progress: bool) -> list[WeightError]:

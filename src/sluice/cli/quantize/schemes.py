@@ -25,7 +25,7 @@ class Scheme(ABC):
     name: str
     """The value of `--quantization`."""
     format: str
-    """Of compressed-tensors."""
+    """Name of the format in compressed-tensors."""
     weights: Mapping[str, object]
     """How compressed-tensors describes the weights."""
     inputs: Mapping[str, object] | None = None

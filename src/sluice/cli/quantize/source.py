@@ -23,9 +23,9 @@ class Weight(NamedTuple):
     """A weight that can be quantised."""
 
     name: str
-    """In the checkpoint."""
+    """Name in the checkpoint."""
     inner_name: str
-    """In the model."""
+    """Name in the model."""
     value: torch.Tensor
     """[out_features, in_features], memory-mapped."""
 

@@ -24,7 +24,7 @@ from sluice.models.weights import INDEX, SINGLE, StoredTensor, WeightFile, opene
 
 CONFIG = "config.json"
 DTYPE_FIELDS = ("dtype", "torch_dtype")
-"""Where it names the dtype: transformers 5, and before."""
+"""Fields of the configuration that name the dtype, in transformers 5 and before."""
 LICENSES = ("LICENSE*", "NOTICE*", "USE_POLICY*")
 
 

@@ -95,9 +95,9 @@ def _check_texts(name: str, texts: Sequence[str]) -> None:
 
 class Ranked(msgspec.Struct, kw_only=True):
     index: int
-    """Of the document in the request."""
+    """Index of the document in the request."""
     document: Document | UnsetType = UNSET
-    """Unless `return_documents` is false."""
+    """Left out if `return_documents` is false."""
     relevance_score: float
 
 

@@ -186,7 +186,7 @@ class Generated(msgspec.Struct, kw_only=True):
     output_ids: list[int]
     meta_info: MetaInfo
     index: int | UnsetType = UNSET
-    """Only in streams of several choices."""
+    """Given only in streams of several choices."""
 
 
 class NativeAnswer:

@@ -8,6 +8,7 @@ from functools import partial
 
 from sluice.assembly.explain import Setting
 from sluice.http.base.errors import RETRY_SECONDS, ApiError, unavailable
+from sluice.http.base.model_names import with_tag
 from sluice.http.base.progress import PromptQueries
 from sluice.process.client import EngineClient
 from sluice.process.engine_state import LOADING, SLEEPING, EngineState
@@ -56,7 +57,8 @@ class Service:
         Raises:
             ApiError: 404.
         """
-        if model is not None and model not in self.models:
+        names = {with_tag(own) for own in self.models}
+        if model is not None and with_tag(model) not in names:
             raise ApiError(
                 404,
                 f"the model {model!r} does not exist; this server has {' and '.join(map(repr, self.models))}",
@@ -89,7 +91,7 @@ class Backend:
             self._service = service
 
     def drain(self) -> None:
-        """Refuse new requests; those that run go on."""
+        """Refuse new requests; those that run continue."""
         self._is_draining = True
         self._end_the_endless()
 

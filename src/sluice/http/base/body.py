@@ -21,17 +21,19 @@ from sluice.http.base.calls import CALL, Call
 from sluice.http.base.errors import ApiError, bad_request
 from sluice.http.base.json_bounds import check_contents
 from sluice.http.base.unknown_fields import check_strict, ignore_unknown
-from sluice.http.base.unsupported_fields import KINDS, UNSUPPORTED, Accepted, instead_of
+from sluice.http.base.unsupported_fields import UNSUPPORTED, Accepted, asks_for_nothing, instead_of, is_neutral
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 LONG_BODY = 1 << 16
 """Bytes from which a body is parsed outside the event loop: millions of token ids take a second, in which no stream
-would go on."""
+would continue."""
 BODIES = 16
 """The long bodies of all calls that are not over may have so many times the most bytes of one."""
 RETRY_SECONDS = 1
+SETTINGS = ("", "options", "sampling_params")
+"""Where a body has fields of which some values ask for nothing."""
 LONGEST_NUMBER = 18
 """Digits of a content-length that is still read as a number."""
 LONGEST_SHOWN = 60
@@ -187,7 +189,8 @@ def known_fields(
 
     Args:
         place: where the fields stand in the body, as a path.
-        unsupported: fields beside these, with the values that are accepted.
+        unsupported: fields beside these, with the values that are accepted. What says the same as a known field that
+            stands beside it is accepted, too.
 
     Raises:
         ApiError: 400, a field whose value is not accepted, or that misspells a known one.
@@ -195,13 +198,16 @@ def known_fields(
     kept: dict[str, Any] = {}
     unknown: list[str] = []
     for name, value in content.items():
-        if value is None:
+        if value is None or (name in known and place in SETTINGS and asks_for_nothing(name, value)):
             continue
         if name in known:
             kept[name] = value
+        elif name in unsupported and not _is_harmless(value, unsupported[name]):
+            unknown.append(name)
         elif name in unsupported:
-            param = f"{place}.{name}" if place else name
-            _check_unsupported(param, value, unsupported[name], instead_of(name, known))
+            other = instead_of(name, known)
+            if other is None or content.get(other) != value:
+                _check_unsupported(name, value, unsupported[name], other, place)
         else:
             unknown.append(name)
     if unknown:
@@ -217,20 +223,24 @@ def take_fields(content: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str
 
 def given_fields(content: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
     """Remove a struct's fields from a body's content, and return those that are not null."""
-    return {name: value for name, value in take_fields(content, kind).items() if value is not None}
+    given = take_fields(content, kind).items()
+    return {name: value for name, value in given if value is not None and not asks_for_nothing(name, value)}
 
 
-def _check_unsupported(name: str, value: Any, accepted: Accepted, instead: str | None) -> None:
-    if isinstance(accepted, type):
-        # In JSON, true is no integer.
-        if not isinstance(value, accepted) or (accepted is int and isinstance(value, bool)):
-            raise bad_request(f"{name} must be {KINDS[accepted]}, got {kind_of(value)}", param=name)
+def _is_harmless(value: Any, accepted: Accepted) -> bool:
+    """Return whether a value is of the type that a harmless field has; true for fields that would have an effect."""
+    if isinstance(accepted, tuple):
+        return True
+    # In JSON, true is no integer.
+    return isinstance(value, accepted) and not (accepted is int and isinstance(value, bool))
+
+
+def _check_unsupported(name: str, value: Any, accepted: Accepted, instead: str | None, place: str) -> None:
+    if isinstance(accepted, type) or is_neutral(name, value, accepted):
         return
-    # In JSON a number is no boolean, while in Python 0 equals False.
-    if any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in accepted):
-        return
+    param = f"{place}.{name}" if place else name
     choices = " or ".join(["null", *map(repr, accepted)]) if instead is None else instead
-    raise bad_request(f"{name} is not supported; leave it out, or send {choices}", param=name)
+    raise bad_request(f"{param} is not supported; leave it out, or send {choices}", param=param)
 
 
 def convert(content: Any, kind: type[S], place: str = "", accepted: Mapping[str, str] | None = None) -> S:

@@ -34,7 +34,7 @@ OTHER_METHOD = "OTHER"
 """Clients may send any word; metrics keep a count for each."""
 LONGEST_PATH = 200
 PATH_CHARACTERS = "/:@!$&'()*+,;="
-"""Not percent-encoded, besides letters, digits and -._~ (RFC 3986)."""
+"""Characters that are not percent-encoded, besides letters, digits and -._~ (RFC 3986)."""
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Call:
     engine_ids: list[int] = field(default_factory=list)
     """Ids of its requests at the engine, one for each choice."""
     body_bytes: int = 0
-    """Of its body, counted for a long one alone (`body.BodyReader`)."""
+    """Bytes of its body, counted only if it is long (`body.BodyReader`)."""
     num_prompts: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0

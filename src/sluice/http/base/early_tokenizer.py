@@ -9,6 +9,7 @@ from pathlib import Path
 from sluice.config import ServerConfig
 from sluice.config.model import ModelConfig
 from sluice.models.checkpoint import CheckpointError
+from sluice.models.default_model import default_checkpoint, default_file
 from sluice.models.formats.gguf_folder import gguf_in
 from sluice.text.tokenizer import Tokenizer, TokenizerError
 from sluice.text.tokenizer_files import GGUF, SUFFIX, has_tokenizer, load_tokenizer
@@ -24,7 +25,7 @@ def nowhere() -> None:
 class EarlyTokenizer:
     """The tokenizer of a model, which is begun to be read at once if it is on this machine.
 
-    Where it lies is known for sure when the engine is ready. If it is another place then, it is read again. To be made
+    The place is known for sure when the engine is ready. If it is another place then, it is read again. To be made
     in the event loop; the caller must `close` it.
 
     Args:
@@ -95,10 +96,11 @@ class EarlyTokenizer:
 
 
 def place_of(model: ModelConfig) -> Path | None:
-    """Return the folder or the GGUF file of a model's tokenizer, if one of the options names it."""
+    """Return the folder or the GGUF file of a model's tokenizer, if one of the options names it or it is the default
+    model's, and it is on this machine."""
     name = model.tokenizer or model.model
     if not name:
-        return None
+        return _place_of_default(None if model.download_dir is None else Path(model.download_dir))
     place = Path(name).expanduser()
     if place.is_dir():
         try:
@@ -106,6 +108,15 @@ def place_of(model: ModelConfig) -> Path | None:
         except CheckpointError:
             return None
     return place if place.suffix == SUFFIX and place.is_file() else None
+
+
+def _place_of_default(cache: Path | None) -> Path | None:
+    if default_file(cache) is None:
+        return None
+    try:
+        return default_checkpoint(cache)
+    except CheckpointError:  # the engine reports it
+        return None
 
 
 def cached_place(model: ModelConfig) -> Path | None:

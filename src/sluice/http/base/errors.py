@@ -168,21 +168,21 @@ async def _client_left(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = error.headers or {}
-    response = ApiError(error.status_code, _told(request, error, headers)).response(request.url.path)
+    response = ApiError(error.status_code, _routing_message(request, error, headers)).response(request.url.path)
     response.headers.update(headers)
     return response
 
 
-def _told(request: Request, error: HTTPException, headers: Mapping[str, str]) -> str:
+def _routing_message(request: Request, error: HTTPException, headers: Mapping[str, str]) -> str:
     """Return the message of an error that routing raised."""
-    told = error.detail
+    message = error.detail
     if error.status_code == 404:
         paths = [route.path for route in request.app.routes if isinstance(route, Route)]
         close = get_close_matches(request.url.path[:LONGEST_PARAM], paths, n=1, cutoff=CLOSE)
-        told = "there is no such path" + (f"; did you mean {close[0]}?" if close else "")
+        message = "there is no such path" + (f"; did you mean {close[0]}?" if close else "")
     elif error.status_code == 405:
-        told = f"the path exists, but not for this method; it takes {headers.get('Allow', 'another')}"
-    return f"{request.method} {request.url.path}: {told}"
+        message = f"the path exists, but not for this method; it takes {headers.get('Allow', 'another')}"
+    return f"{request.method} {request.url.path}: {message}"
 
 
 ERROR_HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = MappingProxyType(

@@ -32,12 +32,12 @@ class Framing:
     failure: Callable[[ApiError], Iterable[msgspec.Struct]]
     """Returns the last events of a stream that failed."""
     comment: bytes = COMMENT
-    """What says that the answer goes on, and is no event; empty: such answers have an event for it."""
+    """What says that the answer continues, and is no event; empty: such answers have an event for it."""
     names_events: bool = False
     """The tag of an event stands before its data, too."""
 
     def heartbeat(self, contents: Iterable[msgspec.Struct]) -> Heartbeat:
-        """Return what says that the answer goes on: events, or a comment if there are none."""
+        """Return what says that the answer continues: events, or a comment if there are none."""
         return Heartbeat(b"".join(self.frames(contents)) or self.comment)
 
     def frames(self, contents: Iterable[msgspec.Struct]) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Heartbeats of streams: while no token comes, a client and the proxies before it see that the answer goes on.
+"""Heartbeats of streams: while no token comes, a client and the proxies before it see that the answer continues.
 
 A prompt of a million tokens is read for twenty minutes, and proxies close connections that are silent for one. A timer
 serves all streams, so that a token costs no timer of its own.
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 SILENT_SECONDS = 5.0
-"""Without a byte to a client, after which it gets a heartbeat. Until then a failure has a status of its own."""
+"""Seconds without a byte to a client, after which it gets a heartbeat. Until then a failure has a status of its own."""
 PROGRESS_SECONDS = 1.0
-"""The same, where a client asks for the progress of its prompt."""
+"""`SILENT_SECONDS` for a client that asks for the progress of its prompt."""
 TICK_SECONDS = 0.5
-"""Between two looks at the streams."""
+"""Seconds between two looks at the streams."""
 
 
 class Silence:

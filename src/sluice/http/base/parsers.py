@@ -30,6 +30,6 @@ def choose_replies(config: ServerConfig, template: str | None) -> Chosen:
         ConfigError: as `check_parsers`.
     """
     try:
-        return choose(template, config.tool_call_parser, config.reasoning_parser)
+        return choose(template, config.tool_call_parser, config.reasoning_parser, lone_calls=config.lone_tool_calls)
     except UnknownParser as error:
         raise ConfigError(str(error)) from error

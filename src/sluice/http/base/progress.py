@@ -12,7 +12,7 @@ from sluice.engine.prompt_meter import PromptProgress
 from sluice.process.client import EngineClient, EngineGone
 
 WAIT_SECONDS = 0.5
-"""After which an engine in a long step is not waited for: its last answer counts."""
+"""Seconds to wait for an engine in a long step. After them its last answer counts."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -22,7 +22,7 @@ class Progress(msgspec.Struct, frozen=True):
     """Computed, or found in the cache."""
     prompt_tokens: int
     seconds_left: float | None
-    """As expected; null while that is not known, as before the first one was begun."""
+    """Expected seconds until all are read; null while that is not known, as before the first one was begun."""
 
 
 def together(prompts: Iterable[tuple[int, int, bool]], known: Sequence[PromptProgress]) -> Progress:

@@ -48,7 +48,7 @@ class Operation:
 
     method: Method
     path: str
-    """In Starlette's notation, such as `/v1/models/{name:path}`."""
+    """Path in Starlette's notation, such as `/v1/models/{name:path}`."""
     handler: Handler
     summary: str
     body: Body | None = None

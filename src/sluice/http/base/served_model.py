@@ -29,7 +29,7 @@ class ServedModel:
 
     def __init__(self, server: ServerConfig, ready: Ready, tokenizer: Tokenizer, given: Collection[str]) -> None:
         self.names: Sequence[str] = model_names(server, ready.model)
-        """In the API."""
+        """Names of the model in the API."""
         self.tokenizer = tokenizer
         self.chosen: Chosen = choose_replies(server, tokenizer.chat_template_source)
         """How it writes calls and reasoning."""

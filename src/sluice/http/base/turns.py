@@ -1,4 +1,4 @@
-"""Turns for long work on the event loop: it is done in short pieces, between which everything else goes on."""
+"""Turns for long work on the event loop: it is done in short pieces, between which everything else continues."""
 
 from __future__ import annotations
 

@@ -11,11 +11,12 @@ from urllib.parse import quote
 
 from sluice.http.base.calls import CALL, Call
 from sluice.http.base.errors import bad_request, require
+from sluice.http.base.unsupported_fields import FOREIGN
 from sluice.process.log_limiter import LogLimiter
 
 LOGGER = logging.getLogger("sluice.server")
-MAX_UNKNOWN = 32
-"""Unknown fields of a body. Each is compared with all known names."""
+MAX_NOTED, MAX_COMPARED = 32, 64
+"""Unknown fields of a body that are noted, and that are compared with all known names."""
 SIMILAR = 0.85
 """Share of common letters from which a name is a misspelling: `max_token`, `temprature`."""
 LONGEST_COMPARED, LONGEST_NAMED = 40, 64
@@ -34,22 +35,21 @@ def ignore_unknown(names: Iterable[str], known: Collection[str], place: str = ""
         place: where the fields stand in the body, as a path.
 
     Raises:
-        ApiError: 400, a field is a misspelling of a known one, or there are too many.
+        ApiError: 400, a field is a misspelling of a known one.
     """
     call = CALL.get()
     ignored = [] if call is None else call.ignored_fields
     prefix = re.sub(r"\[\d+\]", "[]", f"{place}." if place else "")
-    for name in names:
+    for count, name in enumerate(names):
         shown = quote(prefix + name[:LONGEST_NAMED], safe=".[]", errors="replace")[:LONGEST_NAMED] or NAMELESS
         if shown in ignored:
             continue
-        meant = misspelt(name, known)
+        meant = misspelt(name, known) if count < MAX_COMPARED and name not in FOREIGN else None
         param = f"{place}.{name}" if place else name
         message = f"{param} is not a field of this API; did you mean {meant}?"
         require(meant is None, message, param=param)
-        message = f"the body has more than {MAX_UNKNOWN} fields that are not of this API, such as {param}"
-        require(len(ignored) < MAX_UNKNOWN, message, param=param)
-        ignored.append(shown)
+        if len(ignored) < MAX_NOTED:
+            ignored.append(shown)
 
 
 def ignore(places: Iterable[str]) -> None:
@@ -58,7 +58,7 @@ def ignore(places: Iterable[str]) -> None:
     ignored = [] if call is None else call.ignored_fields
     for place in places:
         shown = quote(place, safe=".[]$", errors="replace")[-LONGEST_NAMED:]
-        if shown not in ignored and len(ignored) < MAX_UNKNOWN:
+        if shown not in ignored and len(ignored) < MAX_NOTED:
             ignored.append(shown)
 
 

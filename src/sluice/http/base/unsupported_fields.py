@@ -2,9 +2,9 @@
 
 There is one table for all routes: a route's own fields come first, and the table is asked for the rest. It maps a field
 to what is accepted of it. A JSON type: the field is harmless, it only labels the request, hints at how to serve it or
-concerns what is not served, so every value of the type is accepted and has no effect. A tuple: the field would change
-the answer, and only these values, which ask for nothing, and null are accepted. Fields that are neither in the table
-nor a route's own are unknown (see `unknown_fields`).
+concerns what is not served, so it has no effect. A tuple: the field would change the answer, and only these values are
+accepted, and those that ask for nothing anywhere (`is_neutral`). Fields that a route's part of the table does not have
+are unknown (see `unknown_fields`), also those that mean something to another route.
 """
 
 from __future__ import annotations
@@ -14,106 +14,94 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 Accepted = tuple[Any, ...] | type
-KINDS: Mapping[type, str] = {str: "a text", dict: "an object", bool: "true or false", list: "a list", int: "an integer"}
-"""What a refusal calls a type; `object` takes every value."""
-_REFUSED = (
-    *(
-        "allowed_token_ids",
-        "audio",
-        "bad_words",
-        "chat_template",
-        "container",
-        "conversation",
-        "custom_logit_processor",
-    ),
-    *("ebnf", "enable_thinking", "format", "frequency_penalty", "grammar", "guided_choice"),
-    *("guided_grammar", "guided_json", "guided_regex", "ids", "image_data", "input", "input_embeds", "input_ids"),
-    *("input_type", "json_schema", "kv_transfer_params", "logits_processors", "lora_path", "max_completion_tokens"),
-    *("max_length", "max_new_tokens", "max_tokens", "max_tokens_per_doc", "messages", "min_p", "mm_processor_kwargs"),
-    *(
-        "n_predict",
-        "num_ctx",
-        "num_predict",
-        "options",
-        "output_format",
-        "prediction",
-        "presence_penalty",
-        "prompt_embeds",
-    ),
-    *("reasoning_effort", "regex", "repetition_penalty", "samplers", "sampling_params", "seed", "stop"),
-    *("structural_tag", "structured_outputs", "task", "temperature", "text", "texts", "thinking", "top_k"),
-    *("top_logprobs", "top_p", "truncate_prompt_tokens", "verbosity", "web_search_options"),
+_LENGTHS = ("max_length", "max_new_tokens", "max_tokens", "max_completion_tokens", "n_predict", "num_predict")
+_FORMATS = ("format", "guided_json", "json_schema", "response_format")
+_OF_ANSWERS = (
+    *(*_LENGTHS, *_FORMATS, "allowed_token_ids", "audio", "bad_words", "chat_template", "custom_logit_processor"),
+    *("custom_params", "documents", "dry_multiplier", "dynatemp_range", "ebnf", "echo", "enable_thinking"),
+    *("frequency_penalty", "function_call", "functions", "grammar", "guided_choice", "guided_grammar", "guided_regex"),
+    *("image_data", "images", "input_embeds", "input_ids", "kv_transfer_params", "length_penalty", "logits_processors"),
+    *("logprobs", "lora_path", "messages", "min_p", "mirostat", "mm_processor_kwargs", "num_ctx", "options"),
+    *("prediction", "presence_penalty", "prompt", "prompt_embeds", "raw", "reasoning_effort", "regex"),
+    *("repeat_penalty", "repetition_penalty", "return_hidden_states", "return_routed_experts", "samplers"),
+    *("sampling_params", "seed", "stop", "stream_interval", "structural_tag", "structured_outputs", "suffix", "system"),
+    *("temperature", "template", "text", "tfs_z", "thinking", "tool_choice", "tools", "top_a", "top_k"),
+    *("top_logprobs", "top_p", "truncate_prompt_tokens", "typical_p", "use_beam_search", "verbosity"),
+    *("web_search_options", "xtc_probability", "context", "continue_final_message", "add_special_tokens"),
+    *("_debug_render_only", "chat_template_kwargs", "modalities", "penalize_newline", "logits_all", "vocab_only"),
 )
-"""Without a value that asks for nothing."""
-UNSUPPORTED: Mapping[str, Accepted] = {
-    **dict.fromkeys(_REFUSED, ()),
-    **dict.fromkeys(("dry_multiplier", "dynatemp_range", "mirostat", "top_a", "xtc_probability"), (0,)),
-    **dict.fromkeys(("height", "steps", "width"), (0,)),
-    **dict.fromkeys(("length_penalty", "repeat_penalty", "stream_interval", "tfs_z", "typical_p"), (1,)),
-    **dict.fromkeys(("_debug_render_only", "add_special_tokens", "background", "continue_final_message"), (False,)),
-    **dict.fromkeys(("echo", "embedding_only", "logits_all", "logprobs", "raw", "return_hidden_states"), (False,)),
-    **dict.fromkeys(("return_routed_experts", "use_beam_search", "vocab_only"), (False,)),
+"""Fields that change an answer."""
+_SPECIAL: Mapping[str, Accepted] = {
+    **dict.fromkeys(("length_penalty", "repeat_penalty", "repetition_penalty", "stream_interval"), (1,)),
+    **dict.fromkeys(("tfs_z", "top_p", "typical_p"), (1,)),
     **dict.fromkeys(("normalize", "penalize_newline", "use_activation"), (True,)),
-    **dict.fromkeys(("prompt", "suffix", "system", "template"), ("",)),
-    **dict.fromkeys(("context", "context_management", "documents", "functions", "images"), ([],)),
-    **dict.fromkeys(("mcp_servers", "tools"), ([],)),
-    **dict.fromkeys(("chat_template_kwargs", "custom_params"), ({},)),
     **dict.fromkeys(("function_call", "tool_choice"), ("none", "auto")),
-    **dict.fromkeys(("modalities", "rank_fields"), ([], ["text"])),
+    **dict.fromkeys(("modalities", "rank_fields"), (["text"],)),
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
     "pooling": ("last", "lasttoken"),
     "response_format": ({"type": "text"},),
+    "thinking": ({"type": "disabled"},),
     "truncation": ("disabled",),
+}
+"""Values beside those that ask for nothing anywhere."""
+_HARMLESS: Mapping[str, Accepted] = {
     **dict.fromkeys(("cache_prompt", "f16_kv", "log_metrics", "low_vram", "numa", "shift"), bool),
     **dict.fromkeys(("spaces_between_special_tokens", "use_mlock", "use_mmap", "verbose"), bool),
     **dict.fromkeys(("chat_id", "guided_decoding_backend", "inference_geo", "prompt_cache_key"), str),
     **dict.fromkeys(("prompt_cache_retention", "request_id", "routing_key", "safety_identifier"), str),
-    **dict.fromkeys(("session_id", "user"), str),
+    **dict.fromkeys(("session_id", "speed", "user"), str),
     **dict.fromkeys(("draft_num_predict", "id_slot", "main_gpu", "max_tool_calls", "num_batch", "num_gpu"), int),
     **dict.fromkeys(("num_keep", "num_thread"), int),
     **dict.fromkeys(("cache_control", "client_metadata", "metadata"), dict),
     **dict.fromkeys(("keep_alive", "mirostat_eta", "mirostat_tau", "truncate"), object),
     "betas": list,
 }
-"""Of bodies, and of `options` and `sampling_params` in them.
-
-`spaces_between_special_tokens` means tokenizers without the `tokenizers` library, of which none is served. Nothing is
-ever shifted out of a context, so `num_keep` keeps nothing. Prefixes are always cached, so `cache_control` asks for
-nothing more.
+"""`spaces_between_special_tokens` means tokenizers without the `tokenizers` library, of which none is served. Nothing
+is ever shifted out of a context, so `num_keep` keeps nothing. Prefixes are always cached, so `cache_control` asks for
+nothing more. All answers come at one `speed`. Of another type, a value is named as those of unknown fields are.
 """
-OF_TEXTS: Mapping[str, Accepted] = {
-    name: UNSUPPORTED[name] for name in ("chat_template", "ids", "input", "input_ids", "mm_processor_kwargs", "text")
-}
-"""Of calls that only count or spell tokens, to which clients send the body of a chat: most of it concerns none."""
-_GENERATION = frozenset(
-    (
-        *("frequency_penalty", "max_completion_tokens", "max_tokens", "min_p", "presence_penalty", "reasoning_effort"),
-        *("repetition_penalty", "seed", "stop", "temperature", "tool_choice", "tools", "top_k", "top_logprobs"),
-        *("top_p", "verbosity"),
-    )
+
+
+def _table(*names: str) -> dict[str, Accepted]:
+    return {**{name: _SPECIAL.get(name, ()) for name in names}, **_HARMLESS}
+
+
+UNSUPPORTED: dict[str, Accepted] = _table(*_OF_ANSWERS)
+"""Fields of bodies that ask for an answer, and of `options` and `sampling_params` in them."""
+OF_RESPONSES: Mapping[str, Accepted] = UNSUPPORTED | _table("background", "conversation", "truncation")
+OF_MESSAGES: Mapping[str, Accepted] = UNSUPPORTED | _table("container", "context_management", "mcp_servers")
+_OF_PROMPTS = ("chat_template", "ids", "input", "input_ids", "mm_processor_kwargs", "text")
+OF_TEXTS: Mapping[str, Accepted] = dict.fromkeys(_OF_PROMPTS, ())
+"""Fields of calls that only count or spell tokens. Clients send them the body of a chat, most of which concerns
+none."""
+OF_EMBEDDINGS: Mapping[str, Accepted] = _table(
+    *("chat_template", "embed_dtype", "embedding_only", "endianness", "ids", "image_data", "images", "input"),
+    *("input_embeds", "input_ids", "input_type", "instruction", "lora_path", "max_tokens_per_doc", "messages"),
+    *("mm_processor_kwargs", "normalize", "output_format", "pooling", "prompt", "prompt_embeds", "rank_fields", "task"),
+    *("text", "texts", "truncate_prompt_tokens", "truncation", "use_activation"),
 )
-OF_EMBEDDINGS: Mapping[str, Accepted] = {
-    name: accepted for name, accepted in UNSUPPORTED.items() if name not in _GENERATION
-}
-"""Of calls that embed texts. Settings of generation change none of these, and clients send them to all routes."""
+"""Fields of calls that embed texts. Settings of generation change no embedding, and clients send them to all routes."""
+_OF_OTHERS = (
+    *("conversation_id", "frequency_penalty_range", "inputs", "min_new_tokens", "mode", "models", "parse_tool_calls"),
+    *("presence_penalty_range", "reasoning_format", "repetition_penalty_range", "repetition_penalty_slope"),
+    *("return_tokens", "search_options", "stop_sequence", "top_logprobs_num", "typical"),
+)
+"""Fields of other servers whose names are like those of fields here."""
+
+
 IN_PARTS: Mapping[str, Accepted] = {
-    **dict.fromkeys(("audio", "function_call"), ({}, [])),
     **dict.fromkeys(("created_by", "display", "encrypted_content", "id", "namespace", "phase", "status"), str),
     **dict.fromkeys(("allowed_callers", "annotations", "citations", "input_examples", "logprobs"), list),
     **dict.fromkeys(("cache_control", "caller", "prompt_cache_breakpoint"), dict),
-    "defer_loading": (False,),
+    "defer_loading": bool,
     "eager_input_streaming": bool,
-    "images": ([],),
-    "refusal": ("", []),
-    "task_budget": (),
+    **dict.fromkeys(("images", "task_budget"), ()),
 }
-"""Of messages, items, blocks and tools, which clients repeat from answers, and of objects that set one thing.
+"""Fields of messages, items, blocks and tools, which clients repeat from answers, and of objects that set one thing.
 
 Arguments are always streamed as they come; a chat template has no place for examples.
 """
-_LENGTHS = ("max_length", "max_new_tokens", "max_tokens", "max_completion_tokens", "n_predict", "num_predict")
-_FORMATS = ("format", "guided_json", "json_schema", "response_format")
 _OPTIONS = ("frequency_penalty", "min_p", "num_ctx", "presence_penalty", "seed", "temperature", "top_k", "top_p")
 _INSTEAD: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(_LENGTHS, ("max_tokens", "max_output_tokens", "options.num_predict", "num_predict")),
@@ -135,6 +123,45 @@ _INSTEAD: Mapping[str, tuple[str, ...]] = {
     "verbosity": ("text.verbosity",),
 }
 """What says the same in one API or another. Each begins with the name of a field."""
+_CONSTRAINTS = ("ebnf", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex", "json_schema")
+_OWN: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys((*_CONSTRAINTS, "guided_whitespace_pattern", "regex", "structural_tag"), ("", [])),
+    **dict.fromkeys(("model", "reasoning_effort", "service_tier", "tool_choice", "verbosity"), ("",)),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens", "seed"), (-1,)),
+    **dict.fromkeys(("repetition_penalty", "repeat_penalty"), (0,)),
+    **dict.fromkeys(("response_format", "stream_options", "thinking"), ({},)),
+    **dict.fromkeys(("stop", "stop_sequences"), ("",)),
+    "logit_bias": ([],),
+    "num_ctx": (0, -1),
+    "sampling_seed": (-1,),
+    "truncate_prompt_tokens": (-1,),
+}
+"""Values of fields with an effect by which other servers' clients say that they ask for nothing."""
+FOREIGN = frozenset((*UNSUPPORTED, *OF_RESPONSES, *OF_MESSAGES, *OF_EMBEDDINGS, *OF_TEXTS, *_OF_OTHERS, *_INSTEAD))
+"""Names that other servers or routes know: they misspell none."""
+
+
+ZERO_ASKS = frozenset((*_LENGTHS, "seed", "temperature"))
+"""Fields of which 0 asks for something. Elsewhere it turns off what is not implemented."""
+
+
+def is_neutral(name: str, value: Any, accepted: tuple[Any, ...] = ()) -> bool:
+    """Return whether a value of a field that is not implemented asks for nothing.
+
+    Args:
+        accepted: values that do for this field. Where true is one of them, false asks for something.
+    """
+    # In JSON a number is no boolean, while in Python 0 equals False.
+    if isinstance(value, bool):
+        return any(value is other for other in accepted) or (not value and True not in accepted)
+    if isinstance(value, int | float):
+        return value == -1 or (value == 0 and name not in ZERO_ASKS) or value in accepted
+    return value in ("", [], {}) or value in accepted
+
+
+def asks_for_nothing(name: str, value: Any) -> bool:
+    """Return whether a value of a field with an effect is the same as leaving it out."""
+    return not isinstance(value, bool) and value in _OWN.get(name, ())
 
 
 def instead_of(name: str, known: Collection[str]) -> str | None:

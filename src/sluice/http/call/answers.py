@@ -41,7 +41,7 @@ class Answer(Protocol):
         ...
 
     def waiting(self, progress: Progress | None) -> Iterable[msgspec.Struct]:
-        """Yield the events that say that the answer goes on while no token comes; none if a comment is enough.
+        """Yield the events that say that the answer continues while no token comes; none if a comment is enough.
 
         Args:
             progress: of the prompts, if the call asks for it and none is read.

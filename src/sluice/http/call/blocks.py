@@ -29,15 +29,15 @@ class Block:
     """A part of an answer, as far as it has come."""
 
     index: int
-    """In the answer."""
+    """Index in the answer."""
     kind: Kind
     call_id: str = ""
-    """Of a call, as `name`."""
+    """Id of a call; empty in other blocks, as `name` is."""
     name: str = ""
     is_complete: bool = False
     """It did not end because the answer had to."""
     parts: list[str] = field(default_factory=list)
-    """Of the text, or of the JSON text of a call's arguments."""
+    """Pieces of the text, or of the JSON text of a call's arguments."""
 
     @property
     def text(self) -> str:
@@ -56,7 +56,7 @@ class Change(NamedTuple):
     step: Step
     block: Block
     text: str = ""
-    """By which it grew."""
+    """Text by which the block grew."""
 
 
 class Blocks:
@@ -122,9 +122,9 @@ class BlockReader:
         self._reader = ReplyReader(parser)
 
     @property
-    def reasoning_tokens(self) -> int:
-        """Tokens up to the first text or call, if there is reasoning before it."""
-        return self._reader.reasoning_tokens
+    def has_half_call(self) -> bool:
+        """A call has arguments that are not whole."""
+        return self._reader.has_half_call
 
     def push(self, piece: Piece) -> Iterator[Change]:
         """Add a piece, and yield what it changes. The last one ends the last block."""

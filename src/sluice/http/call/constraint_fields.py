@@ -34,7 +34,7 @@ class ConstraintFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
-    """Of JSON, in the place of the separators that `json.dumps` writes."""
+    """Regular expression for whitespace in JSON, in place of the separators that `json.dumps` writes."""
     json_schema: SchemaField = None
     regex: str | None = None
     ebnf: str | None = None

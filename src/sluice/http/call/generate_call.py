@@ -94,6 +94,8 @@ class GenerateFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
 
     stream: bool = False
     itl_target: Seconds | None = None
+    stop_in_reasoning: bool = False
+    """Stop strings and stop ids end the answer in its reasoning, too."""
 
 
 class Conversation(NamedTuple):
@@ -102,14 +104,15 @@ class Conversation(NamedTuple):
     messages: tuple[dict[str, Any], ...]
     options: RenderOptions
     characters: int
-    """Of all texts of messages and variables, but for reasoning, which templates leave out of earlier turns."""
+    """Characters in all texts of messages and variables, except reasoning, which templates leave out of earlier
+    turns."""
 
 
 class Terms(NamedTuple):
     """What a body says of how its requests are served, as in `Submit`."""
 
     cache_salt: str
-    """As the client sends it: `CacheIsolation` makes the namespace of it."""
+    """Salt as the client sends it: `CacheIsolation` makes the namespace of it."""
     priority: int
     priority_class: str
     itl_target: int
@@ -155,6 +158,8 @@ class GenerateCall(Generic[F]):
     """What the answers must look like, but for their tools (`generation.shape_of_answer`)."""
     fills_context: bool = False
     """`max_tokens` above what fits into the context ends the answer there, and is no error."""
+    stops_in_thoughts: bool = False
+    """Stop strings and stop ids of the call count in the reasoning, too."""
     is_empty: bool = False
     """Nothing is to be generated: the one token that the engine samples is not sent."""
 
@@ -177,13 +182,13 @@ class Settled(NamedTuple):
     """What the server adds to a call, before its requests are made."""
 
     sampling: SamplingParams
-    """With the model's settings for what the body leaves open."""
+    """Sampling parameters, with the model's settings for what the body leaves open."""
     extra_key: str = ""
-    """As in `Submit`."""
+    """See `Submit.extra_key`."""
     shape: Shape | None = None
     """What the answers must look like, with their tools."""
     grammar: str = ""
-    """Of that shape."""
+    """Grammar of that shape."""
 
 
 def names_of(kind: type[SamplingFields], place: str = "") -> dict[str, str]:
@@ -297,14 +302,14 @@ def _bad_prompt(param: str, value: Any) -> ApiError:
 
 
 def _checked_stops(name: str, stop: str | list[str]) -> tuple[str, ...]:
-    stops = [stop] if isinstance(stop, str) else stop
+    stops = [each for each in ([stop] if isinstance(stop, str) else stop) if each]
     if len(stops) > MAX_STOPS or any(len(each) > MAX_STOP_LENGTH for each in stops):
         raise bad_request(
             f"{name} may hold at most {MAX_STOPS} strings of at most {MAX_STOP_LENGTH} characters, got {len(stops)}"
             f" of at most {max(map(len, stops))}",
             param=name,
         )
-    return tuple(stops) if stop else ()
+    return tuple(stops)
 
 
 def _bias_by_id(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

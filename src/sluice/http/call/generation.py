@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from sluice.http.base.backend import Service
@@ -19,14 +19,21 @@ from sluice.http.call.generate_call import Conversation, GenerateCall, Settled
 from sluice.http.call.samples import samples
 from sluice.process.client import EngineGone, Inbox
 from sluice.text.constraints.shapes import Shape
+from sluice.text.detokenizer import Detokenizer
 from sluice.text.parsers.parsing import AnswerParser, TextOnly
+from sluice.text.parsers.tools import NO_TOOLS
 from sluice.text.text_stream import Piece, TextStream
 from sluice.types import CachedTokens, Drafted, FinishReason, Output, Submit, TokenLogprobs
 
 MAX_OPEN = 1 << 16
 """Requests of all calls together, running and waiting; each takes a few kB here and at the engine."""
-PROMPT_END = 16
-"""Tokens at the end of a prompt that show whether it begins the reasoning of the answer."""
+PROMPT_END = 256
+"""Tokens at the end of a prompt within which the last message is looked for: what the template wrote behind it shows
+whether it begins the reasoning of the answer."""
+LAST_TOKENS = 16
+"""Tokens at the end of a prompt that are looked at where the last message is not found."""
+MESSAGE_END = 64
+"""Characters at the end of the last message that are looked for."""
 BEFORE_MESSAGE = 32
 """Characters before a message that is continued, in which the template may begin its reasoning."""
 AT_ONCE = 64
@@ -43,7 +50,7 @@ class Usage:
     cached: CachedTokens
     completion_tokens: int
     reasoning_tokens: int = 0
-    """Those among them that precede the answer."""
+    """Tokens of the outputs that precede the answers."""
     drafted: Drafted = NO_DRAFTS
     """Tokens that were guessed; those that were right are among them."""
 
@@ -54,11 +61,11 @@ class Choice:
 
     request: Submit
     text: TextStream
-    """Of the samples of one prompt, only the first receives the log-probabilities of the prompt."""
+    """Decodes the tokens. Of the samples of one prompt, only the first receives the prompt's log-probabilities."""
     parser: AnswerParser
     """Makes events of the text."""
     embedding: bytes = b""
-    """Of a call that embeds, as `Output.embedding`."""
+    """Embedding of a call that embeds (`Output.embedding`)."""
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -139,19 +146,33 @@ class Generation:
         """Check a prompt, and make its choices."""
         call, tokenizer = self._call, self.service.tokenizer
         shown = frozenset[str]() if call.tools is None else self.service.replies.markers(call.tools)
-        skips_special, include_stop = call.text.skip_special_tokens, call.text.include_stop
+        skips_special = call.text.skip_special_tokens
+        end = "" if call.tools is None else _end_of(self.service, prompt, call)
         for request in samples(self.service, prompt, call, self.settled, self.came_at):
             detokenizer = tokenizer.detokenizer(prompt, skip_special_tokens=skips_special, shown=shown)
-            text = TextStream(detokenizer, call.sampling.stop, call.sampling.min_tokens, include_stop=include_stop)
-            self.choices.append(Choice(request, text, self._new_parser(prompt)))
+            self.choices.append(self._choice(request, detokenizer, end))
 
-    def _new_parser(self, prompt: Sequence[int]) -> AnswerParser:
-        tools = self._call.tools
-        if tools is None:
-            return TextOnly()
-        continued = _continued(self._call)
-        end = _end_of(self.service, prompt, continued)
-        return self.service.replies.parser(tools, end, continues=continued is not None)
+    def _choice(self, request: Submit, detokenizer: Detokenizer, end: str) -> Choice:
+        """Return a choice, given the end of its prompt. Its own stop ids count in its answer, and not in thoughts."""
+        call, replies, sampling = self._call, self.service.replies, self._call.sampling
+        continues = _continued(call) is not None
+        thoughts = None if call.tools is None else replies.thoughts(call.tools, end, continues=continues)
+        skips = thoughts is not None and thoughts.may_come and not call.stops_in_thoughts
+        own = frozenset(sampling.stop_token_ids if skips else ()) - self.service.eos_token_ids
+        if own:
+            left = tuple(id for id in request.sampling.stop_token_ids if id not in own)
+            request = replace(request, sampling=replace(request.sampling, stop_token_ids=left))
+        text = TextStream(
+            detokenizer,
+            sampling.stop,
+            sampling.min_tokens,
+            include_stop=call.text.include_stop,
+            thoughts=thoughts,
+            skip_thoughts=skips,
+            stop_ids=own,
+        )
+        parser = TextOnly() if call.tools is None else replies.parser(call.tools, end, continues=continues)
+        return Choice(request, text, parser)
 
     async def submit(self) -> None:
         """Submit the requests of the choices.
@@ -282,6 +303,7 @@ class Generation:
             sum(len(choice.prompt) for choice in firsts),
             CachedTokens(*map(sum, zip(*(choice.cached for choice in firsts), strict=True))),
             sum(choice.text.num_tokens for choice in self.choices),
+            sum(choice.text.reasoning_tokens for choice in self.choices),
             drafted=Drafted(*map(sum, zip(*(choice.text.drafted for choice in self.choices), strict=True))),
         )
 
@@ -290,9 +312,8 @@ def shape_of_answer(service: Service, call: GenerateCall[Any], prompts: Sequence
     """Return the shape of a call's answers, which its tools decide, too. The reasoning may come before it."""
     if call.tools is None:
         return call.shape
-    continued = _continued(call)
-    end = _end_of(service, prompts[0], continued) if prompts else ""
-    token_id, continues = service.tokenizer.token_id, continued is not None
+    end = _end_of(service, prompts[0], call) if prompts else ""
+    token_id, continues = service.tokenizer.token_id, _continued(call) is not None
     return service.replies.shape(call.tools, end, call.shape, token_id, continues=continues)
 
 
@@ -304,8 +325,23 @@ def _continued(call: GenerateCall[Any]) -> str | None:
     return str(prompt.messages[-1]["content"])
 
 
-def _end_of(service: Service, prompt: Sequence[int], continued: str | None) -> str:
-    """Return the end of a prompt as text, special tokens included, and with all of a message that is continued."""
+def _end_of(service: Service, prompt: Sequence[int], call: GenerateCall[Any]) -> str:
+    """Return what the template wrote behind the last message as text, special tokens included.
+
+    Of a message that is continued, all of it is returned too.
+    """
+    continued = _continued(call)
     num_tokens = PROMPT_END + len((continued or "").encode(errors="replace"))  # a token is a byte at least
     end = service.tokenizer.decode(prompt[-num_tokens:], skip_special_tokens=False)
-    return end if continued is None else end[-len(continued) - BEFORE_MESSAGE :]
+    if continued is not None:
+        return end[-len(continued) - BEFORE_MESSAGE :]
+    conversation = call.prompts[0]
+    said = str(conversation.messages[-1]["content"]) if isinstance(conversation, Conversation) else ""
+    masked, last = end, said.strip()[-MESSAGE_END:]
+    for marker in service.replies.markers(call.tools or NO_TOOLS):
+        # A short message, such as "i", is not to be found in a tag of the template.
+        masked, last = (text.replace(marker, "\0" * len(marker)) for text in (masked, last))
+    at = masked.rfind(last) if last else -1
+    if at >= 0:
+        return end[at + len(last) :]
+    return service.tokenizer.decode(prompt[-LAST_TOKENS:], skip_special_tokens=False)

@@ -56,7 +56,7 @@ class PromptToken(msgspec.Struct):
 
 
 PromptLogprobs = list[dict[str, PromptToken] | None]
-"""For each token of the prompt the token itself and the most likely ones, by id; null for the first."""
+"""One entry for each token of the prompt: it and the most likely tokens, by id; null for the first token."""
 
 
 class ScoredToken(NamedTuple):

@@ -5,7 +5,7 @@ Fields that would change the answer and are not implemented are refused by name 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -43,7 +43,8 @@ PROMPT_SCHEMA = {"anyOf": [TEXT_SCHEMA, some(TEXT_SCHEMA), some(ID_SCHEMA), some
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None
+    """Without effect: it would pad events to hide how long they are."""
     continuous_usage_stats: bool | None = None
     """vLLM's addition, which its benchmarks and guidellm use."""
     include_progress: bool | None = None
@@ -198,9 +199,7 @@ def _call(fields: B, params: SamplingParams, **others: Any) -> GenerateCall[B]:
     )
     message = f"best_of {fields.best_of} is not supported; leave it out, or send as many as n, {params.n}"
     require(fields.best_of in (None, params.n), message, param="best_of")
-    has_options, options = fields.stream_options is not None, fields.stream_options or StreamOptions()
-    message = "stream_options is only allowed with stream: true"
-    require(fields.stream or not has_options, message, param="stream_options")
+    options = (fields.stream_options if fields.stream else None) or StreamOptions()
     message = "stream_options.continuous_usage_stats is only allowed with include_usage: true"
     require(bool(options.include_usage) or not options.continuous_usage_stats, message, param="stream_options")
     return GenerateCall(
@@ -209,6 +208,7 @@ def _call(fields: B, params: SamplingParams, **others: Any) -> GenerateCall[B]:
         terms=terms_of(fields, itl_target=fields.itl_target),
         model=fields.model,
         num_ctx=fields.num_ctx,
+        stops_in_thoughts=fields.stop_in_reasoning,
         text=TextOptions(fields.skip_special_tokens, fields.include_stop_str_in_output),
         include_usage=bool(options.include_usage),
         include_progress=bool(options.include_progress),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -39,7 +38,7 @@ from sluice.text.text_stream import Piece
 EndReason = Annotated[str, documented(enum=["stop", "length"])]
 ChatEndReason = Annotated[str, documented(enum=["stop", "length", "tool_calls"])]
 SomeIds = list[int] | UnsetType
-"""Only with `return_token_ids`."""
+"""Token ids, given only with `return_token_ids`."""
 
 
 class _Head(msgspec.Struct, kw_only=True):
@@ -49,7 +48,7 @@ class _Head(msgspec.Struct, kw_only=True):
     """Unix seconds."""
     model: str
     store: Literal[False] | UnsetType = UNSET
-    """Only if the request says `store: true`."""
+    """Given only if the request says `store: true`."""
 
 
 class _CompletionText(msgspec.Struct, kw_only=True):
@@ -303,12 +302,6 @@ class ChatAnswer(_OpenAIAnswer):
             choice.token_ids = self._ids([piece])
         return self._event(choice)
 
-    def closing(self, usage: counts.Usage) -> Iterator[msgspec.Struct]:
-        return super().closing(self._counted(usage))
-
-    def _counted(self, usage: counts.Usage) -> counts.Usage:
-        return replace(usage, reasoning_tokens=sum(reader.reasoning_tokens for reader in self._readers))
-
     def whole(self, choices: Sequence[Sequence[Piece]], usage: counts.Usage) -> ChatCompletion:
         replies = [reader.read(pieces) for reader, pieces in zip(self._readers, choices, strict=True)]
         answers = (self._choice(index, pieces, replies[index]) for index, pieces in enumerate(choices))
@@ -316,7 +309,7 @@ class ChatAnswer(_OpenAIAnswer):
         return ChatCompletion(
             choices=json_list(answers, len(choices)),
             prompt_logprobs=UNSET if in_prompt is None else prompt_logprobs(self._tokenizer, in_prompt),
-            usage=usage_json(self._counted(usage)),
+            usage=usage_json(usage),
             prompt_token_ids=self._prompt_ids(0),
             **self._head,
         )

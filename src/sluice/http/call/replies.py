@@ -8,14 +8,23 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from sluice.text.parsers.events import ArgumentsDelta, CallBegun, Event, ReasoningDelta, Reply, TextDelta, whole_of
+from sluice.text.parsers.events import (
+    ArgumentsDelta,
+    CallBegun,
+    CallEnded,
+    Event,
+    ReasoningDelta,
+    Reply,
+    TextDelta,
+    whole_of,
+)
 from sluice.text.parsers.parsing import AnswerParser, TextOnly
 from sluice.text.text_stream import Piece
 from sluice.types import FinishReason
 
 R = TypeVar("R", bound=FinishReason | None)
 TOOL_CALLS = "tool_calls"
-"""Why an answer ended that calls tools."""
+"""Why an answer ended that calls tools, with arguments that are whole."""
 
 
 class CalledFunction(msgspec.Struct):
@@ -33,7 +42,7 @@ class ToolCall(msgspec.Struct):
 class AssistantMessage(msgspec.Struct, kw_only=True):
     role: Literal["assistant"]
     content: str | None
-    """null: the message only calls tools."""
+    """Null if the message only calls tools."""
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     """The same as `reasoning_content`."""
@@ -50,7 +59,7 @@ class ToolCallDelta(msgspec.Struct, kw_only=True):
     """A part of a call. The first has all fields."""
 
     index: int
-    """Of the call in the answer."""
+    """Index of the call in the answer."""
     id: str | UnsetType = UNSET
     type: Literal["function"] | UnsetType = UNSET
     function: FunctionDelta
@@ -58,7 +67,7 @@ class ToolCallDelta(msgspec.Struct, kw_only=True):
 
 class Delta(msgspec.Struct, kw_only=True, gc=False):
     role: Literal["assistant"] | UnsetType = UNSET
-    """Only in the first event of a choice."""
+    """Given only in the first event of a choice."""
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
@@ -74,58 +83,45 @@ class ReplyReader:
 
     def __init__(self, parser: AnswerParser) -> None:
         self._parser = parser
-        self._num_before = 0
-        self._has_answered = False
-        self.has_called = False
-        """A tool was called."""
-        self.reasoning_tokens = 0
-        """Tokens up to the first text or call, if there is reasoning before it."""
+        self._num_begun, self._num_whole = 0, 0
 
     @property
     def is_plain(self) -> bool:
         """The answer is text as it stands."""
         return isinstance(self._parser, TextOnly)
 
+    @property
+    def has_called(self) -> bool:
+        """Tools were called, all of them with arguments that are whole."""
+        return 0 < self._num_begun == self._num_whole
+
+    @property
+    def has_half_call(self) -> bool:
+        """A call has arguments that are not whole."""
+        return self._num_whole < self._num_begun
+
     def push(self, piece: Piece) -> list[Event]:
         """Return what a piece brings. The last piece ends the answer."""
-        events = self._parser.push(piece.text)
-        if piece.finish_reason is not None:
-            events += self._parser.finish()
-        self._count(events, piece.token_id is not None)
-        return events
+        return self.events_of([piece])
 
     def read(self, pieces: Sequence[Piece]) -> Reply:
         """Return the answer that all its pieces are."""
         return whole_of(self.events_of(pieces))
 
     def events_of(self, pieces: Sequence[Piece]) -> list[Event]:
-        """Return what all pieces of the answer bring."""
-        if self.is_plain:
-            text = "".join(piece.text for piece in pieces)
-            return [TextDelta(text)] if text else []
-        events: list[Event] = []
-        at = 0
-        while at < len(pieces) and not self._has_answered:
-            events += self.push(pieces[at])
-            at += 1
-        if at < len(pieces):  # no token of these has to be counted, so they can be read together
-            rest = self._parser.push("".join(piece.text for piece in pieces[at:])) + self._parser.finish()
-            self._count(rest, True)
-            events += rest
+        """Return what pieces bring that follow one another."""
+        events = self._parser.push("".join(piece.text for piece in pieces))
+        reason = pieces[-1].finish_reason if pieces else None
+        if reason is not None:
+            events += self._parser.finish(is_cut=reason is not FinishReason.STOP)
+        if not self.is_plain:
+            self._num_begun += sum(isinstance(event, CallBegun) for event in events)
+            self._num_whole += sum(isinstance(event, CallEnded) and event.is_complete for event in events)
         return events
 
     def finish_reason(self, reason: R) -> R | str:
         """Return why the answer ended, as OpenAI says it."""
         return TOOL_CALLS if reason is FinishReason.STOP and self.has_called else reason
-
-    def _count(self, events: Sequence[Event], is_token: bool) -> None:
-        self.has_called = self.has_called or any(isinstance(event, CallBegun) for event in events)
-        if self._has_answered:
-            return
-        self._has_answered = any(not isinstance(event, ReasoningDelta) for event in events)
-        self._num_before += is_token
-        if self.reasoning_tokens or any(isinstance(event, ReasoningDelta) for event in events):
-            self.reasoning_tokens = self._num_before - (is_token and self._has_answered)
 
 
 def delta_of(events: Sequence[Event]) -> Delta:

@@ -20,9 +20,11 @@ from sluice.text.special_text import texts_of
 
 UNCOUNTED = ("role", "reasoning_content", "thinking")
 """Fields of messages that do not count for the length of a prompt: templates leave out reasoning of earlier turns."""
+THINKING: Mapping[str, bool] = {"enabled": True, "adaptive": True, "auto": True, "disabled": False}
+"""Types of `thinking` -> whether the model is to think."""
 MAX_KWARGS = 64
 MAX_KWARGS_BYTES = 1 << 16
-"""Of `chat_template_kwargs` as JSON. Long texts belong into messages and documents."""
+"""Most bytes of `chat_template_kwargs` as JSON. Long texts belong in messages and documents."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 RESERVED: Mapping[str, str] = {
     "messages": "send it as a field of the request",
@@ -48,6 +50,9 @@ class TemplateFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: Annotated[dict[str, Any], documented(maxProperties=MAX_KWARGS)] = {}
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    enable_thinking: bool | None = None
+    """The switch of Qwen's API, as `thinking` is of DeepSeek's. A variable of the template's own counts first."""
+    thinking: Annotated[dict[str, Any], documented(properties={"type": {"enum": [*THINKING]}})] | None = None
     reasoning_effort: Annotated[str, documented(maxLength=64)] | None = None
     verbosity: Annotated[str, documented(maxLength=64)] | None = None
     documents: list[dict[str, Any]] | None = None
@@ -83,8 +88,19 @@ def thinking_switches(*, thinks: bool) -> dict[str, Any]:
     return dict.fromkeys(SWITCHES, thinks)
 
 
+def _switched(fields: TemplateFields) -> dict[str, Any]:
+    """Return the variables by which a body turns reasoning on or off."""
+    if fields.thinking is not None:
+        kind = fields.thinking.get("type")
+        is_known = isinstance(kind, str) and kind in THINKING
+        message = f"thinking.type must be one of {', '.join(THINKING)}, got {kind!r:.60}"
+        require(is_known, message, param="thinking.type")
+        return thinking_switches(thinks=THINKING[str(kind)])
+    return {} if fields.enable_thinking is None else thinking_switches(thinks=fields.enable_thinking)
+
+
 def _variables(fields: TemplateFields) -> dict[str, Any]:
-    variables = dict(fields.chat_template_kwargs)
+    variables = _switched(fields) | fields.chat_template_kwargs
     param = "chat_template_kwargs"
     require(
         len(variables) <= MAX_KWARGS, f"{param} may hold at most {MAX_KWARGS} names, got {len(variables)}", param=param

@@ -13,7 +13,9 @@ from sluice.http.base.body import convert, fields_of, json_object, known_fields,
 from sluice.http.base.errors import bad_request, require, unavailable
 from sluice.http.base.routes import Body
 from sluice.http.base.tokenizer_threads import Check, TokenizerThreads, TooManyTokens, bounded_ids
+from sluice.http.base.unknown_fields import ignore
 from sluice.http.base.unsupported_fields import OF_TEXTS
+from sluice.http.call.fitting import rendered
 from sluice.http.call.generate_call import ID_SCHEMA, Conversation, GenerateCall, Prompt, documented
 from sluice.http.call.logprobs import completion_token
 from sluice.http.call.messages import AnyMessage
@@ -38,7 +40,7 @@ class TokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt: str | None = None
     messages: list[AnyMessage] | None = None
     tools: Annotated[list[dict[str, Any]], documented(items=TOOL_SCHEMA, maxItems=MAX_TOOLS)] = []
-    """With messages: those that a chat has."""
+    """Tools of a chat; only with `messages`."""
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
 
@@ -89,8 +91,10 @@ async def prompt_ids(service: Service, threads: TokenizerThreads, call: Generate
     param = call.names.get("prompt", "prompt")
     most = service.limits.max_request_tokens
     name = call.names.get("num_ctx", "num_ctx")
-    message = f"{name} must be from 1 to the {most} tokens that a request may have here, got {call.num_ctx}"
-    require(call.num_ctx is None or 1 <= call.num_ctx <= most, message, param=name)
+    message = f"{name} must be at least 1, or 0 or -1 for as many tokens as there are, got {call.num_ctx}"
+    require(call.num_ctx is None or call.num_ctx >= 1, message, param=name)
+    if call.num_ctx is not None and call.num_ctx > most:
+        ignore([name])  # as in Ollama, there is no more context than there is
     for prompt in call.prompts:
         _check_length(service, prompt, param)
     texts = [await _rendered(service, prompt, param) for prompt in call.prompts]
@@ -125,7 +129,7 @@ async def _rendered(service: Service, prompt: Prompt, param: str) -> str | list[
     if not isinstance(prompt, Conversation):
         return prompt
     try:
-        text = await service.tokenizer.render_chat(prompt.messages, prompt.options)
+        text = await rendered(service.tokenizer.render_chat, prompt.messages, prompt.options)
     except TokenizerUnavailable as error:
         raise unavailable(str(error)) from error
     except TokenizerError as error:

@@ -79,6 +79,13 @@ class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["function"] = "function"
 
 
+class AllowedTools(msgspec.Struct):
+    """A `tool_choice` of some of the tools."""
+
+    tools: list[dict[str, Any]]
+    mode: str = "auto"
+
+
 def tools_of(fields: ToolFields) -> ToolUse:
     """Return the tools of a chat.
 
@@ -86,8 +93,8 @@ def tools_of(fields: ToolFields) -> ToolUse:
         ApiError: 400, naming the field.
     """
     tools = checked_tools("tools", [_tool(f"tools[{index}]", each) for index, each in enumerate(fields.tools)])
-    choice, name = _choice(fields.tool_choice)
-    return tool_use(tools, choice, name, is_parallel=fields.parallel_tool_calls)
+    choice, name, allowed = _choice(fields.tool_choice)
+    return tool_use(tools, choice, name, is_parallel=fields.parallel_tool_calls, allowed=allowed)
 
 
 def tool_use(
@@ -96,12 +103,14 @@ def tool_use(
     name: str | None = None,
     *,
     is_parallel: bool = True,
+    allowed: tuple[str, ...] | None = None,
     place: str = "tool_choice",
 ) -> ToolUse:
     """Return checked tools with a choice among them.
 
     Args:
         name: of the tool that must be called.
+        allowed: names of the tools that may be called; None: all.
         place: of the choice in the body.
 
     Raises:
@@ -110,9 +119,10 @@ def tool_use(
     if choice is Choice.REQUIRED:
         require(bool(tools), f"{place} needs tools, got none; send tools, or leave it out", param=place)
     names = [tool.name for tool in tools]
-    is_known = name is None or name in names
-    require(is_known, f"{place} names the tool {name!r}; tools has {', '.join(map(repr, names))}", param=place)
-    return ToolUse(tools, choice, name, is_parallel)
+    for each in (() if name is None else (name,)) + (allowed or ()):
+        require(each in names, f"{place} names the tool {each!r}; tools has {', '.join(map(repr, names))}", param=place)
+    require(allowed != (), f"{place} must allow at least one tool", param=place)
+    return ToolUse(tools, choice, name, is_parallel, allowed)
 
 
 def checked_tools(place: str, tools: Sequence[Tool], *, names: Sequence[str] | None = None) -> tuple[Tool, ...]:
@@ -161,16 +171,26 @@ def _tool(place: str, content: dict[str, Any]) -> Tool:
     return Tool(function.name, function.description, function.parameters, function.strict, f"{place}.parameters")
 
 
-def _choice(given: Any) -> tuple[Choice, str | None]:
+def _choice(given: Any) -> tuple[Choice, str | None, tuple[str, ...] | None]:
     if given is None:
-        return Choice.AUTO, None
+        return Choice.AUTO, None, None
+    if isinstance(given, dict) and given.get("type") == "allowed_tools":
+        return _allowed(given.get("allowed_tools"), "tool_choice.allowed_tools")
     if isinstance(given, dict):
-        return Choice.REQUIRED, convert(given, NamedTool, "tool_choice", {"type": "function"}).function.name
+        return Choice.REQUIRED, convert(given, NamedTool, "tool_choice", {"type": "function"}).function.name, None
     if given in CHOICES:
-        return Choice(given), None
+        return Choice(given), None, None
     shown = repr(given) if isinstance(given, str) else kind_of(given)
     example = '{"type": "function", "function": {"name": ...}}'
     raise bad_request(f"tool_choice must be {', '.join(CHOICES)} or {example}, got {shown}", param="tool_choice")
+
+
+def _allowed(given: Any, place: str) -> tuple[Choice, None, tuple[str, ...]]:
+    """Return a choice among some of the tools."""
+    fields = convert(given, AllowedTools, place)
+    require(fields.mode in CHOICES, f"{place}.mode must be auto or required, got {fields.mode!r:.60}", param=place)
+    names = (convert(each, NamedTool, f"{place}.tools[{index}]") for index, each in enumerate(fields.tools))
+    return Choice(fields.mode), None, tuple(each.function.name for each in names)
 
 
 def _check_parameters(place: str, schema: Any) -> None:
@@ -178,8 +198,10 @@ def _check_parameters(place: str, schema: Any) -> None:
     if not schema:
         return
     check_nesting(schema, place)
-    kind, properties, required = schema.get("type", "object"), schema.get("properties", {}), schema.get("required", [])
-    require(kind == "object", f"{place}.type must be 'object', got {kind!r:.60}", param=f"{place}.type")
+    kind, properties, required = (schema.get(name) for name in ("type", "properties", "required"))
+    kind, properties, required = kind or "object", properties or {}, required or []
+    kinds = [str(each).lower() for each in (kind if isinstance(kind, list) else [kind])]
+    require("object" in kinds, f"{place}.type must be 'object', got {kind!r:.60}", param=f"{place}.type")
     is_fine = isinstance(properties, dict) and all(isinstance(each, dict | bool) for each in properties.values())
     param = f"{place}.properties"
     require(is_fine, f"{param} must be an object of schemas, got {kind_of(properties)}", param=param)

@@ -1,4 +1,4 @@
-"""How many tokens a call took and where they lay, as answers say it."""
+"""How many tokens a call took and where they were, as answers say it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sluice.types import CachedTokens, Drafted
 
 
 class CachedTokensDetails(msgspec.Struct):
-    """Cached tokens by where they lay."""
+    """Cached tokens by where they were."""
 
     device: int
     host: int
@@ -20,7 +20,7 @@ class CachedTokensDetails(msgspec.Struct):
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
     cached_tokens_details: CachedTokensDetails | UnsetType = UNSET
-    """Only if some were not on the device (SGLang)."""
+    """Given only if some were not on the device (SGLang)."""
 
 
 class CompletionTokensDetails(msgspec.Struct):
@@ -40,7 +40,7 @@ class Usage(msgspec.Struct):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
-    """Only of chats with reasoning, and of answers with guessed tokens."""
+    """Given only for chats with reasoning, and for answers with guessed tokens."""
 
 
 def usage_json(usage: generation.Usage) -> Usage:
@@ -56,7 +56,7 @@ def usage_json(usage: generation.Usage) -> Usage:
 
 
 def cached_details(cached: CachedTokens) -> CachedTokensDetails | UnsetType:
-    """Return where cached tokens lay; nothing if all of them lay on the device."""
+    """Return where cached tokens were; nothing if all of them were on the device."""
     if cached.device == cached.total:
         return UNSET
     return CachedTokensDetails(cached.device, cached.host, cached.disk)

@@ -26,29 +26,30 @@ from sluice.process.log_limiter import LogLimiter
 
 LOGGER = logging.getLogger("sluice.server")
 MOST_DESCRIPTORS = 65536
-"""Up to which the process raises its own limit, if its hard limit allows."""
+"""Descriptors to which the process raises its own limit, if its hard limit allows."""
 MOST_CONNECTIONS = 8192
 """Connections by default. An idle one takes 20 kB."""
 LEAST_RESERVED, RESERVED = 52, 128
 """Descriptors for files, the engine and those that follow it: half of all, at least and at most so many. A server
 without connections has 46 open, with those that it keeps for the start of another engine."""
 EXTRA, LEAST_EXTRA = 16, 8
-"""Of as many connections, one more is accepted to be refused; at least so many, but no more than are served."""
+"""For each `EXTRA` connections that may be served, one more is accepted to be refused: at least `LEAST_EXTRA`, at most
+as many as may be served."""
 BURST = 32
-"""Connections that are accepted before other work goes on."""
+"""Connections that are accepted before other work continues."""
 FULL_SECONDS = 0.05
-"""Until the kernel's queue is looked at again, while as many connections are open as may be."""
+"""Seconds between two looks at the kernel's queue while as many connections are open as may be."""
 FAILED_SECONDS = 1.0
-"""The same, after an accept that failed."""
+"""Seconds after an accept that failed until the next one."""
 LOG_SECONDS = 60.0
-"""Between two messages about the same thing."""
+"""Seconds between two messages about the same thing."""
 REFUSED = "sluice.refused"
 """Key of a request's `state` that says that its connection is one too many."""
 RETRY_SECONDS = 1
 TLS_SECONDS: Mapping[str, Any] = MappingProxyType({"ssl_handshake_timeout": 20.0, "ssl_shutdown_timeout": 5.0})
-"""For a client to open an encrypted connection, and to end it when the server has."""
+"""Seconds that a client has to open an encrypted connection, and to end it when the server has."""
 DRAIN_SECONDS = 1.0
-"""For the body of a request that is refused."""
+"""Seconds that a client has to send the body of a request that is refused."""
 
 
 def descriptor_limit() -> int:
@@ -124,7 +125,7 @@ class Acceptor:
         listener.setblocking(False)
 
     def start(self) -> None:
-        """Begin to accept connections, or go on."""
+        """Begin to accept connections, or continue."""
         self._pause = None
         self._loop.add_reader(self._listener, self._accept)
 

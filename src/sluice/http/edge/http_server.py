@@ -17,7 +17,7 @@ from sluice.http.edge.connections import MOST_CONNECTIONS, REFUSED, Acceptor
 from sluice.http.edge.timeouts import RefusedProtocol, TimeLimitedProtocol
 
 STALL_TICKS = 100
-"""Of uvicorn, which makes ten each second: between two looks for clients that take nothing of their answers."""
+"""Ticks of uvicorn, ten a second, between two looks for clients that take nothing of their answers."""
 EXIT_SECONDS = 2
 """How long open connections may take to end once their streams were ended."""
 

@@ -15,13 +15,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from sluice.http.base.errors import bad_request
 
 HEAD_SECONDS = 20.0
-"""For the head of a request, from the connection or from its first byte on. A body has its own limit (`body`)."""
+"""Seconds for the head of a request, from the connection or from its first byte on. A body has its own limit
+(`body`)."""
 REFUSED_HEAD_SECONDS = 1.0
-"""The same, of a connection that is one too many."""
+"""`HEAD_SECONDS` of a connection that is one too many."""
 LINGER_SECONDS = 10.0
-"""For the rest of a body after the answer. A client that still sends when the connection is closed may not see it."""
+"""Seconds for the rest of a body after the answer. A client that still sends when the connection is closed may not see
+the answer."""
 STALL_SECONDS = 120.0
-"""After which a client is left that takes nothing of its answer."""
+"""Seconds after which a connection is closed whose client takes nothing of its answer."""
 
 
 class TimeLimitedProtocol(H11Protocol):

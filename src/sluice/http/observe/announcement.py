@@ -31,9 +31,9 @@ def announcement(
     parallel = ready.config.parallel
     if (ranks := layout_of(parallel).size) > 1:
         lines.append(f"It is computed by {ranks} ranks ({shown_sizes(parallel)}).")
-    if ready.is_bundled:
+    if ready.is_default:
         lines.append(
-            "This is the small model that comes with Sluice, to try the server with: it knows very little."
+            "No model was named: this is a small one to try the server with, which is often wrong."
             " Larger ones to begin with, and the memory of their weights:"
         )
         lines += [f"  {command} serve {each.id}    # {_needs(each)}" for each in SUGGESTED]

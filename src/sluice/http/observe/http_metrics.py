@@ -33,9 +33,9 @@ class _Samples:
     """The samples of one prompt."""
 
     left: int
-    """Those that have not ended."""
+    """Samples that have not ended."""
     most_tokens: int = 0
-    """Output tokens of the longest that has."""
+    """Output tokens of the longest sample that has ended."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class _Open:
     priority_class: str
     output_tokens: int = 0
     rows: int = 0
-    """Those that had drafts."""
+    """Rows that had drafts."""
     accepted: int = 0
     """Drafts of these rows that were right."""
     first: float = 0.0
@@ -67,17 +67,17 @@ class Metrics(Observer):
         self._clock = clock
         self._open: dict[int, _Open] = {}
         self._samples: dict[int, _Samples] = {}
-        """Those of the latest prompt of each call, by its `id`: a call submits its requests in their order, but perhaps
-        in parts, between which others submit theirs."""
+        """Samples of the latest prompt of each call, by the call's `id`. A call submits its requests in their order,
+        but perhaps in parts, between which others submit theirs."""
         self.model = ""
         """The model's name in the API, once it is known."""
         self.classes: tuple[PriorityClass, ...] = ()
-        """Of the engine, once they are known."""
+        """Priority classes of the engine, once they are known."""
         self.first_tokens: Counter[tuple[str, bool]] = Counter()
         """First tokens and embeddings by class, and whether they came within its TTFT target."""
         self.prompt_tokens = 0
         self.cached_by_tier = dict.fromkeys(Tier, 0)
-        """Prompt tokens found in the cache, by the tier where they lay."""
+        """Prompt tokens found in the cache, by the tier where they were."""
         self.generation_tokens = 0
         self.cached_requests = 0
         """Requests with a beginning of their prompt in the cache."""
@@ -87,13 +87,13 @@ class Metrics(Observer):
         self.prompt_lengths = Histogram(TOKENS)
         self.output_lengths = Histogram(TOKENS)
         self.longest_outputs = Histogram(TOKENS)
-        """Of the longest of each prompt's samples."""
+        """Output tokens of the longest of each prompt's samples."""
         self.max_tokens = Histogram(TOKENS)
         self.to_first = Histogram(TO_FIRST_SECONDS)
         self.between = Histogram(BETWEEN_SECONDS)
-        """Between the tokens of a request; of tokens that came together the later ones count as 0 s."""
+        """Seconds between the tokens of a request; of tokens that came together the later ones count as 0 s."""
         self.per_token = Histogram(BETWEEN_SECONDS)
-        """The mean of each request."""
+        """Mean seconds between the tokens of each request."""
         self.to_end = Histogram(REQUEST_SECONDS)
         self.acceptance_length = Histogram(PER_ROW)
         """Tokens that a row with drafts brought: the mean of each request."""

@@ -24,20 +24,20 @@ class Loading(msgspec.Struct):
     total: int | None
     """None: it is unknown."""
     seconds: float
-    """For how long it loads."""
+    """Seconds since its process was started."""
 
 
 class EngineHealth(msgspec.Struct, kw_only=True):
     pid: int | None
     restarts: int
     silent_seconds: float
-    """Since its last sign of life."""
+    """Seconds since its last sign of life."""
     phase: str | UnsetType = UNSET
     loading: Loading | UnsetType = UNSET
     step: int | UnsetType = UNSET
     steps_done: int | UnsetType = UNSET
     tokens: int | UnsetType = UNSET
-    """Of the step."""
+    """Tokens computed in the steps done, prompts included."""
 
 
 class Health(Status):
@@ -66,9 +66,9 @@ class ModelInfo(msgspec.Struct):
     tokenizer_path: str
     is_generation: bool
     max_total_num_tokens: int
-    """Of the KV pool."""
+    """Tokens that the KV pool holds."""
     context_length: int
-    """Of the model, in tokens."""
+    """Context length of the model, in tokens."""
 
 
 class Version(msgspec.Struct):
@@ -78,7 +78,7 @@ class Version(msgspec.Struct):
 class CacheFlushed(msgspec.Struct):
     success: bool
     cached_pages: int
-    """Left, because requests use them."""
+    """Pages that stay cached, because requests use them."""
 
 
 class EffectiveOption(msgspec.Struct):
@@ -118,7 +118,7 @@ class StepPace(msgspec.Struct):
 
     regime: Regime
     target: int
-    """What it might take."""
+    """Microseconds that it might take."""
     predicted: int
     at_quantile: int
     is_infeasible: bool
@@ -149,7 +149,7 @@ class ClassTargets(msgspec.Struct):
 
     ttft_target: float
     itl_target: float | None
-    """None without an ITL target."""
+    """Null without an ITL target."""
 
 
 class LastStep(msgspec.Struct):
@@ -166,23 +166,23 @@ class LastStep(msgspec.Struct):
     micros: int
     """What it added to the time between the tokens of a stream."""
     pace: StepPace | None
-    """Only with an ITL target."""
+    """Null without an ITL target."""
     drafted: int
     """Drafts of its rows."""
     accepted: int
-    """Those that were accepted."""
+    """Drafts that were accepted."""
 
 
 class PromptState(msgspec.Struct):
     """How far a prompt is read that takes more than one step."""
 
     request_id: int
-    """At the engine, as in the log and in `X-Sluice-Engine-Request`."""
+    """Id at the engine, as in the log and in `X-Sluice-Engine-Request`."""
     read: int
     """Tokens that are computed, or were cached."""
     total: int
     seconds_left: float | None
-    """As expected; null while that is not known."""
+    """Expected seconds until it is read; null while that is not known."""
 
 
 class RingState(msgspec.Struct):
@@ -190,9 +190,9 @@ class RingState(msgspec.Struct):
 
     bytes: int
     seconds: float
-    """Spent loading."""
+    """Seconds spent loading."""
     waited: float
-    """Seconds in which a context could not go on because its blocks had not come."""
+    """Seconds in which a context had to wait because its blocks had not come."""
     bounds_bytes: int
     """What a sparse policy keeps of pages now."""
 
@@ -220,11 +220,11 @@ class ServerInfo(msgspec.Struct):
     tiers: list[TierState]
     retractions: int
     memory: Footprint
-    """In bytes, by part."""
+    """Bytes by part."""
     priority_classes: dict[str, ClassTargets]
     """Empty unless requests are ordered by deadline."""
     prompts: list[PromptState]
-    """Those that are being read."""
+    """Prompts that are being read."""
     ring: RingState
     itl: ItlState | None
     """None without a target, and before the first step."""

@@ -178,7 +178,7 @@ class PauseLog:
         self.count = 0
         """Pauses so far."""
         self.seconds = 0.0
-        """Their sum."""
+        """Seconds of all pauses."""
 
     def add(self, pause: Pause) -> None:
         """Count a pause."""

@@ -14,12 +14,12 @@ class TracedRequest(msgspec.Struct):
     """A request that has neither ended nor been aborted."""
 
     id: int
-    """Its number at the engine: larger than those of requests before it."""
+    """Number of the request at the engine: larger than those of requests before it."""
     arrived: int
-    """At the server."""
+    """When it arrived at the server."""
     prompt_tokens: int
     output_tokens: int = 0
-    """Those that the server has received."""
+    """Output tokens that the server has received."""
 
 
 class TracedEnd(msgspec.Struct):
@@ -32,7 +32,7 @@ class TracedEnd(msgspec.Struct):
     """None: it was aborted by its client."""
     cached_tokens: int = 0
     host_tokens: int = 0
-    """Those of them that were loaded from host memory."""
+    """Cached tokens that were loaded from host memory."""
     disk_tokens: int = 0
 
 
@@ -41,7 +41,7 @@ class TracedChunk(msgspec.Struct):
 
     id: int
     start: int
-    """Its first token's position in the request."""
+    """Position of its first token in the request."""
     length: int
     samples: bool
     """It brings its request's next token."""
@@ -140,7 +140,7 @@ class RequestsEvent(msgspec.Struct, tag="requests", tag_field="kind"):
 
 
 class EngineEvent(msgspec.Struct, tag="engine", tag_field="kind"):
-    """The engine ended, or another one is there. Requests that are open go on in the next one."""
+    """The engine ended, or another one is there. Requests that are open continue in the next one."""
 
     now: int
     is_serving: bool

@@ -33,7 +33,7 @@ MOST_WAITING = 64
 """Events that wait for a subscriber: some fifteen seconds of steps."""
 MOST_WAITING_BYTES = 1 << 20
 GATHER_SECONDS = 0.25
-"""After which requests that came or ended are sent, if no steps come before."""
+"""Seconds after which requests that came or ended are sent, if no steps come before."""
 MOST_GATHERED = 256
 """Requests that came or ended, after which they are sent at once."""
 
@@ -47,7 +47,7 @@ class Subscription:
         self._news = asyncio.Event()
         self._news.set()
         self._last: bytes | None = None
-        """What ends the stream; None while it goes on."""
+        """What ends the stream; None while it continues."""
         self.is_over = False
         """All was taken that is to be sent."""
 
@@ -95,7 +95,7 @@ class TraceFeed(Observer):
         self._start = micros_at(now())
         self._subscriptions: set[Subscription] = set()
         self._client: EngineClient | None = None
-        """Whose engine reports its steps; None without subscribers."""
+        """Client whose engine reports its steps; None without subscribers."""
         self._arrived: list[TracedRequest] = []
         self._ended: list[TracedEnd] = []
         self._ended_here: set[int] = set()

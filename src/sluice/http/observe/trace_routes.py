@@ -17,7 +17,7 @@ from sluice.http.observe.trace_events import TraceEvent
 from sluice.http.observe.trace_feed import Subscription, TraceFeed
 
 ALIVE_SECONDS = 10.0
-"""After which a comment is sent where nothing else was: proxies close silent connections."""
+"""Seconds without an event after which a comment is sent: proxies close silent connections."""
 COMMENT = b":\n\n"
 HEADERS: Mapping[str, str] = MappingProxyType({"cache-control": "no-store", "x-accel-buffering": "no"})
 

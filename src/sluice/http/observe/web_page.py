@@ -1,6 +1,6 @@
 """`GET /` in a browser: a page with a chat, all of whose parts come from this server.
 
-Its files lie in `web/` as they are served: there is no build.
+Its files are in `web/` as they are served: there is no build.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class File(NamedTuple):
     content: bytes
     media_type: str
     tag: str
-    """Its entity tag: browsers keep the file until this changes."""
+    """Entity tag of the file: browsers keep it until this changes."""
 
 
 def page_files() -> Mapping[str, File]:

@@ -37,7 +37,8 @@ from sluice.version import DISTRIBUTION
 
 FOLDER = Path(__file__).parent
 SUFFIXES = tuple(reversed(EXTENSION_SUFFIXES))
-"""Of the library. `.so` comes first: a file that names a version of Python is from before any of them could load it."""
+"""Suffixes of the library. `.so` comes first: a file that names a version of Python dates from before any version could
+load it."""
 MAX_HEAD_DIM = 512
 
 
@@ -51,9 +52,9 @@ class Level(IntEnum):
     AVX512_BF16 = 4
     AMX = 5
     SCALAR_TILES = 6
-    """For tests: plain C++, with AMX's tiles emulated in memory."""
+    """Plain C++, with AMX's tiles emulated in memory, for tests."""
     AVX512_TILES = 7
-    """For tests: AVX-512, with AMX's tiles emulated in memory."""
+    """AVX-512, with AMX's tiles emulated in memory, for tests."""
 
 
 NAMES: Mapping[str, Level] = {

@@ -139,7 +139,7 @@ class Destination(NamedTuple):
     k_pages: torch.Tensor
     """[pages, page_size, kv_heads, head_dim] of the same dtype, contiguous."""
     v_pages: torch.Tensor
-    """As `k_pages`."""
+    """[pages, page_size, kv_heads, head_dim] of the same dtype, contiguous."""
     kv_slots: torch.Tensor
     """[N] int64, `page * page_size + offset`; negative for a token that is not written."""
 

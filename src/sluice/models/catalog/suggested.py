@@ -46,4 +46,4 @@ SUGGESTED = (
     Suggested("Qwen/Qwen3-0.6B", "Apache-2.0", _config(1024, 3072, 28, 16, 8, 128, 151_936, 40_960)),
     Suggested("Qwen/Qwen3-1.7B", "Apache-2.0", _config(2048, 6144, 28, 16, 8, 128, 151_936, 40_960)),
 )
-"""From small to large."""
+"""Suggested models, from small to large."""

@@ -19,7 +19,7 @@ PER_WORD = 8
 WORDS = 32
 """Words of each input that are unpacked at once."""
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where the eight outputs of a word lie in it: those with even numbers come first."""
+"""Where the eight outputs of a word are in it: those with even numbers come first."""
 SYMMETRIC_ZERO = 8
 
 

@@ -44,7 +44,7 @@ class GGUFTensor:
         """Return the values in a dtype, a slice at a time.
 
         Args:
-            memory: of this dtype, one-dimensional, and long enough: what is returned lies in it. None: in new memory.
+            memory: of this dtype, one-dimensional, and long enough: what is returned is in it. None: in new memory.
             order: [rows] int64, the stored row of each row, or element of each element of a vector; None leaves them
                 as they are.
 

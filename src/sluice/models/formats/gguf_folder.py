@@ -1,6 +1,6 @@
-"""Makes a checkpoint folder of a GGUF file: its configuration, and links to the file and to what lies beside it.
+"""Makes a checkpoint folder of a GGUF file: its configuration, and links to the file and to what is beside it.
 
-So all that reads a checkpoint reads a folder. It lies in a cache, under a name that depends on the file.
+So all that reads a checkpoint reads a folder. It is in a cache, under a name that depends on the file.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import mkdtemp
+from types import MappingProxyType
 
 import huggingface_hub
 
@@ -27,7 +29,8 @@ BESIDE = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "added_tokens.json"),
     *("chat_template.jinja", GENERATION_CONFIG),
 )
-"""Files that are used in place of what the GGUF file says, if they lie beside it."""
+"""Files that are used in place of what the GGUF file says, if they are beside it."""
+NO_FILES: Mapping[str, str] = MappingProxyType({})
 
 
 def gguf_in(folder: Path) -> Path | None:
@@ -50,24 +53,25 @@ def _is_later_part(file: Path) -> bool:
     return first not in (None, file.name) and file.with_name(str(first)).is_file()
 
 
-def gguf_folder(path: Path, cache: Path | None) -> Path:
+def gguf_folder(path: Path, cache: Path | None, more: Mapping[str, str] = NO_FILES) -> Path:
     """Return the checkpoint folder of a GGUF file, made if it is not there.
 
     Args:
         path: the file; of a split one, its first part.
         cache: folder for downloads; None for the default of `huggingface_hub`.
+        more: files that the folder gets, by name.
 
     Raises:
         CheckpointError: the file is broken or not supported, or the folder cannot be written.
     """
     path = path.absolute()  # not resolved: the hub's cache links to files without their names and neighbours
     try:
-        folder = huggingface_hub.cached_assets_path("sluice", METHOD_FOLDER, _key(path), assets_dir=cache)
+        folder = huggingface_hub.cached_assets_path("sluice", METHOD_FOLDER, _key(path, more), assets_dir=cache)
         if (folder / "config.json").is_file():
             return folder
         made = Path(mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
         try:
-            _fill(made, path)
+            _fill(made, path, more)
             _put(made, folder)
         finally:
             shutil.rmtree(made, ignore_errors=True)
@@ -78,7 +82,7 @@ def gguf_folder(path: Path, cache: Path | None) -> Path:
 
 METHOD_FOLDER = "gguf"
 LAYOUT = "3"
-"""Of what the folder holds; folders of others are left."""
+"""Version of what a folder holds. Folders of other versions are left as they are."""
 
 
 def _put(made: Path, folder: Path) -> None:
@@ -91,9 +95,9 @@ def _put(made: Path, folder: Path) -> None:
             made.rename(folder)
 
 
-def _key(path: Path) -> str:
-    """Return a name for what a folder is made of: the file, what lies beside it, and this version."""
-    parts = [VERSION, LAYOUT]
+def _key(path: Path, more: Mapping[str, str]) -> str:
+    """Return a name for what a folder is made of: the file, what is beside it, and this version."""
+    parts = [VERSION, LAYOUT, *(f"{name}\0{text}" for name, text in more.items())]
     for file in (*_with_parts(path), *(path.parent / name for name in BESIDE)):
         if file.is_file():
             state = file.stat()
@@ -112,11 +116,15 @@ def _with_parts(path: Path) -> list[Path]:
     ]
 
 
-def _fill(folder: Path, path: Path) -> None:
+def _fill(folder: Path, path: Path, more: Mapping[str, str]) -> None:
     model: GGUFModel = open_gguf(path)
     (folder / "config.json").write_text(json.dumps(model_config(model), indent=1), encoding="utf-8")
+    for name, text in more.items():
+        (folder / name).write_text(text, encoding="utf-8")
     sampling = generation_config(fields_of(model))
     for name in BESIDE:
+        if name in more:
+            continue
         if (path.parent / name).is_file():
             (folder / name).symlink_to(path.parent / name)
         elif name == GENERATION_CONFIG and sampling:

@@ -1,1 +1,1 @@
-"""What routers are told of cached pages: collected, encoded, published."""
+"""What routers learn of cached pages: collected, encoded, published."""

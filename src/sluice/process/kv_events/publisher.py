@@ -3,8 +3,8 @@
     publish -> queue, bounded -> thread -> PUB      topic | number | batch
                   buffer of the latest  -> ROUTER   number -> (number | batch) for each from there on, then -1
 
-It lives in the server, so numbers go on when the engine is replaced. `publish` never waits: a batch that finds a full
-queue is dropped, and leaves a gap in the numbers.
+It lives in the server, so numbers continue when the engine is replaced. `publish` never waits: a batch that finds a
+full queue is dropped, and leaves a gap in the numbers.
 """
 
 from __future__ import annotations

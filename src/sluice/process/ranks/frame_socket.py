@@ -25,9 +25,11 @@ REFUSAL = b""
 CLOSE_SECONDS = 1.0
 """Time to send what is queued when a socket is closed."""
 KEEPALIVE_SECONDS = 10
-"""Between two probes of a machine that is silent, and until the first one. Three that fail end the connection."""
+"""Seconds between two probes of a machine that is silent, and until the first one. Three that fail end the
+connection."""
 UNANSWERED_SECONDS = 4 * KEEPALIVE_SECONDS
-"""After which a connection ends whose machine does not say that it has received something: nothing is probed then."""
+"""Seconds after which a connection ends if its machine does not acknowledge what it was sent: nothing is probed
+then."""
 
 
 class WrongToken(GroupError):

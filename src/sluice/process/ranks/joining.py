@@ -16,9 +16,9 @@ from sluice.process.ranks.wire import RankFailed, decode_frame
 
 T = TypeVar("T")
 LOOK_SECONDS = 0.1
-"""Between two looks at the other ranks."""
+"""Seconds between two looks at the other ranks."""
 NAME_SECONDS = 1.0
-"""For the end of a rank to show, once joining has failed."""
+"""Seconds that the end of a rank has to show, once joining has failed."""
 
 
 def join_watched(join: Callable[[], T], connections: Collection[FrameSocket], tick: Callable[[], None]) -> T:

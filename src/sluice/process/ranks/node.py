@@ -21,7 +21,7 @@ from sluice.process.wire import Start
 
 LOGGER = logging.getLogger("sluice.server")
 LOOK_SECONDS = 0.2
-"""Between two looks at the processes."""
+"""Seconds between two looks at the processes."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 15.0
 """Seconds between ranks that end and those that follow them."""
 STEADY_SECONDS = 10.0

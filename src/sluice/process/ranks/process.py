@@ -45,7 +45,7 @@ from sluice.process.ranks.wire import (
 )
 
 RETRY_SECONDS = 0.2
-"""Between two attempts to connect."""
+"""Seconds between two attempts to connect."""
 LEADER = "the first machine"
 
 

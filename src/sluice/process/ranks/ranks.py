@@ -55,15 +55,15 @@ LOCAL = "127.0.0.1"
 EXIT_RANK_ENDED = 4
 """Exit status of a leader that another rank has left, if it did not find out by itself."""
 PROVE_SECONDS = 10.0
-"""For a connection to prove that it knows the token."""
+"""Seconds that a connection has to prove that it knows the token."""
 GROUP_SECONDS = 600.0
-"""For one exchange between ranks: as long as a step may take."""
+"""Seconds for one exchange between ranks: as long as a step may take."""
 NOTICE_SECONDS = 2.0
-"""For the loop to report the end of a rank before the process ends."""
+"""Seconds that the loop has to report the end of a rank before the process ends."""
 MAX_UNKNOWN = 64
 """Connections at a time that have not proved anything."""
 LOG_SECONDS = 10.0
-"""Between two messages about connections that are no ranks."""
+"""Seconds between two messages about connections that are no ranks."""
 
 Tick = Callable[[], None]
 F = TypeVar("F", bound=RankFrame)

@@ -29,7 +29,7 @@ from sluice.process.secret_file import SIZE
 from sluice.process.wire import Start
 
 PLACE_SECONDS = 30.0
-"""For another engine's ranks to leave the resources that it had."""
+"""Seconds that another engine's ranks have to leave the resources that it had."""
 OBJECT_STORE_BYTES = 80 << 20
 """Close to the least that Ray takes. Nothing is put there."""
 EXIT_LOST = 1

@@ -29,13 +29,13 @@ class RankSetup(msgspec.Struct, frozen=True):
     local_rank: int
     """The rank's number among those of its machine, which chooses its device."""
     config: EngineConfig
-    """As it was given on this machine."""
+    """Options as they were given on this machine."""
     leader: str
     """A path of a socket, or HOST:PORT on another machine."""
     seconds: float
     """Seconds to find the leader."""
     token: bytes = b""
-    """By which machines recognise each other."""
+    """Secret by which machines recognise each other."""
     log_level: str = "warning"
     log_format: str = "text"
 
@@ -132,7 +132,7 @@ class Spawned:
 
 
 def read_setup(file: int) -> RankSetup:
-    """Read what a process is told from its standard input, and nothing behind it.
+    """Read what a process is sent on its standard input, and nothing behind it.
 
     Raises:
         EOFError: the process that started this one has ended.

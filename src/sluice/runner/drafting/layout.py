@@ -79,7 +79,7 @@ class DraftRows(NamedTuple):
 
 
 def kv_slots(page_table: Ints32, slots: Ints, positions: Ints, page_size: int) -> Ints:
-    """Return where in the pages some positions [N] of the requests in `slots` [N] lie, [N]."""
+    """Return where in the pages some positions [N] of the requests in `slots` [N] are, [N]."""
     return page_table[slots, positions // page_size].astype(np.int64) * page_size + positions % page_size
 
 

@@ -107,7 +107,7 @@ class Outcome:
         self.tokens: list[int] = []
         """[S], on the host."""
         self.failed: dict[int, str] = {}
-        """Why the request of a row cannot go on, by row."""
+        """Why the request of a row cannot continue, by row."""
         self.others: dict[int, tuple[int, ...]] = {}
         """Tokens of sampling rows that give others than those in `tokens`, by index into `tokens` of the first."""
         self.complete: list[int] = []
@@ -115,9 +115,9 @@ class Outcome:
         self.logprobs: Sequence[tuple[TokenLogprobs, ...]] = ()
         """[S] of each sample; empty if no row asked."""
         self.prompt_logprobs: Sequence[tuple[TokenLogprobs, ...]] = ()
-        """Of each row with targets; empty if there is none."""
+        """Log-probabilities for each row with targets; empty if there is none."""
         self.embeddings: Sequence[bytes] = ()
-        """Of each row that embeds; empty if there is none."""
+        """Embedding of each row that embeds; empty if there is none."""
 
     def to_host(self, to_host: ToHost) -> None:
         """Begin to copy it to the host."""

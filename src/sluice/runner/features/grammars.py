@@ -74,9 +74,9 @@ class MaskedRow:
 
     row: ConstrainedRow
     first: int
-    """Its first sample, of S."""
+    """Index of its first sample, of S."""
     end: int
-    """The sample behind its last one."""
+    """Index of the sample behind its last one."""
     drafts: DraftMasks | None = None
     """Masks of its drafts; None if it has none, or does not follow them."""
     is_ready: bool = False
@@ -131,7 +131,7 @@ class StagedGrammars(StagedFeature):
         logits.ops.mask(masked, self._rows, bits.to(masked.device, non_blocking=True))
 
     def guessed(self, drafts: StagedDrafts) -> None:
-        """Follow what the runner has guessed. On a device apart the host waits for it."""
+        """Follow what the runner has guessed. On a separate device the host waits for it."""
         ids = drafts.ids.tolist()
         for each in self._masked:
             each.follow(drafts.host.of_row(ids, each.first, each.end), self._workers)

@@ -63,9 +63,10 @@ class Penalized(NamedTuple):
     draft_rows: Ints
     """[Q] of the counts"""
     rounds: Sequence[slice]
-    """Of P; empty if no row has drafts."""
+    """Slices of P, one for each round; empty if no row has drafts."""
     draft_rounds: Sequence[slice]
-    """Of Q: the drafts in the places of a round's samples; of the first rounds, as far as there are any."""
+    """Slices of Q, one for each of the first rounds, as far as there are any: the drafts in the places of a round's
+    samples."""
 
     @property
     def arrays(self) -> tuple[Array, ...]:

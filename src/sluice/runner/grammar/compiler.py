@@ -1,6 +1,6 @@
 """GrammarCompiler: compiles grammars on threads of its own, and keeps them.
 
-A request reports its grammar when it arrives and learns by a message when it can go on, so the loop never waits. Equal
+A request reports its grammar when it arrives and learns by a message when it can start, so the loop never waits. Equal
 grammars are compiled once: those of open requests are kept, and of the others as many as there is room for, the latest
 used. The library bounds the work of compiling; what takes too long all the same ends the requests that wait for it, and
 its thread is left to end by itself. A queue may take as long as it needs while compilations end. What no request waits
@@ -34,7 +34,7 @@ MAX_THREADS = 2
 MAX_STUCK = 8
 """Threads that have taken too long, after which no grammar is compiled until one of them ends."""
 NICER = 5
-"""By how much the threads' niceness is above that of the engine's other threads."""
+"""Niceness of the threads above that of the engine's other threads."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,11 +43,11 @@ class GrammarEntry:
 
     text: str
     due: float
-    """Until when requests wait in any case, in seconds of the clock."""
+    """Seconds of the clock until which requests wait in any case."""
     users: set[int] = field(default_factory=set)
     """Open requests."""
     waiting: list[int] = field(default_factory=list)
-    """Those among them that were not told."""
+    """Users that have not been notified."""
     compiled: CompiledGrammar | None = None
     error: str | None = None
     has_begun: bool = False
@@ -89,9 +89,9 @@ class GrammarCompiler:
         self._clock = clock or WallClock()
         self._lock = threading.Lock()
         self._entries: dict[str, GrammarEntry] = {}
-        """By text."""
+        """Entries by text."""
         self._free: OrderedDict[str, GrammarEntry] = OrderedDict()
-        """Those that no open request uses, the one that was used last at the end."""
+        """Entries that no open request uses, the one used last at the end."""
         self._of: dict[int, GrammarEntry] = {}
         self._progress = float("-inf")
         """When a compilation last ended in time."""

@@ -28,7 +28,7 @@ NO_FORCING = '%llguidance {"no_forcing": true}'
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be compiled, or cannot go on. The message is meant for the one who sent it."""
+    """A grammar that cannot be compiled, or cannot continue. The message is meant for the one who sent it."""
 
 
 class Guidance:
@@ -125,7 +125,7 @@ class GuidanceMatcher:
         self._own: Bits = np.zeros(vocabulary.own_words, dtype=np.int32)
 
     def consume(self, tokens: Sequence[int]) -> None:
-        """Go on by the tokens of an output.
+        """Advance by the tokens of an output.
 
         Raises:
             GrammarError: they do not match, or a limit was reached.
@@ -147,7 +147,7 @@ class GuidanceMatcher:
         bits[len(valid) :] = 0
 
     def forced(self) -> list[int]:
-        """Return the tokens that must follow, if the grammar leaves no choice of text. Does not go on by them.
+        """Return the tokens that must follow, if the grammar leaves no choice of text. Does not advance by them.
 
         Tokens that the text behind them might change are not among them.
 
@@ -159,7 +159,7 @@ class GuidanceMatcher:
         return tokens
 
     def copy(self) -> GuidanceMatcher:
-        """Return a matcher in the same place, which goes on by itself, on any thread."""
+        """Return a matcher in the same place, which continues by itself, on any thread."""
         return GuidanceMatcher(self._matcher.deep_copy(), self._vocabulary)
 
     @property

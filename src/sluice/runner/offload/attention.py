@@ -29,7 +29,7 @@ from sluice.types import Group, WorkItems
 
 @dataclass(frozen=True, slots=True)
 class OffloadedContext:
-    """The part of a chunk's context that lies on the tier."""
+    """The part of a chunk's context that is on the tier."""
 
     slot: int
     pages: Sequence[int]
@@ -87,7 +87,7 @@ class OffloadedAttention(Attention):
         ring: pages of the ring, which belong to no layer.
         reader: brings blocks there.
         policy: chooses the pages.
-        context: what lies on the tier.
+        context: what is on the tier.
         begin_item: called before each work item; returns when it may be done.
     """
 

@@ -16,7 +16,7 @@ from sluice.device.background import Background
 
 T = TypeVar("T")
 UNWINDING = 5.0
-"""Seconds that a cancelled call may take to unwind: one that is at work goes on to where it pauses next."""
+"""Seconds that a cancelled call may take to unwind: one that is at work continues to where it pauses next."""
 
 
 class Cancelled(BaseException):

@@ -45,9 +45,9 @@ class BlockLoad(NamedTuple):
 
     layer: int
     pages: Sequence[int]
-    """Their numbers on the tier, at most those of a block."""
+    """Numbers of the pages on the tier, at most those of a block."""
     places: Sequence[int]
-    """Their numbers in the context, in ascending order."""
+    """Numbers of the pages in the context, in ascending order."""
     ticket: int = 0
     """Names the chunk that attends to it."""
     ready: int = 0
@@ -63,7 +63,7 @@ class LoadTotals:
     seconds: float = 0.0
     """Time spent copying."""
     waited: float = 0.0
-    """Time in which a chunk could not go on because its blocks were not there."""
+    """Time in which a chunk could not continue because its blocks were not there."""
 
 
 class Loader(Protocol[Handle, Fence]):
@@ -220,7 +220,7 @@ class DiskLoader(Generic[Fence]):
         assert handle.is_done, f"{handle} was to be attended to before it was reported"
 
     def forget(self, handle: _Read) -> None:
-        """Drop a load. A read under way goes on, but the next one into its buffer comes behind it."""
+        """Drop a load. A read under way continues, but the next one into its buffer comes behind it."""
         handle.is_dropped = True
 
     def fence(self) -> None:

@@ -46,7 +46,7 @@ class RingShape:
     most_blocks: int | None = None
     """Most blocks attended to in one call; None: as many as there is room for beside those that load."""
     most_decode_blocks: int | None = None
-    """The same for a decoded token."""
+    """`most_blocks` for a decoded token."""
     block_parts: int = 1
     """Parts of a block that are attended to in a call each, where a call has one block; not for decoded tokens."""
 
@@ -69,7 +69,7 @@ class RingShape:
 
 
 class OffloadFailed(Exception):
-    """The work on a chunk cannot go on; its request is over, others are not."""
+    """The work on a chunk cannot continue; its request is over, others are not."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class _HalfDone:
     """Pauses the forward."""
 
     def begin_item(self) -> None:
-        """Go on with one more work item, once it may be done."""
+        """Continue with one more work item, once it may be done."""
         while self.begun == self.granted:
             self.pause()
         self.begun += 1
@@ -136,7 +136,7 @@ class Offloader:
         self._thread = Background("sluice-offloaded-chunk")
         self._half_done: _HalfDone | None = None
         self._failed: set[int] = set()
-        """Slots whose requests cannot go on."""
+        """Slots whose requests cannot continue."""
 
     @property
     def ring_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Offloaded chunks among the rows of a step: they are computed apart, and sampled and scored with the others."""
+"""Offloaded chunks among the rows of a step: they are computed separately, and sampled and scored with the others."""
 
 from __future__ import annotations
 

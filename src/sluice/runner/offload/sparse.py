@@ -82,7 +82,7 @@ class SparsePolicy(ABC):
         """Return the pages that a chunk attends to in a layer, in ascending order: one at least.
 
         Args:
-            num_pages: pages of the context that lie on the tier.
+            num_pages: pages of the context that are on the tier.
             q: [tokens, heads, head_dim], after rotary embedding; None if the policy `foresees`.
         """
 

@@ -19,7 +19,7 @@ from sluice.storage.copies import Launched
 from sluice.types import BatchPlan, BatchResult
 
 Micros = tuple[int, ...]
-"""What this stage computed of a step, if that is known: `BatchResult.stage_micros`."""
+"""Microseconds that this stage computed for a step, if they are known (`BatchResult.stage_micros`)."""
 
 
 def answers(place: Place, plan: BatchPlan, *, is_timed: bool) -> bool:
@@ -104,7 +104,7 @@ class Follower:
         """Run steps until the leader closes the links. The runner is closed then.
 
         Raises:
-            Exception: why it cannot go on. The leader was told, if it is still there.
+            Exception: why it cannot continue. The leader was notified, if it is still there.
         """
         try:
             while (plan := self._commands.next_plan()) is not None:

@@ -105,7 +105,7 @@ class LedStep:
     plan: BatchPlan
     own: Launched
     micros: tuple[int, ...]
-    """That this rank computed, if that is known."""
+    """Microseconds that this rank computed, if they are known."""
 
     def wait(self) -> BatchResult:
         """Block until the step is done.

@@ -29,7 +29,7 @@ class TimedGroup:
         self.rank = inner.rank
         self.size = inner.size
         self.waited = 0.0
-        """Seconds, so far."""
+        """Seconds waited so far."""
         self._inner = inner
         self._clock = clock
 

@@ -28,7 +28,7 @@ off, and of many choices the best looks better than it is."""
 DECAY = 0.97
 """Share of a row's weight, in what all requests show, that stays with each later one."""
 OWN_DECAY = 0.8
-"""The same in what one request shows."""
+"""`DECAY` in what one request shows."""
 FIRST_CHANCE = 0.7
 """Assumed chance that a draft is accepted if those before it are, until some have been checked."""
 PRIOR_WEIGHT = 2.0
@@ -123,12 +123,12 @@ class DraftSizer:
         self._most = most
         self._prices = prices or StepPrices()
         self._kinds = [Acceptance(most) for _ in range(LONG_MATCH.bit_length() + 2)]
-        """By `kind_of` a match."""
+        """Acceptance by `kind_of` a match."""
         self._records: dict[int, DraftRecord] = {}
         self._without = 0
         """Steps one after the other in which no guess was worth it."""
         self._without_alone = 0
-        """The same for rows that are computed apart."""
+        """Steps one after the other in which no guess was worth it for rows that are computed separately."""
 
     @property
     def num_requests(self) -> int:
@@ -174,8 +174,8 @@ class DraftSizer:
         return counts
 
     def choose_alone(self, offer: Offer, costs: Sequence[float]) -> int:
-        """Return how many drafts a row has that is computed apart from the others of its step, as one is whose context
-        is longer than the device.
+        """Return how many drafts a row has that is computed separately from the others of its step, as one is whose
+        context is longer than the device.
 
         Args:
             costs: of the row without drafts, with one, with two, and so on, as far as it may have some.

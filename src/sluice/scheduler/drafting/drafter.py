@@ -41,7 +41,7 @@ class Drafter(Protocol):
         ...
 
     def propose_alone(self, request: Request, costs: Sequence[float]) -> Sequence[int]:
-        """Return guesses that are worth to be checked, as `propose`, for a row that is computed apart from the others
+        """Return guesses that are worth to be checked, as `propose`, for a row computed separately from the others
         of its step, since its context is longer than the device.
 
         Args:

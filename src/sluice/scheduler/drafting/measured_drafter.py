@@ -17,7 +17,7 @@ from sluice.scheduler.request import Request, Status
 from sluice.types import NGRAM, DraftLimits
 
 LONGEST_PAUSE = 64
-"""Tokens."""
+"""Most tokens of a `Misses.pause`."""
 
 
 class Misses(NamedTuple):
@@ -34,7 +34,7 @@ class Rest(NamedTuple):
 
     length: int
     until: int
-    """Number of the last one."""
+    """Number of the last of these steps."""
 
 
 class MeasuredDrafter:
@@ -51,7 +51,7 @@ class MeasuredDrafter:
         self._pays = True
         """Whether drafts were worth guessing in the latest step with decodes."""
         self._misses: dict[int, Misses] = {}
-        """By request."""
+        """Misses by request."""
         self._matches: dict[int, int] = {}
         """Matches of the guesses of this step that were not chosen yet, by request."""
         self._step = 0

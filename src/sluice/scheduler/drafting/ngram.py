@@ -16,7 +16,7 @@ from sluice.types import NgramLimits
 LEAD = 32
 """Tokens before an answer that are kept with it: what a prompt ends with says how its answer begins."""
 SEPARATOR = -1
-"""Between answers; no token."""
+"""Stands between answers; no token."""
 
 
 class RecentAnswers:
@@ -148,7 +148,7 @@ class NgramGuesser:
 
 def _repeated(index: NgramIndex, match: Match, at_most: int) -> list[int]:
     """Return the tokens after a match. A match that reaches the end of its text is a text that repeats itself, so it
-    goes on as it did."""
+    continues as it did."""
     found = index.after(match.end, at_most).tolist()
     period = len(found)
     while len(found) < at_most:

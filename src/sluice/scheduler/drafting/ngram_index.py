@@ -49,7 +49,7 @@ class NgramIndex:
         self._heads: dict[int, int] = {}
         """N-gram, as one number -> its latest place."""
         self._previous = array("i", [-1])
-        """For each place that is indexed, the one before of the same n-gram; -1: there is none."""
+        """Place of the same n-gram before each indexed place; -1: there is none."""
         self._key = 0
         """The last n-gram that is indexed."""
 

@@ -41,7 +41,7 @@ class ReadTrace:
 
     format: str
     arrivals: list[Arrival]
-    """Their times count from the first request of the file."""
+    """Requests, with times that count from the first one of the file."""
     skipped: Mapping[str, int]
     """Rows that were left out, by reason."""
 

@@ -13,7 +13,7 @@ Each law has a number, which an error names:
     9   no two rows write to the same place, and none to a shared page
     10  nothing that a step in flight uses is free or has another owner
     11  every request ends once, and no output is skipped or repeated
-    12  every request goes on, within bounds
+    12  every request makes progress, within bounds
     13  all modes give the same tokens (tests/laws/test_modes_agree.py)
     14  equal calls give equal plans (tests/laws/test_modes_agree.py)
     15  without requests nothing is held

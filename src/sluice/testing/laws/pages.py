@@ -63,7 +63,7 @@ def references_are_counted(view: View) -> None:
 
 def tree_is_reachable(view: View) -> None:
     """3. A walk from the roots finds exactly the tree's pages. The ancestors of a node on the device are there too, and
-    a node that is not on the device lies on a tier. Each is a full page. A leaf that no path holds is queued for
+    a node that is not on the device is on a tier. Each is a full page. A leaf that no path holds is queued for
     eviction."""
     kv = view.kv
     if not isinstance(kv.tree, PrefixTree):

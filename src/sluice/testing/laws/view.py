@@ -20,7 +20,7 @@ class View:
         self.resident: list[tuple[Request, ResidentLease]] = []
         """The live requests whose context is on the device, and their leases."""
         self.offloaded: list[tuple[Request, OffloadLease]] = []
-        """The live requests whose context lies on a tier, and their leases."""
+        """The live requests whose context is on a tier, and their leases."""
         for request in self.live:
             if isinstance(lease := request.lease, ResidentLease):
                 self.resident.append((request, lease))

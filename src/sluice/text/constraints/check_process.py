@@ -11,7 +11,7 @@ import msgspec
 from sluice.text.child_side import begin_timing, frame, limit, pipes, run, send
 from sluice.text.constraints.checker import MEMORY_MB, ShapeRefused
 from sluice.text.constraints.errors import ConstraintError
-from sluice.text.constraints.grammars import Checked, checked_grammar
+from sluice.text.constraints.grammars import LONGEST_REASON, Checked, checked_grammar, place_of
 from sluice.text.constraints.shapes import Shape
 
 
@@ -25,14 +25,22 @@ def main() -> None:
     while True:
         question = frame(source)
         begin_timing(seconds)
-        send(sink, msgspec.msgpack.encode(_answer(decoder.decode(question))))
+        send(sink, msgspec.msgpack.encode(_answer(decoder, question)))
 
 
-def _answer(shape: Shape) -> Checked | ShapeRefused:
+def _answer(decoder: msgspec.msgpack.Decoder[Shape], question: bytes) -> Checked | ShapeRefused:
+    place = ""
     try:
+        shape = decoder.decode(question)
+        place = place_of(shape)
         return checked_grammar(shape)
     except ConstraintError as error:
         return ShapeRefused(error.place, error.reason)
+    except (msgspec.MsgspecError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+        # Whatever a schema does to the code, it is an answer: a process that ended would say nothing.
+        return ShapeRefused(
+            place, f"it cannot be made into a grammar: {type(error).__name__}: {error}"[:LONGEST_REASON]
+        )
 
 
 if __name__ == "__main__":

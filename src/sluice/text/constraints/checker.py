@@ -201,7 +201,7 @@ class FairQueue:
     def __init__(self, most: int, most_of_all: int) -> None:
         self._most, self._most_of_all = most, most_of_all
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """By client, the one whose turn is next first."""
+        """Waiting calls by client, the client whose turn is next first."""
         self._counts: dict[str, int] = {}
         self._is_busy = False
 

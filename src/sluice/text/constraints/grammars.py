@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache, partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
@@ -17,12 +17,15 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from sluice.text.constraints.errors import ConstraintError
 from sluice.text.constraints.lark import LarkWriter
-from sluice.text.constraints.schemas import prepared_schema
+from sluice.text.constraints.leaving_out import Problem
+from sluice.text.constraints.schema_tree import OPTIONS
+from sluice.text.constraints.schemas import SEPARATORS, prepared_schema
 from sluice.text.constraints.shapes import (
     AnyOf,
     Choice,
     Grammar,
     JsonSchema,
+    Members,
     Regex,
     Repeated,
     Sequence,
@@ -78,15 +81,22 @@ def checked_grammar(shape: Shape) -> Checked:
     size = len(text.encode(errors="surrogatepass"))
     if size > MAX_BYTES:
         raise ConstraintError(place_of(shape), f"it makes a grammar of {size} bytes; at most {MAX_BYTES} are accepted")
-    problem = _problem_of(text)
-    if problem is not None:
-        _refuse(shape, problem)
+    if _problem_of(text) or any(_problem_of(_text_of(part, [])) for part in _objects_of(shape)):
+        dropped.clear()
+        text = _text_of(shape, dropped, _problem_of_schema)
+        problem = _problem_of(text)
+        if problem is not None:
+            _refuse(shape, problem)
     return Checked(text, tuple(dropped))
 
 
-def _text_of(shape: Shape, dropped: list[str]) -> str:
-    """Return the grammar of a shape, unchecked. What is left out of it is added to `dropped`."""
-    writer = LarkWriter(partial(prepared_schema, dropped=dropped), _lark_of, _regex_of)
+def _text_of(shape: Shape, dropped: list[str], problem: Problem | None = None) -> str:
+    """Return the grammar of a shape, unchecked. What is left out of it is added to `dropped`.
+
+    Args:
+        problem: as for `prepared_schema`.
+    """
+    writer = LarkWriter(partial(prepared_schema, dropped=dropped, problem=problem), _lark_of, _regex_of)
     return json.dumps({"grammars": writer.grammars(shape)}, ensure_ascii=False)
 
 
@@ -119,6 +129,13 @@ def _problem_of(text: str) -> str | None:
     if not matcher.is_error():
         matcher.compute_bitmask()
     return f"it allows no answer ({_short(matcher.get_error())})" if matcher.is_error() else None
+
+
+def _problem_of_schema(schema: Any) -> str | None:
+    """Return the same of a prepared schema, or of a part of one."""
+    options = {"coerce_one_of": True, **SEPARATORS}
+    content = {OPTIONS: options, **schema} if isinstance(schema, dict) else schema
+    return _problem_of(json.dumps({"grammars": [{"json_schema": content}]}, ensure_ascii=False))
 
 
 @cache
@@ -166,12 +183,28 @@ def parts_of(shape: Shape) -> list[Part]:
     match shape:
         case JsonSchema() | Regex() | Grammar() | Choice():
             return [shape] if shape.place else []
+        case Members(object):
+            return parts_of(object)
         case Sequence(items) | AnyOf(items) | Tagged(tags=items):
             return [part for item in items for part in parts_of(item)]
         case Repeated(item):
             return parts_of(item)
         case Tag(content=content):
             return parts_of(content)
+    return []
+
+
+def _objects_of(shape: Shape) -> list[JsonSchema]:
+    """Return the schemas of objects whose members a shape has as tagged texts."""
+    match shape:
+        case Members(object):
+            return [object]
+        case Sequence(items) | AnyOf(items) | Tagged(tags=items):
+            return [part for item in items for part in _objects_of(item)]
+        case Repeated(item):
+            return _objects_of(item)
+        case Tag(content=content):
+            return _objects_of(content)
     return []
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sluice.text.constraints.errors import ConstraintError
+from sluice.text.constraints.members import members_shape
 from sluice.text.constraints.shapes import (
     AnyOf,
     Choice,
@@ -16,6 +17,7 @@ from sluice.text.constraints.shapes import (
     JsonSchema,
     Literal,
     Mark,
+    Members,
     Regex,
     Repeated,
     Sequence,
@@ -64,13 +66,15 @@ class LarkWriter:
         """Return an expression for a shape: a name, a string, a regular expression, or a group of these."""
         match shape:
             case JsonSchema():
-                return self._apart({"json_schema": self._schema_of(shape)})
+                return self._reference({"json_schema": self._schema_of(shape)})
             case Grammar():
-                return self._apart({"lark_grammar": self._lark_of(shape)})
+                return self._reference({"lark_grammar": self._lark_of(shape)})
             case Regex():
                 return f"/{self._regex_of(shape)}/"
             case Choice(options, place):
                 return self._choice(options, place)
+            case Members():
+                return self._expression(members_shape(shape, self._schema_of(shape.object)))
             case Literal(text):
                 return mark(text)
             case FreeText():
@@ -88,7 +92,7 @@ class LarkWriter:
             case Tagged():
                 return self._tagged(shape)
 
-    def _apart(self, grammar: dict[str, Any]) -> str:
+    def _reference(self, grammar: dict[str, Any]) -> str:
         """Add a grammar of its own, and return a reference to it."""
         name = f"part_{len(self._grammars)}"
         self._grammars.append({"name": name, **grammar})

@@ -15,7 +15,9 @@ from typing import Any
 from sluice.text.constraints.errors import ConstraintError
 from sluice.text.constraints.exact_numbers import DIGITS, EXACT, far_bounds, inexact_number
 from sluice.text.constraints.finite import has_finite_value
-from sluice.text.constraints.schema_tree import References, subschemas
+from sluice.text.constraints.keywords import misplaced, respell
+from sluice.text.constraints.leaving_out import Problem, take_out
+from sluice.text.constraints.schema_tree import OPTIONS, References, subschemas
 from sluice.text.constraints.shapes import JsonSchema
 
 MAX_DEPTH = 120
@@ -26,7 +28,6 @@ SEPARATORS: Mapping[str, Any] = MappingProxyType(
     {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 )
 """The options that llguidance takes in `x-guidance`, for JSON as `json.dumps` writes it."""
-OPTIONS = "x-guidance"
 FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
 ANY_TEXT = frozenset(("binary", "byte", "password", "path", "file-path", "directory-path"))
 """Formats that ask for nothing that a grammar could hold an answer to."""
@@ -58,29 +59,33 @@ OF_OBJECTS = frozenset(
 IN_PLACE = ("allOf", "anyOf", "oneOf")
 
 SMALL = 1e-6
-"""By how much a bound is moved, unless the range is smaller."""
+"""Amount by which a bound is moved, unless the range is smaller."""
 
 
-def prepared_schema(shape: JsonSchema, dropped: list[str]) -> dict[str, Any]:
+def prepared_schema(shape: JsonSchema, dropped: list[str], problem: Problem | None = None) -> dict[str, Any]:
     """Return the schema of a shape as llguidance takes it.
 
     Args:
         dropped: receives the places of what a lenient schema asks for and is left out.
+        problem: returns why a schema cannot be compiled. None: it is not known whether it can.
 
     Raises:
         ConstraintError: it is no schema, too large, refers to what is not in it, has a keyword that is not supported,
             or describes no finite value.
     """
-    return _Preparation(shape, dropped).schema()
+    return _Preparation(shape, dropped, problem).schema()
 
 
 class _Preparation:
-    def __init__(self, shape: JsonSchema, dropped: list[str]) -> None:
-        self._shape, self._dropped = shape, dropped
+    def __init__(self, shape: JsonSchema, dropped: list[str], problem: Problem | None) -> None:
+        self._shape, self._dropped, self._problem = shape, dropped, problem
 
     def schema(self) -> dict[str, Any]:
         schema = self._parsed()
         self._check_size(schema)
+        for _, node in subschemas(schema):
+            if isinstance(node, dict):
+                respell(node)
         nodes = dict(subschemas(schema))
         references = References(nodes)
         for pointer, node in nodes.items():
@@ -89,7 +94,15 @@ class _Preparation:
             raise self._error("#", "it describes no value that ends: what it requires requires itself")
         for pointer in closed_objects(nodes, references):
             nodes[pointer]["additionalProperties"] = False
-        return self._with_options(schema)
+        return self._mended(self._with_options(schema))
+
+    def _mended(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Return a schema without what cannot be compiled, or refuse it by its place."""
+        culprits = [] if self._problem is None else take_out(schema, self._problem)
+        if culprits and not self._shape.is_lenient:
+            raise self._error(*culprits[0])
+        self._dropped += [self._place(culprit.pointer) for culprit in culprits]
+        return schema
 
     def _parsed(self) -> Any:
         """Return the schema as JSON values of its own, which may be changed."""
@@ -123,6 +136,8 @@ class _Preparation:
             return
         if not isinstance(node, dict):
             raise self._error(pointer, f"a schema must be an object, true or false, got {json.dumps(node)[:60]}")
+        for keyword in misplaced(node):
+            self._leave_out(pointer, node, keyword, f"{keyword} cannot be {json.dumps(node[keyword])[:60]}")
         for keyword in node.keys() & UNSUPPORTED.keys():
             self._leave_out(pointer, node, keyword, f"the keyword {keyword!r} is not supported")
         kind = node.get("format")
@@ -148,7 +163,8 @@ class _Preparation:
     def _leave_out(self, pointer: str, node: dict[str, Any], keyword: str, reason: str) -> None:
         """Remove a keyword that asks for nothing, or that a lenient schema may ask for in vain."""
         value = node[keyword]
-        asks = value not in (ANY_TEXT if keyword == "format" else UNSUPPORTED.get(keyword, ()))
+        nothing = ANY_TEXT if keyword == "format" else UNSUPPORTED.get(keyword, ())
+        asks = value not in tuple(nothing)
         if asks and not self._shape.is_lenient:
             raise self._error(pointer, reason)
         if asks:

@@ -49,6 +49,15 @@ class Grammar(_Shape, tag=True, frozen=True):
     place: str = ""
 
 
+class Members(_Shape, tag=True, frozen=True):
+    """The members of an object: of each the beginning, its name, the middle, its value and the end."""
+
+    object: JsonSchema
+    begin: str
+    middle: str
+    end: str
+
+
 class Literal(_Shape, tag=True, frozen=True):
     """This text, or the token with this id."""
 
@@ -104,8 +113,8 @@ class Tagged(_Shape, tag=True, frozen=True):
     place: str = ""
 
 
-Shape = (
-    JsonSchema | Regex | Choice | Grammar | Literal | FreeText | TextUntil | Sequence | AnyOf | Repeated | Tag | Tagged
+Shape = (JsonSchema | Regex | Choice | Grammar | Members | Literal | FreeText) | (
+    TextUntil | Sequence | AnyOf | Repeated | Tag | Tagged
 )
 ANY_OBJECT = {"type": "object"}
 """The schema of any JSON object."""

@@ -51,7 +51,7 @@ class Cursor:
         return decoded(self.data[start : start + length], what, self.name)
 
     def skip(self, size: int, what: str) -> int:
-        """Go on by `size` bytes. Returns where they begin.
+        """Advance by `size` bytes. Returns where they begin.
 
         Raises:
             GGUFError: the file ends before.
@@ -63,7 +63,7 @@ class Cursor:
         return start
 
     def skip_texts(self, count: int, what: str) -> None:
-        """Go on behind `count` texts.
+        """Advance behind `count` texts.
 
         Raises:
             GGUFError: the file ends before.

@@ -20,7 +20,7 @@ LONGEST_NAME = 65535
 SMALLEST = U64.size + 1 + U32.size + U64.size + U32.size + U64.size
 """Bytes of the shortest entry of the table: a name of one letter, and one dimension."""
 ALIGNMENT = 32
-"""Of the tensors, if `general.alignment` says nothing."""
+"""Bytes to which tensors are aligned, if `general.alignment` says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class TensorInfo:
     name: str
     kind: TensorType
     shape: tuple[int, ...]
-    """Its fastest dimension is the last one."""
+    """Shape, with the fastest dimension last."""
     start: int
-    """Its first byte in the file."""
+    """Offset of its first byte in the file."""
     nbytes: int
     file: str
     """Name of the file."""

@@ -35,7 +35,7 @@ SMALLEST = U64.size + 1 + U32.size + 1
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a value lies. A text or a number is one item."""
+    """Where a value is. A text or a number is one item."""
 
     kind: int
     start: int
@@ -177,7 +177,7 @@ class Metadata(Mapping[str, object]):
 
 
 def read_metadata(cursor: Cursor, count: int) -> Metadata:
-    """Find the values of a file, and go on behind them.
+    """Find the values of a file, and advance behind them.
 
     Raises:
         GGUFError: a key or a value is damaged.

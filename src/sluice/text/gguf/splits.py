@@ -173,4 +173,4 @@ _NAMED: Mapping[str, SplitRule] = {
 }
 """The rules by the names that have them, separated by spaces."""
 RULES: Mapping[str, SplitRule] = {name: rule for names, rule in _NAMED.items() for name in names.split()}
-"""By the names that `tokenizer.ggml.pre` may have."""
+"""Rules by the names that `tokenizer.ggml.pre` may have."""

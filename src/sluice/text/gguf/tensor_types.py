@@ -56,7 +56,7 @@ TYPES = _types(
     (40, "NVFP4", 64, 36),
     (41, "Q1_0", 128, 18),
 )
-"""By the number that a file names them by."""
+"""Types by the number that a file names them by."""
 REMOVED = frozenset((4, 5, 31, 32, 33, 36, 37, 38))
 """Numbers of types that were removed from the format."""
 PLAIN = frozenset(("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"))

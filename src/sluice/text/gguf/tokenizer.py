@@ -86,7 +86,7 @@ def gguf_tokenizer(path: Path) -> GGUFTokenizer:
 
 
 def has_gguf_tokenizer(path: Path) -> bool:
-    """Return whether a file has a tokenizer, or is broken: this is told when it is read."""
+    """Return whether a file has a tokenizer, or is broken: this is reported when it is read."""
     try:
         return "tokenizer.ggml.tokens" in GGUFFile(path).metadata
     except GGUFError:
@@ -191,7 +191,7 @@ MODELS: Mapping[str, Callable[[Metadata, GGUFVocabulary], _Built]] = {
     "gemma4": _gemma4,
     "bert": _bert,
 }
-"""By `tokenizer.ggml.model`."""
+"""Builders of tokenizers by `tokenizer.ggml.model`."""
 
 
 def _splits(rule: SplitRule) -> list[pre_tokenizers.PreTokenizer]:

@@ -38,7 +38,7 @@ END_TEXTS = frozenset(
 )
 """Control tokens with these texts end an answer, too: many files name only one of those that their models write."""
 CHANNELS = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
-"""With either pair `<|end|>` ends a message of several, and not the answer."""
+"""Pairs of tokens. In a vocabulary with either pair `<|end|>` ends one message of several, and not the answer."""
 SHOWN = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
 """Control tokens that are a part of what the model says."""
 

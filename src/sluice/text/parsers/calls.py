@@ -12,6 +12,8 @@ from sluice.text.parsers.json_text import JsonScanner, call_of, json_events
 from sluice.text.parsers.parsing import Source, Steps, comes, more, place_of, space_ahead, until
 from sluice.text.parsers.tools import NewId, Tool
 
+JSON_BEGIN = '{"name"'
+"""What calls begin with that are JSON without a tag."""
 LONGEST_HEAD = 512
 """Characters within which the arguments of a call begin that has its name before them."""
 TAIL = re.compile(r"\s*[,}]")
@@ -28,14 +30,14 @@ class Calls:
     """
 
     def __init__(self, tools: Iterable[Tool], new_id: NewId, *, is_parallel: bool = True) -> None:
-        self._is_parallel = is_parallel
+        self.is_parallel = is_parallel
         self.tools = {tool.name: tool for tool in tools}
         self._new_id = new_id
         self._count = 0
 
     def begin(self, name: str) -> CallBegun | None:
         """Return the event of another call; None if there is no such tool, so that what looks like a call is text."""
-        if name not in self.tools or (self._count and not self._is_parallel):
+        if name not in self.tools or (self._count and not self.is_parallel):
             return None
         self._count += 1
         return CallBegun(self._count - 1, self._new_id(), name)
@@ -61,8 +63,21 @@ def text_and_calls(
                 yield TextDelta(found.space)
             return
         space, after_call = "", (yield from read(found.marker))
-        if not after_call:
+        if not after_call and is_cut_head(source):
+            source.take()
+        elif not after_call:
             yield TextDelta(found.space + found.marker)
+
+
+def is_cut_head(source: Source) -> bool:
+    """Return whether what is left is the beginning of a call at most: the answer was cut off before its arguments."""
+    return source.has_ended and source.was_cut and source.size <= LONGEST_HEAD
+
+
+def is_cut_json(source: Source) -> bool:
+    """Return the same of a call that is JSON without a tag."""
+    text = re.sub(r"\s", "", source.peek()[: len(JSON_BEGIN) * 2]).removeprefix("[")
+    return is_cut_head(source) and len(text) > 1 and text[: len(JSON_BEGIN)] == JSON_BEGIN[: len(text)]
 
 
 def read_json_call(source: Source, calls: Calls, at: int, argument_names: Sequence[str]) -> Steps[bool]:

@@ -70,7 +70,7 @@ class Chosen:
     tool_name: str | None
     reasoning_name: str | None
     tool_reason: str = ""
-    """Empty: the user said so."""
+    """Reason for the name; empty if the user gave it."""
     reasoning_reason: str = ""
 
     @property
@@ -98,13 +98,20 @@ def check_reasoning_parser(name: str | None) -> None:
     _known(name, {**REASONING_FORMATS, GPT_OSS: None}, REASONING_ALIASES, "--reasoning-parser")
 
 
-def choose(template: str | None, tool_parser: str | None = None, reasoning_parser: str | None = None) -> Chosen:
+def choose(
+    template: str | None,
+    tool_parser: str | None = None,
+    reasoning_parser: str | None = None,
+    *,
+    lone_calls: bool = True,
+) -> Chosen:
     """Return the formats of a model.
 
     Args:
         template: the source of its chat template.
         tool_parser: the name that the user gave; None: as the template shows.
         reasoning_parser: the same for reasoning.
+        lone_calls: an answer that is nothing but the JSON of a call is one.
 
     Raises:
         UnknownParser: there is no parser of a name, or the two do not belong together.
@@ -122,7 +129,8 @@ def choose(template: str | None, tool_parser: str | None = None, reasoning_parse
             f"--tool-call-parser {HARMONY} and --reasoning-parser {GPT_OSS} read the same format, so one cannot be used"
             " without the other; leave one of the options out"
         )
-    format = ReplyFormat(_tool_format(tools), None if reasoning is None else REASONING_FORMATS.get(reasoning))
+    thoughts = None if reasoning is None else REASONING_FORMATS.get(reasoning)
+    format = ReplyFormat(_tool_format(tools), thoughts, lone_calls)
     return Chosen(format, tools, reasoning, _why(tool_parser, tools), _why(reasoning_parser, reasoning))
 
 

@@ -87,7 +87,7 @@ class JsonRead(NamedTuple):
     """How reading an object ended."""
 
     is_closed: bool
-    """Its brackets are: what follows is no part of it."""
+    """The object's brackets are closed: what follows is no part of it."""
     is_valid: bool
     """It is closed, and the JSON of an object."""
 

@@ -25,8 +25,12 @@ class AnswerParser(Protocol):
         """Add a piece of the text, and return what is certain by now."""
         ...
 
-    def finish(self) -> list[Event]:
-        """Return the rest, when the text has ended. It is called once, and nothing after it."""
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """Return the rest, when the text has ended. It is called once, and nothing after it.
+
+        Args:
+            is_cut: the model had not ended it.
+        """
         ...
 
 
@@ -36,8 +40,12 @@ class TextOnly:
     def push(self, text: str) -> list[Event]:
         return [TextDelta(text)] if text else []
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
         return []
+
+
+CUT_MARKER = 5
+"""Characters of a marker that are not taken for text where the answer was cut off."""
 
 
 class Source:
@@ -48,6 +56,8 @@ class Source:
         self._at = 0
         self.has_ended = False
         """No more text will come."""
+        self.was_cut = False
+        """It ended where the model had not ended it."""
 
     def feed(self, text: str) -> None:
         self._text = self._text[self._at :] + text
@@ -96,16 +106,18 @@ class Source:
         If there is none, the place is where one may begin that has not come whole, and the marker is empty.
 
         Args:
-            is_text_at_end: at the end of the answer, the beginning of a marker is none.
+            is_text_at_end: at the end of the answer, the beginning of a marker is none, unless it is long and the
+                answer was cut off.
         """
         places = [(at, -len(marker), marker) for marker in markers if (at := self._text.find(marker, self._at)) >= 0]
         if places:
             at, _, marker = min(places)
             return at - self._at, marker
-        if self.has_ended and is_text_at_end:
+        if self.has_ended and is_text_at_end and not self.was_cut:
             return self.size, ""
         longest = min(max(map(len, markers), default=1) - 1, self.size)
-        for length in range(longest, 0, -1):
+        shortest = CUT_MARKER if self.has_ended and is_text_at_end else 1
+        for length in range(longest, shortest - 1, -1):
             if any(marker.startswith(self._text[len(self._text) - length :]) for marker in markers):
                 return self.size - length, ""
         return self.size, ""
@@ -128,7 +140,7 @@ class Found(NamedTuple):
     marker: str
     """It was read too. Empty: the answer ended."""
     space: str
-    """What stood before it."""
+    """Space before the marker."""
     has_text: bool
     """There was text before it that is not only space."""
 
@@ -154,7 +166,8 @@ def until(
         if marker:
             return Found(source.take(len(marker)), space, has_text)
         if not (yield from more(source)):
-            return Found("", space, has_text)
+            cut = source.take()  # a marker that was cut off
+            return Found("", "" if cut else space, has_text)
 
 
 def space_ahead(source: Source, at: int = 0) -> Steps[int]:
@@ -206,8 +219,8 @@ class SteppedParser:
         self._source.feed(text)
         return merged(self._run())
 
-    def finish(self) -> list[Event]:
-        self._source.has_ended = True
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        self._source.has_ended, self._source.was_cut = True, is_cut
         return merged(self._run())
 
     def _run(self) -> Iterator[Event]:

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from sluice.text.constraints.shapes import ANY_OBJECT, AnyOf, JsonSchema, Shape
-from sluice.text.parsers.calls import Calls
+from sluice.text.parsers.calls import JSON_BEGIN, Calls
 from sluice.text.parsers.events import TextDelta
 from sluice.text.parsers.formats.base import ToolFormat
+from sluice.text.parsers.lone_calls import read_lone_calls
 from sluice.text.parsers.parsing import AnswerParser, Source, SteppedParser, Steps, TextOnly, until
 from sluice.text.parsers.reasoning import Read, ReasoningFormat
-from sluice.text.parsers.shapes import ShapedTool, Speller, TokenId
+from sluice.text.parsers.shapes import ShapedTool, Speller, TokenId, ended
+from sluice.text.parsers.thoughts import Thoughts
 from sluice.text.parsers.tools import NO_TOOLS, Choice, NewId, Tool, ToolUse
 
 
@@ -21,10 +23,12 @@ class ReplyFormat:
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
+    reads_lone_calls: bool = True
+    """An answer that is nothing but the JSON of a call is one, without the tags of the format."""
 
     @property
     def tells_reasoning(self) -> bool:
-        """Reasoning is told from text."""
+        """Reasoning is separated from text."""
         return self.reasoning is not None or (self.tools is not None and self.tools.reads_reasoning)
 
     def markers(self, use: ToolUse = NO_TOOLS) -> frozenset[str]:
@@ -40,7 +44,8 @@ class ReplyFormat:
 
         Args:
             use: the tools of the request.
-            prompt: its end, special tokens included: a template may have begun the reasoning, or ended it.
+            prompt: what the template wrote behind the last message, special tokens included: it may have begun the
+                reasoning, or ended it.
             new_id: makes the ids of calls. None: the format does.
             continues: the answer continues the message with which the prompt ends, and of which it holds all.
         """
@@ -52,9 +57,24 @@ class ReplyFormat:
         else:
             calls = Calls(use.callable, tools.new_id if new_id is None else new_id, is_parallel=use.is_parallel)
             read = partial(_read_with, tools, calls)
+            if self.reads_lone_calls and use.callable and not tools.reads_reasoning:
+                # Formats whose calls are JSON without tags send the arguments as they come.
+                read = partial(_read_lone, calls, read, JSON_BEGIN not in tools.begins)
         if reasoning is None:
             return SteppedParser(read)
-        return SteppedParser(partial(_read_behind, reasoning, reasoning.is_open(prompt, continues=continues), read))
+        is_open = reasoning.is_open(prompt, continues=continues)
+        return SteppedParser(partial(_read_behind, reasoning, is_open, read, () if tools is None else tools.begins))
+
+    def thoughts(self, use: ToolUse = NO_TOOLS, prompt: str = "", *, continues: bool = False) -> Thoughts | None:
+        """Return what tells the thoughts of an answer from the rest of its text; None if it has none.
+
+        Args:
+            use, prompt, continues: as for `parser`.
+        """
+        tools = self._reader(use)
+        if tools is not None and tools.reads_reasoning:
+            return tools.thoughts()
+        return None if self.reasoning is None else self.reasoning.thoughts(prompt, continues=continues)
 
     def shape(
         self, use: ToolUse, prompt: str, answer: Shape | None, token_id: TokenId, *, continues: bool = False
@@ -95,7 +115,7 @@ def _shape_with(tools: ToolFormat, use: ToolUse, answer: Shape | None, speller: 
     if not shaped:
         return plain
     if use.choice is Choice.REQUIRED or plain is not None:
-        calls = tools.calls_shape(shaped, speller, is_parallel=is_parallel)
+        calls = ended(tools.calls_shape(shaped, speller, is_parallel=is_parallel), tools.after_calls)
         return calls if use.choice is Choice.REQUIRED or plain is None else AnyOf((plain, calls))
     is_held = not is_parallel or any(tool.strict for tool in use.callable)
     return tools.text_shape(shaped, speller, is_parallel=is_parallel) if is_held else None
@@ -122,5 +142,11 @@ def _read_with(tools: ToolFormat, calls: Calls, source: Source) -> Steps[None]:
     return tools.read(source, calls)
 
 
-def _read_behind(reasoning: ReasoningFormat, is_open: bool | None, rest: Read, source: Source) -> Steps[None]:
-    return reasoning.read(source, is_open, rest)
+def _read_lone(calls: Calls, rest: Read, bare: bool, source: Source) -> Steps[None]:
+    return read_lone_calls(source, calls, rest, bare=bare)
+
+
+def _read_behind(
+    reasoning: ReasoningFormat, is_open: bool | None, rest: Read, begins: tuple[str, ...], source: Source
+) -> Steps[None]:
+    return reasoning.read(source, is_open, rest, begins)

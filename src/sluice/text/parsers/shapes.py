@@ -6,7 +6,18 @@ import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from sluice.text.constraints.shapes import AnyOf, JsonSchema, Literal, Mark, Repeated, Sequence, Shape, Tag, Tagged
+from sluice.text.constraints.shapes import (
+    AnyOf,
+    JsonSchema,
+    Literal,
+    Mark,
+    Regex,
+    Repeated,
+    Sequence,
+    Shape,
+    Tag,
+    Tagged,
+)
 
 TokenId = Callable[[str], int | None]
 """Returns the id of an added token; None if a text is none."""
@@ -69,6 +80,11 @@ def several(one: Shape, separator: str, *, is_parallel: bool) -> Shape:
 
 def optional(shape: Shape) -> Shape:
     return AnyOf((EMPTY, shape))
+
+
+def ended(calls: Shape, after: str) -> Shape:
+    """Return calls with what models write behind the last one before they stop, as a regular expression."""
+    return Sequence((calls, Regex(after))) if after else calls
 
 
 def text_with(calls: Iterable[Sequence], marker: Mark, *, is_parallel: bool) -> Tagged:

@@ -22,11 +22,15 @@ class Tool:
     """The arguments of every call must fit the schema, also where the model may choose whether to call."""
     place: str = ""
     """Where the request has its parameters, for errors."""
+    namespace: str = ""
+    """What the name begins with where the API keeps the two apart."""
+    is_custom: bool = False
+    """It takes a text, which is its one argument here."""
 
     @property
     def schema(self) -> Mapping[str, Any]:
         """Return the schema of its arguments."""
-        return {"type": "object", **self.parameters} if self.parameters else {"type": "object", "properties": {}}
+        return {**(self.parameters or {"properties": {}}), "type": "object"}
 
 
 class Choice(Enum):
@@ -47,13 +51,16 @@ class ToolUse:
     """The one tool that must be called, with REQUIRED."""
     is_parallel: bool = True
     """An answer may hold several calls."""
+    allowed: tuple[str, ...] | None = None
+    """Names of those that may be called, though the model sees all. None: every one."""
 
     @property
     def callable(self) -> tuple[Tool, ...]:
         """Return the tools that the model may call."""
         if self.choice is Choice.NONE:
             return ()
-        return tuple(tool for tool in self.tools if self.name in (None, tool.name))
+        allowed = {tool.name for tool in self.tools} if self.allowed is None else self.allowed
+        return tuple(tool for tool in self.tools if self.name in (None, tool.name) and tool.name in allowed)
 
     def as_json(self) -> list[dict[str, Any]]:
         """Return all tools in OpenAI's form, which chat templates take. `strict` is none of their business."""

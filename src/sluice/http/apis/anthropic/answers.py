@@ -26,7 +26,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "mod
 
 class MessageUsage(msgspec.Struct):
     input_tokens: int
-    """Of the prompt, but for the cached ones."""
+    """Tokens of the prompt that were not cached."""
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int

@@ -10,7 +10,8 @@ import msgspec
 
 from sluice.http.base.body import convert, fields_of, known_fields
 from sluice.http.base.errors import bad_request, require
-from sluice.http.base.json_bounds import check_nesting
+from sluice.http.base.unknown_fields import ignore
+from sluice.http.call.message_parts import arguments_of, content_of
 from sluice.http.call.tagged import tagged
 
 TEXT_BLOCK_SCHEMA = {
@@ -29,7 +30,7 @@ CONTENT_SCHEMA = {
 }
 MESSAGE_SCHEMA = {
     "type": "object",
-    "required": ["role", "content"],
+    "required": ["role"],
     "properties": {"role": {"enum": ["user", "assistant"]}, "content": CONTENT_SCHEMA},
 }
 BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
@@ -40,11 +41,11 @@ Message = dict[str, Any]
 
 
 class TextBlock(msgspec.Struct):
-    text: str
+    text: str = ""
 
 
 class Thinking(msgspec.Struct):
-    thinking: str
+    thinking: str = ""
     signature: str = ""
 
 
@@ -55,12 +56,18 @@ class RedactedThinking(msgspec.Struct):
 class ToolUse(msgspec.Struct):
     id: str
     name: str
-    input: dict[str, Any]
+    input: Any = None
+
+
+class ToolReference(msgspec.Struct):
+    """The name of a tool that a search has found."""
+
+    tool_name: str
 
 
 class ToolResult(msgspec.Struct):
     tool_use_id: str
-    content: str | list[Any] = ""
+    content: Any = ""
     is_error: bool = False
 
 
@@ -68,10 +75,13 @@ class Turn(msgspec.Struct):
     """A message. Anthropic's clients may send instructions of the system between the others."""
 
     role: str
-    content: str | list[Any]
+    content: str | list[Any] = ""
 
 
+SKIPPED = re.compile(r"server_tool_use|mcp_tool_use|container_upload|compaction|\w+_tool_result")
+"""Types of blocks that tools of Anthropic's servers leave in an answer. They are ignored, and named."""
 TEXTS: Mapping[str, type[msgspec.Struct]] = {"text": TextBlock}
+OF_RESULT: Mapping[str, type[msgspec.Struct]] = {**TEXTS, "tool_reference": ToolReference}
 OF_USER: Mapping[str, type[msgspec.Struct]] = {**TEXTS, "tool_result": ToolResult}
 OF_ASSISTANT: Mapping[str, type[msgspec.Struct]] = {
     **TEXTS,
@@ -130,7 +140,7 @@ def _turn(content: dict[str, Any], place: str) -> Iterator[Message]:
         )
     blocks = _blocks(turn.content, f"{place}.content", kinds)
     if turn.role == "assistant":
-        yield _of_assistant(blocks)
+        yield _of_assistant(blocks, f"{place}.content")
     else:
         yield from _of_user(turn.role, blocks, f"{place}.content")
 
@@ -138,11 +148,31 @@ def _turn(content: dict[str, Any], place: str) -> Iterator[Message]:
 def _blocks(content: str | list[Any], place: str, kinds: Mapping[str, type[msgspec.Struct]]) -> list[msgspec.Struct]:
     if isinstance(content, str):
         return [TextBlock(content)]
-    return [tagged(each, kinds, f"{place}[{index}]") for index, each in enumerate(content)]
+    found = []
+    for index, each in enumerate(content):
+        kind = each.get("type") if isinstance(each, dict) else None
+        if kinds is OF_ASSISTANT and isinstance(kind, str) and SKIPPED.fullmatch(kind):
+            ignore([f"content[].{kind}"])
+        else:
+            block = {"type": "text", "text": each} if isinstance(each, str) else each
+            found.append(tagged(block, kinds, f"{place}[{index}]"))
+    return found
 
 
 def _joined(content: str | list[Any], place: str, kinds: Mapping[str, type[msgspec.Struct]]) -> str:
-    return "\n".join(block.text for block in _blocks(content, place, kinds) if isinstance(block, TextBlock))
+    texts = (
+        block.text if isinstance(block, TextBlock) else block.tool_name
+        for block in _blocks(content, place, kinds)
+        if isinstance(block, TextBlock | ToolReference)
+    )
+    return "\n".join(texts)
+
+
+def _result(content: Any, place: str) -> str:
+    """Return the result of a tool as text; what is neither text nor blocks, as JSON."""
+    if isinstance(content, str | list):
+        return _joined(content, place, OF_RESULT)
+    return content_of(content, "tool", place)[0]
 
 
 def _of_user(role: str, blocks: list[msgspec.Struct], place: str) -> Iterator[Message]:
@@ -155,24 +185,24 @@ def _of_user(role: str, blocks: list[msgspec.Struct], place: str) -> Iterator[Me
                 if texts:
                     yield {"role": role, "content": "\n".join(texts)}
                     texts = []
-                content = _joined(block.content, f"{place}[{index}].content", TEXTS)
+                content = _result(block.content, f"{place}[{index}].content")
                 shown = f"{FAILED}{content}" if block.is_error else content
                 yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": shown}
     if texts or not blocks:
         yield {"role": role, "content": "\n".join(texts)}
 
 
-def _of_assistant(blocks: list[msgspec.Struct]) -> Message:
+def _of_assistant(blocks: list[msgspec.Struct], place: str) -> Message:
     texts, thoughts, calls = [], [], []
-    for block in blocks:
+    for index, block in enumerate(blocks):
         match block:
             case TextBlock(text):
                 texts.append(text)
             case Thinking(thinking):
                 thoughts.append(thinking)
             case ToolUse(call_id, name, arguments):
-                check_nesting(arguments, "input")
-                calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
+                function = {"name": name, "arguments": arguments_of(f"{place}[{index}].input", arguments, "input")}
+                calls.append({"id": call_id, "type": "function", "function": function})
     message: Message = {"role": "assistant", "content": "\n".join(texts)}
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)

@@ -12,7 +12,7 @@ from sluice.http.apis.anthropic.tools import CHOICE_SCHEMA, TOOL_SCHEMA, tools_o
 from sluice.http.base.body import convert, fields_of, json_object, known_fields, take_fields
 from sluice.http.base.errors import bad_request, require
 from sluice.http.base.routes import Body
-from sluice.http.base.unsupported_fields import IN_PARTS
+from sluice.http.base.unsupported_fields import IN_PARTS, OF_MESSAGES
 from sluice.http.call.constraint_fields import flat_shape
 from sluice.http.call.generate_call import (
     Conversation,
@@ -56,7 +56,8 @@ class PromptFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
     output_config: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
     tools: Annotated[list[dict[str, Any]], documented(items=TOOL_SCHEMA)] = msgspec.field(default_factory=list)
-    tool_choice: Annotated[dict[str, Any], documented(**CHOICE_SCHEMA)] | None = None
+    tool_choice: Annotated[str | dict[str, Any], documented(**CHOICE_SCHEMA)] | None = None
+    """A text stands for an object of this type."""
     chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
@@ -110,7 +111,7 @@ def parse_count(body: bytes) -> GenerateCall[CountFields]:
 
 def _read(body: bytes, kind: type[P]) -> GenerateCall[P]:
     known = fields_of(kind) | fields_of(MessagesSampling)
-    content = known_fields(json_object(body), known)
+    content = known_fields(json_object(body), known, unsupported=OF_MESSAGES)
     given = take_fields(content, MessagesSampling)
     fields, sampling = convert(content, kind), convert(given, MessagesSampling, accepted={"n": "1"})
     require(bool(fields.model), "model is required: its name must not be empty", param="model")
@@ -125,6 +126,7 @@ def _read(body: bytes, kind: type[P]) -> GenerateCall[P]:
         names=NAMES,
         given=given_of(MessagesSampling, given),
         add_special_tokens=False,
+        stops_in_thoughts=fields.stop_in_reasoning,
         tools=tools,
         shape=None if output.format is None else flat_shape(output.format, "output_config.format"),
         fills_context=True,
@@ -145,7 +147,7 @@ def _conversation(fields: PromptFields, output: _OutputConfig, tools: ToolUse) -
 
 
 def _thinking(given: dict[str, Any] | None) -> dict[str, Any]:
-    """Return what the chat template is told of `thinking`, by the names that models with a switch have for it."""
+    """Return `thinking` as variables of the chat template, by the names that models with a switch have for it."""
     if given is None:
         return {}
     thinking = tagged(given, THINKING, "thinking")

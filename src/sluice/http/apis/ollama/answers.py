@@ -94,7 +94,7 @@ class _OllamaAnswer(ABC):
         self._tokenizer = generation.service.tokenizer
         self._reader = ReplyReader(generation.choices[0].parser if generation.choices else TextOnly())
         self._calls: list[Event] = []
-        """Of the call whose arguments are not complete. They are an object here, and no text."""
+        """Events of the call whose arguments are not complete. Ollama's clients take them as an object, not as text."""
 
     @abstractmethod
     def part(self, reply: Reply, others: dict[str, Any]) -> OllamaChat | OllamaGenerated:

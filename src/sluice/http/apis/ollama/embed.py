@@ -84,7 +84,7 @@ class OllamaEmbed(msgspec.Struct):
     embeddings: list[list[float]]
     total_duration: int
     load_duration: int
-    """Both in nanoseconds."""
+    """Nanoseconds, as `total_duration`."""
     prompt_eval_count: int
 
 

@@ -185,6 +185,7 @@ def _call(
         given=named,
         add_special_tokens=add_special_tokens,
         num_ctx=others.num_ctx,
+        stops_in_thoughts=fields.stop_in_reasoning,
     )
 
 
@@ -233,41 +234,22 @@ class OllamaMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A message in Ollama's form."""
 
     role: str
-    content: str = ""
+    content: Any = ""
     thinking: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[Any] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
-
-
-class OllamaFunction(msgspec.Struct):
-    """The `function` of a call of a tool. Other fields are what clients repeat from answers."""
-
-    name: str
-    arguments: dict[str, Any] = {}
-
-
-class OllamaToolCall(msgspec.Struct):
-    function: OllamaFunction
-    id: str | None = None
 
 
 def _message(place: str, content: dict[str, Any]) -> dict[str, Any]:
     """Return a message in OpenAI's form."""
     given = convert(known_fields(content, fields_of(OllamaMessage), place, IN_PARTS), OllamaMessage, place)
-    calls = [
-        convert(call, OllamaToolCall, f"{place}.tool_calls[{index}]")
-        for index, call in enumerate(given.tool_calls or ())
-    ]
     message: dict[str, Any] = {
         "role": given.role.lower(),
         "content": given.content,
         "reasoning_content": given.thinking,
         "name": given.tool_name,
         "tool_call_id": given.tool_call_id,
-        "tool_calls": [
-            {"id": call.id, "function": {"name": call.function.name, "arguments": call.function.arguments}}
-            for call in calls
-        ],
+        "tool_calls": given.tool_calls,
     }
     return {name: value for name, value in message.items() if value not in (None, [])}

@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
-from sluice.http.apis.ollama.names import served_name, with_tag
+from sluice.http.apis.ollama.names import served_name
 from sluice.http.base.backend import Service
 from sluice.http.base.body import read_fields
 from sluice.http.base.errors import bad_request
+from sluice.http.base.model_names import with_tag
 from sluice.http.base.routes import Body
 
 NEVER = "9999-12-31T23:59:59Z"
@@ -29,10 +30,24 @@ class ShowFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: str | None = None
     """The former name of `model`."""
     options: dict[str, Any] | None = None
-    """Without effect."""
+    """Accepted, and without effect."""
 
 
 SHOW_BODY = Body((ShowFields,))
+
+
+class PullFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /api/pull`."""
+
+    model: str | None = None
+    name: str | None = None
+    """The former name of `model`."""
+    stream: bool = True
+    insecure: bool = False
+    """Without effect."""
+
+
+PULL_BODY = Body((PullFields,))
 
 
 class OllamaDetails(msgspec.Struct):
@@ -128,6 +143,18 @@ def parse_show(body: bytes) -> str:
     if not name:
         raise bad_request("model is required", param="model")
     return name
+
+
+def parse_pull(body: bytes) -> PullFields:
+    """Check the body of `POST /api/pull`.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    fields = read_fields(body, PullFields)
+    if not (fields.model or fields.name):
+        raise bad_request("model is required", param="model")
+    return fields
 
 
 def show(service: Service, name: str, started: int) -> OllamaShown:

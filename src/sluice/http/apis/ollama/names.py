@@ -1,15 +1,9 @@
-"""Models' names in Ollama's API, where each has a tag: `name` is short for `name:latest`."""
+"""The name under which a model is served that a client of Ollama's API calls by a name."""
 
 from __future__ import annotations
 
 from sluice.http.base.backend import Service
-
-LATEST = ":latest"
-
-
-def with_tag(name: str) -> str:
-    """Return a model's name with its tag."""
-    return name if ":" in name.rpartition("/")[2] else name + LATEST
+from sluice.http.base.model_names import with_tag
 
 
 def served_name(service: Service, name: str) -> str:

@@ -27,15 +27,18 @@ from sluice.http.apis.ollama.fields import (
     parse_ollama_generate,
 )
 from sluice.http.apis.ollama.models import (
+    PULL_BODY,
     SHOW_BODY,
     OllamaRunning,
     OllamaShown,
     OllamaTags,
+    parse_pull,
     parse_show,
     running,
     show,
     tags,
 )
+from sluice.http.apis.ollama.names import served_name
 from sluice.http.base.backend import Backend
 from sluice.http.base.body import BodyReader
 from sluice.http.base.errors import ApiError, OllamaError
@@ -44,16 +47,21 @@ from sluice.http.call.generating import CallHandler
 
 Add = partial[Callable[[Handler], Handler]]
 """`Routes.add`, with the form of Ollama's errors."""
-API_VERSION = "0.12.11"
+API_VERSION = "0.13.5"
 """The version of Ollama whose API this is. Clients refuse to talk to versions that lack what they need."""
 RESTART = "start the server with another model: sluice serve MODEL"
 REFUSED = {
-    "/api/pull": "the server serves the one model that it was started with, and downloads it at its start",
     "/api/push": "use the tools of the model's hub to upload a checkpoint",
     "/api/create": "a model is a checkpoint, and its chat template can be set by --chat-template; " + RESTART,
     "/api/copy": "give the model several names by --served-model-name a,b",
 }
 """What to do instead of a POST that is not supported."""
+
+
+class OllamaStatus(msgspec.Struct):
+    """The answer to `POST /api/pull`, and an event of its stream."""
+
+    status: str
 
 
 class OllamaVersion(msgspec.Struct):
@@ -72,6 +80,7 @@ def add_ollama(routes: Routes, backend: Backend, bodies: BodyReader, calls: Call
     _add_generation(add, backend, calls)
     _add_embeddings(add, backend, calls)
     _add_models(add, backend, bodies, started)
+    _add_pull(add, backend, bodies)
 
     @add("GET", "/api/version", summary="The version of Ollama whose API this is", answer=OllamaVersion)
     async def version(request: Request) -> Response:
@@ -142,6 +151,26 @@ def _add_models(add: Add, backend: Backend, bodies: BodyReader, started: int) ->
     async def show_model(request: Request) -> Response:
         name = await bodies.read(request, parse_show)
         return json_answer(show(backend.service(), name, started))
+
+
+def _add_pull(add: Add, backend: Backend, bodies: BodyReader) -> None:
+    @add(
+        "POST",
+        "/api/pull",
+        summary="Says that the model which is served is there; refused for any other (Ollama)",
+        body=PULL_BODY,
+        answer=OllamaStatus,
+        events=OllamaStatus,
+        events_type=NDJSON,
+    )
+    async def pull(request: Request) -> Response:
+        fields = await bodies.read(request, parse_pull)
+        served_name(backend.service(), fields.model or fields.name or "")
+        if not fields.stream:
+            return json_answer(OllamaStatus("success"))
+        lines = [OllamaStatus("pulling manifest"), OllamaStatus("success")]
+        content = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+        return Response(content, media_type=NDJSON)
 
 
 def _refusal(path: str, instead: str) -> Handler:

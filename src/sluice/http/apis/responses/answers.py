@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from sluice.http.apis.responses import types
 from sluice.http.apis.responses.fields import ResponseCall
+from sluice.http.apis.responses.names import flat_name
 from sluice.http.apis.responses.store import ResponseStore, StoredResponse
 from sluice.http.apis.responses.text_tokens import TextTokens
-from sluice.http.apis.responses.tools import tools_json
+from sluice.http.apis.responses.tools import INPUT, tools_json
 from sluice.http.apis.responses.types import OutputItem, OutputText, ReasoningText, ResponseEvent, ResponseObject
 from sluice.http.base.errors import ApiError
 from sluice.http.base.framing import Framing
@@ -22,6 +24,8 @@ from sluice.http.base.turns import Recorded
 from sluice.http.call.blocks import Block, BlockReader, Change, Kind, Step
 from sluice.http.call.generation import Generation, Usage
 from sluice.http.call.logprobs import ChatToken, chat_logprobs
+from sluice.text.parsers.json_text import object_of
+from sluice.text.parsers.tools import Tool
 from sluice.text.text_stream import Piece
 from sluice.types import FinishReason
 
@@ -29,6 +33,7 @@ FRAMING = Framing(EVENT_STREAM, b"data: ", b"\n\n", b"", lambda error: [error.bo
 E = TypeVar("E", bound=ResponseEvent)
 PREFIXES: Mapping[Kind, str] = {Kind.TEXT: "msg", Kind.REASONING: "rs", Kind.CALL: "fc"}
 """What the ids of items begin with."""
+PREFIX_OF_CUSTOM = "ctc"
 
 
 class ResponseAnswer:
@@ -40,11 +45,11 @@ class ResponseAnswer:
         self._head = response_head(call, generation)
         self._reader = BlockReader(generation.parser())
         self._items: list[OutputItem] = []
-        """Those that are over."""
+        """Items that have ended."""
         self._has_logprobs = call.sampling.logprobs is not None
         self._tokens = TextTokens()
         self._logprobs: list[ChatToken] = []
-        """Of the tokens of the present text."""
+        """Log-probabilities of the tokens of the current text."""
         self._num_events = 0
 
     def opening(self, index: int) -> Iterator[ResponseEvent]:
@@ -109,17 +114,18 @@ class ResponseAnswer:
     def _ended(self, usage: Usage) -> ResponseObject:
         """Return the whole response."""
         is_cut = self._reader.finish_reason is FinishReason.LENGTH
+        is_whole = not (is_cut or self._reader.has_half_call)
         return msgspec.structs.replace(
             self._head,
-            status="incomplete" if is_cut else "completed",
+            status="completed" if is_whole else "incomplete",
             incomplete_details=types.IncompleteDetails("max_output_tokens") if is_cut else None,
-            completed_at=None if is_cut else self._now(),
+            completed_at=self._now() if is_whole else None,
             output=self._items,
             usage=types.ResponseUsage(
                 input_tokens=usage.prompt_tokens,
                 input_tokens_details=types.InputTokensDetails(usage.cached.total),
                 output_tokens=usage.completion_tokens,
-                output_tokens_details=types.OutputTokensDetails(self._reader.reasoning_tokens),
+                output_tokens_details=types.OutputTokensDetails(usage.reasoning_tokens),
                 total_tokens=usage.prompt_tokens + usage.completion_tokens,
             ),
         )
@@ -159,12 +165,16 @@ class ResponseAnswer:
                 yield self._event(types.ItemAdded, output_index=index, item=self._begun_item(block))
                 if block.kind is not Kind.CALL:
                     yield self._event(types.PartAdded, **in_item, content_index=0, part=self._part(block))
+            case Step.GREW if self._is_custom(block):
+                pass  # its input is known when its JSON is whole
             case Step.GREW:
                 self._logprobs += logprobs
                 yield self._grown(block.kind, in_item, change.text, logprobs)
             case Step.ENDED:
                 item = self._ended_item(block)
                 self._items.append(item)
+                if isinstance(item, types.CustomCallItem):
+                    yield self._event(types.InputDelta, **in_item, delta=item.input)
                 yield self._done(block, in_item)
                 if block.kind is not Kind.CALL:
                     yield self._event(types.PartDone, **in_item, content_index=0, part=self._part(block))
@@ -180,8 +190,11 @@ class ResponseAnswer:
 
     def _done(self, block: Block, in_item: dict[str, Any]) -> ResponseEvent:
         match block.kind:
+            case Kind.CALL if self._is_custom(block):
+                return self._event(types.InputDone, **in_item, input=_input_of(block))
             case Kind.CALL:
-                return self._event(types.ArgumentsDone, **in_item, name=block.name, arguments=block.text)
+                name = self._tool(block).name.removeprefix(self._prefix(block))
+                return self._event(types.ArgumentsDone, **in_item, name=name, arguments=block.text)
             case Kind.REASONING:
                 return self._event(types.ReasoningDone, **in_item, content_index=0, text=block.text)
         logprobs = self._logprobs
@@ -193,12 +206,26 @@ class ResponseAnswer:
         return OutputText(block.text, [], self._logprobs)
 
     def _id(self, block: Block) -> str:
-        return f"{PREFIXES[block.kind]}_{self._generation.id}_{block.index}"
+        prefix = PREFIX_OF_CUSTOM if self._is_custom(block) else PREFIXES[block.kind]
+        return f"{prefix}_{self._generation.id}_{block.index}"
+
+    def _tool(self, block: Block) -> Tool:
+        """Return the tool that a call names: the parser calls no other."""
+        assert self._call.tools is not None, "there are calls of tools"
+        return next(tool for tool in self._call.tools.tools if tool.name == block.name)
+
+    def _is_custom(self, block: Block) -> bool:
+        return block.kind is Kind.CALL and self._tool(block).is_custom
+
+    def _prefix(self, block: Block) -> str:
+        return flat_name(self._tool(block).namespace, "")
 
     def _begun_item(self, block: Block) -> OutputItem:
         """Return an item without what it holds, which the next events bring."""
         item = self._item(block, "in_progress")
-        if not isinstance(item, types.FunctionCallItem):
+        if isinstance(item, types.CustomCallItem):
+            item.input = ""
+        elif not isinstance(item, types.FunctionCallItem):
             item.content = []
         return item
 
@@ -209,10 +236,20 @@ class ResponseAnswer:
         id = self._id(block)
         match block.kind:
             case Kind.CALL:
-                return types.FunctionCallItem(id, status, block.call_id, block.name, block.text)
+                tool = self._tool(block)
+                name, namespace = tool.name.removeprefix(self._prefix(block)), tool.namespace or UNSET
+                if tool.is_custom:
+                    return types.CustomCallItem(id, status, block.call_id, name, _input_of(block), namespace)
+                return types.FunctionCallItem(id, status, block.call_id, name, block.text, namespace)
             case Kind.REASONING:
                 return types.ReasoningItem(id, status, [], [ReasoningText(block.text)])
         return types.OutputMessage(id, status, "assistant", [OutputText(block.text, [], self._logprobs)])
+
+
+def _input_of(block: Block) -> str:
+    """Return the text that a custom tool gets; what is no such call, as the model wrote it."""
+    found = object_of(block.text)
+    return str(found[INPUT]) if found is not None and INPUT in found else block.text
 
 
 def response_head(call: ResponseCall, generation: Generation) -> ResponseObject:
@@ -239,7 +276,7 @@ def response_head(call: ResponseCall, generation: Generation) -> ResponseObject:
         temperature=sampling.temperature,
         text=types.TextSettings(fields.text.format or {"type": "text"}, fields.text.verbosity),
         tool_choice=fields.tool_choice,
-        tools=[] if call.tools is None else tools_json(call.tools),
+        tools=tools_json(fields.tools),
         top_logprobs=fields.top_logprobs,
         top_p=sampling.top_p,
         truncation="disabled",

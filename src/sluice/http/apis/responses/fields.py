@@ -14,7 +14,7 @@ from sluice.http.apis.responses.tools import CHOICE_SCHEMA, TOOL_SCHEMA, tools_o
 from sluice.http.base.body import convert, fields_of, json_object, kind_of, known_fields, take_fields
 from sluice.http.base.errors import require
 from sluice.http.base.routes import Body
-from sluice.http.base.unsupported_fields import IN_PARTS
+from sluice.http.base.unsupported_fields import IN_PARTS, OF_RESPONSES
 from sluice.http.call.constraint_fields import flat_shape
 from sluice.http.call.generate_call import (
     Conversation,
@@ -72,7 +72,8 @@ class ReasoningConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, 
 
 
 class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None
+    """Without effect."""
 
 
 class ResponseFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
@@ -117,7 +118,7 @@ def parse_response(store: ResponseStore, api_key: bytes, body: bytes) -> Respons
         ApiError: 400, naming the field; 404, there is no such previous response.
     """
     known = fields_of(ResponseFields) | fields_of(ResponseSampling)
-    content = known_fields(json_object(body), known)
+    content = known_fields(json_object(body), known, unsupported=OF_RESPONSES)
     given = take_fields(content, ResponseSampling)
     fields, sampling = _fields(content), convert(given, ResponseSampling, accepted={"n": "1"})
     owner = owner_of(api_key, fields.cache_salt or "")
@@ -137,6 +138,7 @@ def parse_response(store: ResponseStore, api_key: bytes, body: bytes) -> Respons
         names=names,
         given=given_of(ResponseSampling, given),
         add_special_tokens=False,
+        stops_in_thoughts=fields.stop_in_reasoning,
         tools=tools,
         shape=None if form is None else flat_shape(form, "text.format"),
         owner=owner,
@@ -154,7 +156,6 @@ def _fields(content: dict[str, Any]) -> ResponseFields:
     message = f"include holds {unknown!r}; accepted: {', '.join(INCLUDED)}"
     require(unknown is None, message, param="include")
     check_top_logprobs(fields.top_logprobs)
-    require(fields.stream or fields.stream_options is None, "stream_options needs stream: true", param="stream_options")
     _check_metadata(fields.metadata)
     given, has_earlier = fields.input, fields.previous_response_id is not None
     is_fine = (isinstance(given, str) and bool(given)) or (isinstance(given, list) and bool(given or has_earlier))

@@ -7,20 +7,22 @@ from typing import Any
 
 import msgspec
 
+from sluice.http.apis.responses.names import flat_name
 from sluice.http.base.errors import require
 from sluice.http.base.json_bounds import check_contents
-from sluice.http.call.messages import arguments_of
+from sluice.http.base.unknown_fields import ignore
+from sluice.http.call.message_parts import arguments_of, content_of, text_of_part
 from sluice.http.call.tagged import tagged
 
 ITEM_SCHEMA = {
     "type": "object",
     "properties": {
-        "type": {"enum": ["message", "function_call", "function_call_output", "reasoning"]},
+        "type": {"type": "string"},
         "role": {"enum": ["user", "assistant", "system", "developer"]},
         "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
         "call_id": {"type": "string"},
         "name": {"type": "string"},
-        "arguments": {"type": "string"},
+        "arguments": {"type": ["string", "object", "null"]},
         "output": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
     },
 }
@@ -32,18 +34,44 @@ Item = dict[str, Any]
 
 class MessageItem(msgspec.Struct):
     role: str
-    content: str | list[Any]
+    content: str | list[Any] = ""
 
 
 class FunctionCall(msgspec.Struct):
     call_id: str
     name: str
-    arguments: str
+    arguments: Any = None
+    namespace: str = ""
 
 
-class FunctionCallOutput(msgspec.Struct):
+class CustomCall(msgspec.Struct):
+    """A call of a tool that takes any text."""
+
     call_id: str
-    output: str | list[Any]
+    name: str
+    input: Any = None
+    namespace: str = ""
+
+
+class Output(msgspec.Struct):
+    """The result of a call."""
+
+    call_id: str
+    output: Any = ""
+
+
+class ShellCall(msgspec.Struct):
+    """A call of a shell that runs at the client."""
+
+    call_id: str
+    action: Any = None
+
+
+class PatchCall(msgspec.Struct):
+    """A change of a file that the client makes."""
+
+    call_id: str
+    operation: Any = None
 
 
 class Reasoning(msgspec.Struct):
@@ -51,28 +79,26 @@ class Reasoning(msgspec.Struct):
     content: list[Any] | None = None
 
 
-class TextPart(msgspec.Struct):
-    text: str
+class Skipped(msgspec.Struct):
+    """What a tool of OpenAI's servers left in an answer, or the reference to it. It is ignored, and named."""
 
 
-class RefusalPart(msgspec.Struct):
-    refusal: str
-
-
+CALLS = ("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call")
+"""Types of calls whose results come as items of their own."""
 ITEMS: Mapping[str, type[msgspec.Struct]] = {
     "message": MessageItem,
     "function_call": FunctionCall,
-    "function_call_output": FunctionCallOutput,
+    "custom_tool_call": CustomCall,
     "reasoning": Reasoning,
+    **dict.fromkeys(("local_shell_call", "shell_call"), ShellCall),
+    "apply_patch_call": PatchCall,
+    **dict.fromkeys((f"{name}_output" for name in CALLS), Output),
 }
-PARTS: Mapping[str, type[msgspec.Struct]] = {
-    "input_text": TextPart,
-    "output_text": TextPart,
-    "text": TextPart,
-    "refusal": RefusalPart,
-}
-THOUGHTS: Mapping[str, type[msgspec.Struct]] = {"reasoning_text": TextPart, "text": TextPart}
-SUMMARIES: Mapping[str, type[msgspec.Struct]] = {"summary_text": TextPart}
+SKIPPED = (
+    *("web_search_call", "file_search_call", "computer_call", "computer_call_output", "code_interpreter_call"),
+    *("image_generation_call", "mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
+    *("tool_search_call", "tool_search_output", "item_reference", "compaction", "compaction_summary", "ghost_snapshot"),
+)
 
 
 def items_of(given: str | list[Any]) -> list[Item]:
@@ -113,6 +139,7 @@ def chat_messages(items: list[Item], instructions: str | None, num_earlier: int 
                 last.setdefault(name, []).append(value)
             else:
                 last[name] = value
+    require(bool(found), "input has no item that can be shown to the model", param="input")
     return found
 
 
@@ -129,34 +156,38 @@ def _has_more(message: Message) -> bool:
 
 def _parts_of(item: Any, place: str) -> Iterator[tuple[str, Any]]:
     """Yield what an item adds: a message, or a field of the assistant's message."""
-    checked = tagged(item, ITEMS, place, default="message")
-    match checked:
+    kind = item.get("type") if isinstance(item, dict) else None
+    if kind in SKIPPED:
+        ignore([f"input[].{kind}"])
+        return
+    match tagged(item, ITEMS, place, default="message"):
         case MessageItem(role, content):
             message = f"{place}.role must be one of {', '.join(ROLES)}, got {role!r}"
             require(role in ROLES, message, param=f"{place}.role")
-            yield "message", {"role": role, "content": _text(content, f"{place}.content", PARTS)}
-        case FunctionCall(call_id, name, arguments):
-            function = {"name": name, "arguments": arguments_of(f"{place}.arguments", arguments)}
-            yield "tool_calls", {"id": call_id, "type": "function", "function": function}
-        case FunctionCallOutput(call_id, output):
-            text = _text(output, f"{place}.output", PARTS)
+            yield "message", {"role": role, "content": content_of(content, role, f"{place}.content")[0]}
+        case FunctionCall(call_id, name, arguments, namespace):
+            yield _called(call_id, flat_name(namespace, name), arguments_of(f"{place}.arguments", arguments))
+        case CustomCall(call_id, name, text, namespace):
+            yield _called(call_id, flat_name(namespace, name), {"input": text or ""})
+        case ShellCall(call_id, action):
+            yield _called(call_id, str(kind).removesuffix("_call"), arguments_of(f"{place}.action", action, "action"))
+        case PatchCall(call_id, operation):
+            yield _called(call_id, "apply_patch", arguments_of(f"{place}.operation", operation, "operation"))
+        case Output(call_id, output):
+            text = content_of(output, "tool", f"{place}.output")[0]
             yield "message", {"role": "tool", "tool_call_id": call_id, "content": text}
         case Reasoning(summary, content):
-            text = _text(content or [], f"{place}.content", THOUGHTS)
-            text = text or _text(summary, f"{place}.summary", SUMMARIES)
+            text = _joined(content or [], f"{place}.content") or _joined(summary, f"{place}.summary")
             if text:
                 yield "reasoning_content", text
 
 
-def _text(content: str | list[Any], place: str, kinds: Mapping[str, type[msgspec.Struct]]) -> str:
-    """Return a text, or the texts of parts, joined by line breaks."""
-    if isinstance(content, str):
-        return content
-    texts: list[str] = []
-    for index, each in enumerate(content):
-        part = tagged(each, kinds, f"{place}[{index}]")
-        texts.append(part.refusal if isinstance(part, RefusalPart) else part.text)
-    return "\n".join(texts)
+def _called(id: str, name: str, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return "tool_calls", {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _joined(parts: list[Any], place: str) -> str:
+    return "\n".join(text_of_part(part, f"{place}[{index}]")[1] for index, part in enumerate(parts))
 
 
 def listed(items: list[Item], response_id: str) -> list[Item]:
@@ -167,7 +198,7 @@ def listed(items: list[Item], response_id: str) -> list[Item]:
 def _listed(item: Item, tail: str) -> Item:
     kind = item.get("type", "message")
     found = {"id": f"{'msg' if kind == 'message' else 'item'}_{tail}", "type": kind, "status": "completed"} | item
-    if kind == "message" and isinstance(item["content"], str):
+    if kind == "message" and isinstance(item.get("content"), str):
         part = "output_text" if item["role"] == "assistant" else "input_text"
         found["content"] = [{"type": part, "text": item["content"]}]
     return found

@@ -18,7 +18,7 @@ from sluice.http.base.routes import JSON, Routes, json_answer
 from sluice.http.call.generating import CallHandler
 
 CONTINUES = b'"previous_response_id"'
-"""In bodies that may continue a long conversation."""
+"""Occurs in bodies that may continue a long conversation."""
 MOST_LISTED, LISTED = 100, 20
 """Most items of an answer that lists some, and those of one that is not asked for a number."""
 

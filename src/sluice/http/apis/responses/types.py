@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from sluice.http.call.logprobs import ChatToken
 
@@ -42,9 +43,20 @@ class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
     name: str
     arguments: str
     """JSON text."""
+    namespace: str | UnsetType = UNSET
+    """In which the body has the tool."""
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
+class CustomCallItem(msgspec.Struct, tag_field="type", tag="custom_tool_call"):
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
 class ResponseError(msgspec.Struct):
@@ -200,9 +212,18 @@ class ArgumentsDone(_InItem, kw_only=True, tag="response.function_call_arguments
     arguments: str
 
 
+class InputDelta(_InItem, kw_only=True, tag="response.custom_tool_call_input.delta"):
+    delta: str
+    """The whole input."""
+
+
+class InputDone(_InItem, kw_only=True, tag="response.custom_tool_call_input.done"):
+    input: str
+
+
 ResponseEvent = (
     Created | InProgress | Completed | Incomplete | Failed | ItemAdded | ItemDone | PartAdded | PartDone
-) | (TextDelta | TextDone | ReasoningDelta | ReasoningDone | ArgumentsDelta | ArgumentsDone)
+) | (TextDelta | TextDone | ReasoningDelta | ReasoningDone | ArgumentsDelta | ArgumentsDone | InputDelta | InputDone)
 """An event of its stream."""
 
 

@@ -12,6 +12,7 @@ from sluice.text.constraints.shapes import Shape
 from sluice.text.parsers.calls import Calls
 from sluice.text.parsers.parsing import Source, Steps
 from sluice.text.parsers.shapes import ShapedTool, Speller, one_of, several, text_with
+from sluice.text.parsers.thoughts import Thoughts
 
 
 class ToolFormat(Protocol):
@@ -28,8 +29,18 @@ class ToolFormat(Protocol):
         ...
 
     @property
+    def begins(self) -> tuple[str, ...]:
+        """Texts with which calls begin."""
+        ...
+
+    @property
     def reads_reasoning(self) -> bool:
         """It tells reasoning from text too, so all answers are read by it."""
+        ...
+
+    @property
+    def after_calls(self) -> str:
+        """A regular expression for what models write behind their calls before they stop; empty: nothing."""
         ...
 
     def new_id(self) -> str:
@@ -52,6 +63,10 @@ class ToolFormat(Protocol):
         """Return the shape of an answer with what stands around it: the reasoning, if the format reads it."""
         ...
 
+    def thoughts(self) -> Thoughts | None:
+        """Return what tells thoughts from the rest of an answer, if the format reads reasoning."""
+        ...
+
     def text_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape | None:
         """Return the shape of answers whose calls are as the tools say; None if the format cannot tell where one
         begins."""
@@ -62,6 +77,8 @@ class Format:
     """What most formats have in common."""
 
     reads_reasoning = False
+    begins: tuple[str, ...] = ()
+    after_calls = r"\s{0,2}"
 
     def plain_shape(self, answer: Shape, speller: Speller) -> Shape:
         return answer
@@ -70,6 +87,9 @@ class Format:
         return answer
 
     def text_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape | None:
+        return None
+
+    def thoughts(self) -> Thoughts | None:
         return None
 
     def new_id(self) -> str:

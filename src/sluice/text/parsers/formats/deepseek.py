@@ -31,17 +31,18 @@ BEGIN, SEPARATOR, END = (
     "<\uff5ctool\u2581call\u2581end\uff5c>",
 )
 ASSISTANT = "<\uff5cAssistant\uff5c>"
-"""With this, the answers of all of these models begin."""
+"""Begins the answers of all of these models."""
 FENCE, FENCE_END = "```json\n", "```"
 _START = rf"(?:\s*{BEGIN})?\s*"
 
 
 class DeepseekV3(Format):
     name = "deepseek_v3"
+    begins = (ALL_BEGIN, BEGIN)
     markers = (ALL_BEGIN, ALL_END, BEGIN, SEPARATOR, END)
     closing: tuple[str, ...] = (FENCE_END, END, ALL_END)
     separator = "\n"
-    """Between two calls."""
+    """Text between two calls."""
     head = re.compile(rf"{_START}function\s*{SEPARATOR}\s*(?P<name>[\w.-]+)\s*```json\s*")
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:

@@ -16,12 +16,13 @@ from functools import partial
 
 from sluice.text.constraints.shapes import Sequence as Row
 from sluice.text.constraints.shapes import Shape, TextUntil
-from sluice.text.parsers.calls import Calls
+from sluice.text.parsers.calls import Calls, is_cut_head
 from sluice.text.parsers.events import ArgumentsDelta, CallBegun, CallEnded, Event, ReasoningDelta, TextDelta
 from sluice.text.parsers.formats.base import Format
 from sluice.text.parsers.json_text import json_events
 from sluice.text.parsers.parsing import Source, Steps, comes, place_of, space_ahead, until
 from sluice.text.parsers.shapes import ShapedTool, Speller, one_of, optional
+from sluice.text.parsers.thoughts import Thoughts
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -35,12 +36,13 @@ RECIPIENT = " to="
 """What a header may begin with behind a prompt that ends with `<|start|>assistant`."""
 ANALYSIS, FINAL, COMMENTARY = "analysis", "final", "commentary"
 BETWEEN = "\n"
-"""Between two messages of text."""
+"""Text between two messages."""
 
 
 class Harmony(Format):
     name = "openai"
     reads_reasoning = True
+    after_calls = ""
     markers = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
@@ -68,6 +70,9 @@ class Harmony(Format):
                 between = ""
             has_text = yield from _read_message(source, _after(between))
             between = BETWEEN if has_text else between
+
+    def thoughts(self) -> Thoughts:
+        return Thoughts(f"{CHANNEL}{ANALYSIS}", (*ENDS, START), None, recur=True)
 
     def calls_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape:
         # A call ends the answer with a stop token, so there is one.
@@ -105,6 +110,9 @@ def _header(source: Source) -> Steps[str]:
     if not begins:
         return ""
     at = yield from place_of(source, MESSAGE, LONGEST_HEADER)
+    if at < 0 and is_cut_head(source):
+        source.take()
+        return ""
     return source.take(at + len(MESSAGE) if at >= 0 else 1)
 
 

@@ -21,7 +21,7 @@ ARGUMENTS = ("arguments", "parameters")
 
 class Hermes(TaggedFormat):
     name = "hermes"
-    begin, markers = BEGIN, (BEGIN, END)
+    begin, begins, markers = BEGIN, (BEGIN,), (BEGIN, END)
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         def read_call(_: str) -> Steps[bool]:

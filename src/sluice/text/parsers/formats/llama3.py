@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sluice.text.constraints.shapes import Shape
-from sluice.text.parsers.calls import Calls, read_json_calls, text_and_calls
+from sluice.text.parsers.calls import JSON_BEGIN, Calls, is_cut_json, read_json_calls, text_and_calls
 from sluice.text.parsers.formats.base import Format
 from sluice.text.parsers.parsing import Source, Steps, space_ahead
 from sluice.text.parsers.shapes import ShapedTool, Speller, json_object, one_of, several
@@ -23,7 +23,7 @@ ARGUMENTS = ("parameters", "arguments")
 
 class Llama3(Format):
     name = "llama3_json"
-    markers = (TAG,)
+    begins, markers = (TAG, JSON_BEGIN), (TAG,)
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         def read_call(_: str) -> Steps[bool]:
@@ -31,6 +31,8 @@ class Llama3(Format):
             return (yield from read_json_calls(source, calls, space, ARGUMENTS, SEPARATOR))
 
         has_called = yield from read_call("")
+        if not has_called and is_cut_json(source):
+            source.take()
         yield from text_and_calls(source, (TAG,), read_call, after_call=has_called)
 
     def calls_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape:

@@ -29,7 +29,7 @@ ID_LENGTH = 9
 
 class Mistral(Format):
     name = "mistral"
-    markers = (TAG, CALL_ID, ARGS)
+    begins, markers = (TAG,), (TAG, CALL_ID, ARGS)
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         def read_call(_: str) -> Steps[bool]:

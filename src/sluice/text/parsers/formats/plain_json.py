@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sluice.text.constraints.shapes import Shape
-from sluice.text.parsers.calls import Calls, read_json_calls, text_and_calls
+from sluice.text.parsers.calls import JSON_BEGIN, Calls, is_cut_json, read_json_calls, text_and_calls
 from sluice.text.parsers.formats.base import Format
 from sluice.text.parsers.parsing import Source, Steps, space_ahead
 from sluice.text.parsers.shapes import ShapedTool, Speller, json_object, one_of, several
@@ -18,11 +18,14 @@ ARGUMENTS = ("arguments", "parameters")
 
 class PlainJson(Format):
     name = "json"
+    begins: tuple[str, ...] = (JSON_BEGIN,)
     markers = ()
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         space = yield from space_ahead(source)
         has_called = yield from read_json_calls(source, calls, space, ARGUMENTS, ",")
+        if not has_called and is_cut_json(source):
+            source.take()
         yield from text_and_calls(source, (), _nothing, after_call=has_called)
 
     def calls_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape:

@@ -16,30 +16,37 @@ Source: Qwen, the chat template of Qwen3-Coder, 2025.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Generator, Mapping
+from functools import partial
 from typing import Any
 
-import msgspec
-
-from sluice.text.constraints.shapes import Choice, JsonSchema, Literal, Shape, TextUntil
+from sluice.text.constraints.object_forms import forms_of, schemas_of
+from sluice.text.constraints.shapes import Members
 from sluice.text.constraints.shapes import Sequence as Row
+from sluice.text.constraints.value_types import ALL, json_of, types_of
 from sluice.text.parsers.calls import LONGEST_HEAD, Calls, skip_texts, text_and_calls
-from sluice.text.parsers.events import ArgumentsDelta, CallEnded, Event
+from sluice.text.parsers.events import ArgumentsDelta, CallEnded
 from sluice.text.parsers.formats.base import TaggedFormat
-from sluice.text.parsers.parsing import Source, Steps, comes, more, place_of, space_ahead
-from sluice.text.parsers.schema_types import type_of, types_of
-from sluice.text.parsers.shapes import ShapedTool, Speller, optional
+from sluice.text.parsers.json_text import json_events
+from sluice.text.parsers.parsing import Source, Steps, comes, place_of, space_ahead
+from sluice.text.parsers.shapes import ShapedTool, Speller
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
-PYTHON: Mapping[str, str] = {"True": "true", "False": "false", "None": "null"}
-"""The template writes constants of earlier calls as Python does, so models do, too."""
+VALUE_ENDS = (f"\n{PARAMETER_END}", PARAMETER_END, f"\n{PARAMETER}", f"\n{FUNCTION_END}", f"\n{END}")
+"""What may end a value: its own tag, or what follows it where that is missing."""
+FOLLOW: Mapping[str, tuple[str, ...]] = {
+    PARAMETER_END: (PARAMETER, FUNCTION_END, END, BEGIN),
+    FUNCTION_END: (END, BEGIN),
+    END: (BEGIN,),
+}
+"""What stands behind an end that is one, if the answer does not end there."""
 
 
 class Qwen3Coder(TaggedFormat):
     name = "qwen3_coder"
-    begin, markers = BEGIN, (BEGIN, END)
+    begin, begins, markers = BEGIN, (BEGIN, FUNCTION), (BEGIN, END)
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         def read_call(marker: str) -> Steps[bool]:
@@ -62,116 +69,151 @@ class Qwen3Coder(TaggedFormat):
         yield from text_and_calls(source, (BEGIN, FUNCTION), read_call)
 
     def call(self, tool: ShapedTool, speller: Speller) -> Row:
-        schema = tool.arguments.schema
-        properties, required = schema.get("properties", {}), schema.get("required", [])
-        values: list[Shape] = []
-        for name, given in properties.items():
-            value = _value_shape(name, given, tool.arguments)
-            values.append(value if name in required else optional(value))
-        return speller.sequence(f"{BEGIN}\n{FUNCTION}{tool.name}>\n", *values, f"{FUNCTION_END}\n{END}")
+        arguments = Members(tool.arguments, PARAMETER, ">\n", f"\n{PARAMETER_END}\n")
+        return speller.sequence(f"{BEGIN}\n{FUNCTION}{tool.name}>\n", arguments, f"{FUNCTION_END}\n{END}")
+
+
+class _Types:
+    """The types that the arguments of a tool may have, by name.
+
+    Args:
+        schema: of the object of the arguments.
+    """
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema, self._forms = schema, forms_of(schema)
+        self.names = {name for form in self._forms for name in form.properties}
+
+    def of(self, name: str) -> frozenset[str]:
+        schemas = schemas_of(self._forms, name)
+        return frozenset[str]().union(*(types_of(each, self._schema) for each in schemas)) if schemas else ALL
 
 
 def _read_arguments(source: Source, index: int, schema: Mapping[str, Any]) -> Steps[None]:
-    """Read the arguments of a call and its end, and yield them as JSON."""
-    given = schema.get("properties")
-    properties: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
-    between = "{"
-    is_complete = False
-    while not is_complete:
-        space = yield from space_ahead(source)
-        is_complete = yield from comes(source, FUNCTION_END, space)
-        if is_complete:
-            source.take(space + len(FUNCTION_END))
-            break
-        if not (yield from comes(source, PARAMETER, space)):
-            break
-        begin = space + len(PARAMETER)
-        end = yield from place_of(source, ">", begin + LONGEST_HEAD)
-        if end < 0:
-            break
-        name = source.take(end + 1)[begin:-1].strip()
-        yield ArgumentsDelta(index, f"{between}{json.dumps(name, ensure_ascii=False)}: ")
-        between = ", "
-        value, types = properties.get(name), types_of(properties.get(name), schema)
-        if not (yield from _read_value(source, value, types, lambda text: ArgumentsDelta(index, text))):
-            break
+    """Read the arguments of a call and its end, and yield them as JSON. Of two of one name the first counts."""
+    types = _Types(schema)
+    space = yield from space_ahead(source)
+    if source.starts_with("{", space):  # some models write JSON between the tags
+        source.take(space)
+        read = yield from json_events(source, partial(ArgumentsDelta, index))
+        yield from skip_texts(source, FUNCTION_END)
+        yield CallEnded(index, read.is_valid)
+        return
+    given: set[str] = set()
+    has_closed = True
+    while has_closed and (name := (yield from _read_name(source))) is not None:
+        is_new = name not in given
+        if is_new:
+            yield ArgumentsDelta(index, f"{', ' if given else '{'}{json.dumps(name, ensure_ascii=False)}: ")
+        given.add(name)
+        value = _Value(types.of(name), types.names - given)
+        for event in value.read(source):
+            if event is None or is_new:
+                yield None if event is None else ArgumentsDelta(index, event)
+        has_closed = value.has_closed
+    is_complete = has_closed and (yield from _ends(source, has_arguments=bool(given)))
     if is_complete:
-        yield ArgumentsDelta(index, "{}" if between == "{" else "}")
+        yield ArgumentsDelta(index, "}" if given else "{}")
     yield CallEnded(index, is_complete)
 
 
-def _read_value(source: Source, schema: Any, types: frozenset[str], event: Callable[[str], Event]) -> Steps[bool]:
-    """Read a value and its end, and yield it as JSON. Returns whether it is complete.
-
-    A line break behind the first tag, and one before the second, belong to the tags.
-    """
-    if (yield from comes(source, "\n")):
-        source.take(1)
-    if not _is_text(schema):
-        parts: list[str] = []
-        is_complete = yield from _read_lines(source, parts.append)
-        if parts or is_complete:
-            yield event(_json_of("".join(parts), types))
-        return is_complete
-    yield event('"')
-    is_complete = yield from _read_lines(source, lambda text: event(json.dumps(text, ensure_ascii=False)[1:-1]))
-    if is_complete:
-        yield event('"')
-    return is_complete
+def _read_name(source: Source) -> Steps[str | None]:
+    """Read the first tag of an argument, and return its name; None if none comes next."""
+    space = yield from space_ahead(source)
+    if not (yield from comes(source, PARAMETER, space)):
+        return None
+    begin = space + len(PARAMETER)
+    end = yield from place_of(source, ">", begin + LONGEST_HEAD)
+    return source.take(end + 1)[begin:-1].strip() if end >= 0 else None
 
 
-def _read_lines(source: Source, keep: Callable[[str], Event | None]) -> Steps[bool]:
-    """Read up to the end of a value, and yield what `keep` makes of each part of it, if that is an event."""
-    held = ""
-    while True:
-        at, marker = source.find((PARAMETER_END,), is_text_at_end=False)
-        text = held + source.take(at)
-        kept = text.removesuffix("\n")
-        held = text[len(kept) :]
-        made = keep(kept) if kept else None
-        if made is not None:
-            yield made
-        if marker:
-            source.take(len(marker))
-            return True
-        if not (yield from more(source)):
-            source.take()  # of an end that was cut off
-            return False
+def _ends(source: Source, *, has_arguments: bool) -> Steps[bool]:
+    """Read the end of a call, and return whether it is complete: an end that is missing was meant."""
+    space = yield from space_ahead(source)
+    if (yield from comes(source, FUNCTION_END, space)):
+        source.take(space + len(FUNCTION_END))
+        return True
+    if space == source.size:
+        return has_arguments and not source.was_cut
+    return has_arguments or (yield from comes(source, END, space))
 
 
-def _is_text(schema: Any) -> bool:
-    """Whether values of a schema can be nothing but texts."""
-    if not isinstance(schema, Mapping):
-        return False
-    if "type" in schema:
-        return bool(schema["type"] in ("string", ["string"]))
-    options = schema.get("enum")
-    return isinstance(options, list) and bool(options) and all(isinstance(each, str) for each in options)
+class _Value:
+    """Reads an argument's value and its end.
 
-
-def _json_of(value: str, types: frozenset[str]) -> str:
-    """Return a value as JSON: as it stands if that is JSON, as Python's constants if it is one, else as a text.
+    A line break behind the first tag, and one before the second, belong to the tags. Tags that stand in a value, and
+    end it nowhere, are text; one that is missing is known by what must follow it.
 
     Args:
-        types: that its schema allows. Where a text may be, JSON of another type that may not be is one.
+        types: that the value may have.
+        next_names: of arguments that may follow.
     """
-    try:
-        content = msgspec.json.decode(PYTHON.get(value, value))
-        if "string" not in types or type_of(content) in types:
-            return json.dumps(content, ensure_ascii=False, allow_nan=False)
-    except (ValueError, RecursionError):
-        pass
-    return json.dumps(value, ensure_ascii=False)
+
+    def __init__(self, types: frozenset[str], next_names: Collection[str]) -> None:
+        self._types, self._next_names = types, next_names
+        self.has_closed = False
+
+    def read(self, source: Source) -> Generator[str | None, None, None]:
+        """Yield the JSON of the value in parts, and None where more text is needed."""
+        yield from _waits(comes(source, "\n"))
+        if source.starts_with("\n"):
+            source.take(1)
+        if self._types == {"string"}:
+            yield '"'
+            for part in self._parts(source):
+                yield None if part is None else json.dumps(part, ensure_ascii=False)[1:-1]
+            if self.has_closed:
+                yield '"'
+            return
+        parts: list[str] = []
+        for part in self._parts(source):
+            if part is None:
+                yield None
+            else:
+                parts.append(part)
+        if parts or self.has_closed:
+            yield json_of("".join(parts), self._types)
+
+    def _parts(self, source: Source) -> Generator[str | None, None, None]:
+        """Yield the text of the value in parts."""
+        while not self.has_closed:
+            at, marker = source.find(VALUE_ENDS, is_text_at_end=False)
+            if at:
+                yield source.take(at)
+            elif marker:
+                self.has_closed = yield from _waits(self._closes(source, marker))
+                if not self.has_closed:
+                    yield source.take(len(marker))
+                elif PARAMETER_END in marker:
+                    source.take(len(marker))
+            elif source.has_ended:
+                source.take()  # of an end that was cut off
+                return
+            else:
+                yield None
+
+    def _closes(self, source: Source, marker: str) -> Steps[bool]:
+        """Return whether a marker that comes next ends the value."""
+        if marker == f"\n{PARAMETER}":
+            end = yield from place_of(source, ">", LONGEST_HEAD)
+            return source.peek()[len(marker) : max(end, 0)].strip() in self._next_names
+        at = len(marker)
+        space = yield from space_ahead(source, at)
+        if at + space == source.size:
+            return True
+        if marker == f"\n{PARAMETER_END}" and source.starts_with("\n", at):
+            return True
+        for text in FOLLOW[marker.strip()]:
+            if (yield from comes(source, text, at + space)):
+                return True
+        return False
 
 
-def _value_shape(name: str, schema: Any, arguments: JsonSchema) -> Shape:
-    """Return the shape of an argument. Of what a schema says about texts, only its `enum` is kept."""
-    begin, end = Literal(f"{PARAMETER}{name}>\n"), f"\n{PARAMETER_END}\n"
-    if _is_text(schema):
-        options = schema.get("enum")
-        if options:
-            return Row((begin, Choice(tuple(options)), Literal(end)))
-        return Row((begin, TextUntil(end)))
-    definitions = {key: arguments.schema[key] for key in ("$defs", "definitions") if key in arguments.schema}
-    given = {**schema, **definitions} if isinstance(schema, dict) else schema
-    return Row((begin, JsonSchema(given, f"{arguments.place}.properties.{name}"), Literal(end)))
+def _waits(steps: Steps[bool]) -> Generator[None, None, bool]:
+    """Run steps that yield no events."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return bool(end.value)
+        yield None
