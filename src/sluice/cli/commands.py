@@ -52,11 +52,11 @@ def explain(given: dict[str, Any]) -> int:
     except ConfigError as error:
         return fail("explain", error, EXIT_USAGE)
     settings = explain(server, resolution.config, resolution.reasons, names)
-    facts = model_facts(resolution.config) if resolution.config.model.model else []
+    facts = model_facts(resolution.config)
     if as_json:
         print(json.dumps({**{item.name: item.as_json() for item in settings}, **facts_json(facts)}, indent=2))
     else:
-        print("\n\n".join([table(settings), *([facts_table(facts)] if facts else [])]))
+        print(f"{table(settings)}\n\n{facts_table(facts)}")
     return 0
 
 
