@@ -56,7 +56,7 @@ def explain(given: dict[str, Any]) -> int:
     if as_json:
         print(json.dumps({**{item.name: item.as_json() for item in settings}, **facts_json(facts)}, indent=2))
     else:
-        print("\n\n".join([table(settings), facts_table(facts)]))
+        print(f"{table(settings)}\n\n{facts_table(facts)}")
     return 0
 
 

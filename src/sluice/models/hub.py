@@ -58,11 +58,8 @@ def resolve_checkpoint(
             kind = "folder" if path.is_dir() else "file"
             raise CheckpointError(f"--revision {revision} needs a model on the hub, and {model!r} is a {kind}")
         return _local(path, cache)
+    check_path(model)
     repository, _, choice = model.partition(":")
-    if choice == "" and path.suffix == SUFFIX and ("/" not in model or path.parent.is_dir()):
-        raise CheckpointError(f"there is no file {model!r}")
-    if model.startswith(("/", ".", "~")) or repository.count("/") > 1:
-        raise CheckpointError(f"there is no file or folder {model!r}")
     try:
         return _downloaded(repository, choice, revision, endpoint, cache, weights=weights)
     except CheckpointError:
@@ -80,6 +77,22 @@ def resolve_checkpoint(
         raise CheckpointError(
             f"{model!r} is not a local file or folder and could not be downloaded from the hub: {_reason(error)}{hint}"
         ) from error
+
+
+def check_path(model: str) -> None:
+    """Refuse the name of a file or a folder that is not there. Other names may be hub ids.
+
+    Raises:
+        CheckpointError: it is such a name.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        return
+    repository, _, choice = model.partition(":")
+    if choice == "" and path.suffix == SUFFIX and ("/" not in model or path.parent.is_dir()):
+        raise CheckpointError(f"there is no file {model!r}")
+    if model.startswith(("/", ".", "~")) or repository.count("/") > 1:
+        raise CheckpointError(f"there is no file or folder {model!r}")
 
 
 def _reason(error: BaseException) -> str:
