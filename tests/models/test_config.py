@@ -95,6 +95,50 @@ def test_rope_theta_outside_new_parameters_counts(tmp_path: Path) -> None:
     assert config.rope == Rope(5e5)
 
 
+@pytest.mark.parametrize(
+    ("rope", "unread"),
+    [
+        (YARN_ROPE | {"attn_factor": 0.8782488562869419}, {"attn_factor": 0.8782488562869419}),
+        (YARN_ROPE, {"finetuned": True, "extrapolation_factor": 1.0, "low_freq_factor": 1.0, "_comment": "x"}),
+        ({"rope_type": "linear", "factor": 2.0}, {"original_max_position_embeddings": 1024, "beta_fast": 32}),
+        ({"rope_type": "default"}, {"mrope_section": [2, 3, 3]}),
+        (LLAMA3_ROPE, {"beta_slow": 1.0}),
+    ],
+)
+def test_rope_parameters_that_nothing_reads_are_named(
+    rope: dict[str, Any], unread: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """transformers, too, computes the same with them."""
+    plain = {name: value for name, value in rope.items() if name not in unread}
+    expected = parse(tmp_path, rope_scaling=plain).rope
+    assert "does not use" not in caplog.text
+    assert parse(tmp_path, rope_scaling=plain | unread).rope == expected
+    assert f"does not use {', '.join(unread)}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 2.0, "attention_factor": 1.0},
+        {"rope_type": "default", "factor": 1.0},
+        YARN_ROPE | {"apply_yarn_scaling": True, "llama_4_scaling_beta": 0.0},
+    ],
+)
+def test_neutral_rope_parameters_need_no_word(
+    rope: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parse(tmp_path, rope_scaling=rope)
+    assert not caplog.text
+
+
+def test_both_rope_sections_may_say_the_same(tmp_path: Path) -> None:
+    """transformers 5 writes the theta into rope_parameters; older programs look for rope_scaling."""
+    old = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 1024}
+    both = parse(tmp_path, rope_parameters=YARN_ROPE | {"rope_theta": 5e5}, rope_scaling=old)
+    assert both.rope == parse(tmp_path, rope_scaling=YARN_ROPE, rope_theta=5e5).rope
+    assert parse(tmp_path, rope_parameters=YARN_ROPE, rope_scaling=old | {"rope_theta": 5e5}).rope == both.rope
+
+
 def test_missing_original_context_is_the_whole_context(tmp_path: Path) -> None:
     rope = {name: value for name, value in LLAMA3_ROPE.items() if not name.startswith("original")}
     config = parse(tmp_path, rope_parameters=rope)
@@ -194,12 +238,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
     ({"rope_scaling": {"type": "linear", "factor": -1.0}}, "factor must be a number above 0, got -1.0"),
-    ({"rope_scaling": {"type": "linear", "factor": 2.0, "beta": 1}}, "beta is not known"),
+    ({"rope_scaling": {"type": "linear", "factor": 2.0, "attention_factor": 1.5}}, "attention_factor must be 1"),
+    ({"rope_scaling": {"type": "default", "factor": 4.0}}, "factor must be 1 for rope type 'default', got 4.0"),
+    ({"rope_scaling": YARN_ROPE | {"short_factor": [1.0]}}, "short_factor must be absent for rope type 'yarn'"),
+    ({"rope_scaling": YARN_ROPE | {"llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta must be 0"),
+    ({"rope_scaling": YARN_ROPE | {"apply_yarn_scaling": False}}, "apply_yarn_scaling must be True"),
+    ({"rope_scaling": LLAMA3_ROPE | {"alpha": 1000.0}}, "alpha must be 1"),
     ({"rope_scaling": {"type": "mrope", "mrope_section": [2, 3]}}, "'mrope'"),
-    ({"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3]}}, "mrope_section"),
     ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per kind of layer"),
     ({"rope_parameters": LLAMA3_ROPE, "rope_scaling": YARN_ROPE}, "contradict"),
+    ({"rope_parameters": YARN_ROPE, "rope_scaling": YARN_ROPE | {"beta_fast": 64.0}}, "contradict"),
+    ({"rope_parameters": {"rope_theta": 5.0}, "rope_scaling": {"rope_theta": 6.0}}, "contradict"),
     ({"rope_scaling": LLAMA3_ROPE | {"high_freq_factor": 1.0}}, "high_freq_factor"),
     ({"rope_scaling": {k: v for k, v in LLAMA3_ROPE.items() if k != "low_freq_factor"}}, "low_freq_factor is missing"),
     ({"rope_scaling": YARN_ROPE | {"beta_fast": 1.0, "beta_slow": 2.0}}, "beta_fast"),

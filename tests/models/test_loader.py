@@ -115,10 +115,62 @@ def test_tied_head_may_be_stored_too(keep_embedding: bool, tiny_folder: Folder, 
     assert_same(load(copy(tiny_folder("qwen2"), tmp_path, with_head)), load(tiny_folder("qwen2")))
 
 
-def test_tied_head_that_differs_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
-    """A fine-tuned model that untied the head but kept the flag would silently lose its head."""
-    folder = copy(tiny_folder("qwen2"), tmp_path, lambda t: t | {"lm_head.weight": t["model.embed_tokens.weight"] + 1})
-    assert "ties lm_head.weight to embed_tokens.weight" in refusal(folder)
+@pytest.mark.parametrize(("family", "embedding"), [("qwen2", "model.embed_tokens"), ("gpt2", "transformer.wte")])
+def test_tied_head_that_differs_is_used(
+    family: str, embedding: str, tiny_folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model that was trained further with an untied head, and kept the flag, would otherwise lose its head."""
+
+    def with_head(tensors: Tensors) -> Tensors:
+        return tensors | {"lm_head.weight": tensors[f"{embedding}.weight"].flip(0).clone()}
+
+    folder = copy(tiny_folder(family), tmp_path / "tied", with_head)
+    untied = set_config(copy(folder, tmp_path / "untied"), tie_word_embeddings=False)
+    model = load(folder)
+    assert "the stored one is used" in caplog.text
+    caplog.clear()
+    assert_same(model, load(untied))
+    assert "the stored one" not in caplog.text
+    head = load_file(folder / WEIGHTS)["lm_head.weight"]
+    hidden = torch.ones(1, head.shape[1])
+    assert torch.allclose(model.logits(hidden), hidden @ head.T, atol=1e-5)
+
+
+def test_a_tied_head_in_another_file_is_used(tiny_folder: Folder, tmp_path: Path) -> None:
+    def with_head(tensors: Tensors) -> Tensors:
+        return tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}
+
+    folder = shard(copy(tiny_folder("qwen2"), tmp_path, with_head))
+    assert dict(load(folder).named_parameters())["lm_head.weight"].shape == (tiny_models.VOCAB_SIZE, 32)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("llama", "v_head.summary.weight"),
+        ("llama", "model.mtp.fc.weight"),
+        ("llama", "model.layers.3.eh_proj.weight"),
+        ("llama", "vision_tower.blocks.0.weight"),
+        ("llama", "model.visual.patch_embed.weight"),
+        ("llama", "model.layers.0.self_attn.k_scale"),
+        ("llama", "model.layers.0.self_attn.attn.v_scale"),
+        ("llama", "model.layers.0.self_attn.k_proj.output_scale"),
+        ("gpt2", "v_head.summary.bias"),
+    ],
+)
+def test_tensors_that_cannot_matter_are_named_and_skipped(
+    family: str, name: str, tiny_folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = copy(tiny_folder(family), tmp_path, lambda tensors: tensors | {name: torch.ones(3)})
+    assert_same(load(set_config(folder, num_nextn_predict_layers=1)), load(tiny_folder(family)))
+    assert f"the tensor {name} is not used" in caplog.text
+
+
+def test_a_further_layer_that_does_not_draft_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
+    """It is either missing from num_hidden_layers or not the model's, and one changes every answer."""
+    name = "model.layers.4.eh_proj.weight"
+    folder = copy(tiny_folder("llama"), tmp_path, lambda tensors: tensors | {name: torch.ones(3)})
+    assert f"unexpected tensor {name}" in refusal(set_config(folder, num_nextn_predict_layers=1))
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,34 @@ def test_blocks_that_do_not_make_the_prompt_are_refused(tmp_path: Path) -> None:
         read(tmp_path, lines({"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}))
 
 
+def test_blocks_of_another_size(tmp_path: Path) -> None:
+    """Other programs write Mooncake's format with the pages of their cache."""
+    text = lines(mooncake(0, 70, [0, 5, 6, 8, 9]), mooncake(1000, 40, [0, 5, 7]))
+    first, second = (each.prompt.tokens() for each in read(tmp_path, text, block_size=16).arrivals)
+    assert (len(first), len(second)) == (70, 40)
+    assert first[:32] == second[:32]
+    assert first[32] != second[32]
+    with pytest.raises(TraceError, match=r"line 1: hash_ids must be .* blocks of 32 tokens \(--trace-block-size\)"):
+        read(tmp_path, text, block_size=32)
+    with pytest.raises(TraceError, match="the format azure has no blocks, so --trace-block-size 16 does not apply"):
+        read(tmp_path, AZURE + "2023-11-16 18:17:04,9,9\n", block_size=16)
+
+
+def test_mooncake_rows_may_have_further_keys(tmp_path: Path) -> None:
+    more = {"session_id": "a", "priority": 3, "delay": 20, "text": "x", "model": {"name": "m"}}
+    trace = read(tmp_path, lines(mooncake(0, 5, [1], **more), mooncake(9, 6, [1])))
+    assert (trace.format, lengths(trace)) == ("mooncake", [(0.0, 5, 7), (0.009, 6, 7)])
+    assert [each.session for each in trace.arrivals] == ["a", None]
+
+
+def test_bailian_rows_with_further_keys_are_not_taken_for_mooncakes(tmp_path: Path) -> None:
+    """Their times are seconds, and their blocks have 16 tokens."""
+    chain = {"chat_id": 1, "parent_chat_id": -1, "type": "text", "turn": 1, "user": "u"}
+    trace = read(tmp_path, lines(mooncake(0, 20, [1, 2], **chain), mooncake(9, 20, [1, 3], **chain)))
+    assert trace.format == "bailian"
+    assert trace.arrivals[1].time == 9.0
+
+
 def test_bailian_chains_are_sessions(tmp_path: Path) -> None:
     """A router that keeps sessions together needs to know them."""
     rows = [

@@ -22,6 +22,7 @@ from sluice.models.quantized import (
 from sluice.models.shards import INPUTS, OUTPUTS, Cut, cut_of
 from sluice.models.spec import DTYPES, FP8, INT4, ON_LOAD
 from sluice.models.stored_blocks import StoredBlocks
+from sluice.models.unused import Unused
 from sluice.models.weights import StoredTensor
 
 
@@ -33,11 +34,13 @@ class Filler:
     Args:
         whole: all of the model, on the meta device. It is `model` itself unless that is a part.
         device: of the weights.
+        unused: tells which tensors may be skipped that are not the model's.
     """
 
-    def __init__(self, whole: CausalLM, model: CausalLM, device: torch.device) -> None:
+    def __init__(self, whole: CausalLM, model: CausalLM, device: torch.device, unused: Unused) -> None:
         self.model = model
         self.device = device
+        self.unused = unused
         self.is_tied = whole.tied
         self.expected = {name: weight.shape for name, weight in whole.named_parameters()}
         self.own = frozenset(name for name, _ in model.named_parameters())
@@ -48,20 +51,22 @@ class Filler:
         self.kept = self.kept_bytes = self.kept_numbers = 0
 
     def fill(self, tensor: StoredTensor) -> None:
-        """Copy one tensor, or skip it if it is a buffer or another rank's."""
+        """Copy one tensor, or skip it if it is a buffer, unused, another rank's or a tied head beside its embedding."""
         rules = self.model.rules
         if tensor.name.endswith(rules.ignored):
             return
         weight, target = self._names(tensor.name)
         if weight not in self.expected:
+            if self.unused.skips(tensor.name):
+                return
             raise CheckpointError(
                 f"{tensor.file}: unexpected tensor {tensor.name}: {self.model.spec.architecture} with this"
                 f" config.json has no such weight"
             )
-        value = self._value(tensor, weight, target)
         if weight in self.sources:
-            self._check_duplicate(tensor, weight, target, value)
+            self._check_duplicate(tensor, weight)
             return
+        value = self._value(tensor, weight, target)
         self.sources[weight] = tensor.name, tensor.file
         if value is None:
             return
@@ -90,6 +95,7 @@ class Filler:
         Args:
             report: as for `CausalLM.pack`.
         """
+        self.unused.log()
         missing = [name for name in self.expected if name not in self.sources]
         if missing == [self.model.rules.head]:
             self.model.drop_head()
@@ -196,31 +202,12 @@ class Filler:
         except ValueError as error:
             raise CheckpointError(f"{tensor.file}: tensor {tensor.name} cannot be cut: {error}") from None
 
-    def _check_duplicate(
-        self, tensor: StoredTensor, weight: str, target: str, value: torch.Tensor | QuantizedWeight | None
-    ) -> None:
-        """Refuse a second tensor for a parameter, unless it is a tied head equal to its embedding."""
+    def _check_duplicate(self, tensor: StoredTensor, weight: str) -> None:
+        """Refuse a second tensor for a parameter, unless it is a tied head. That is equal: see `has_own_head`."""
         (name, file), rules = self.sources[weight], self.model.rules
         names = {stored.removeprefix(rules.prefix) for stored in (name, tensor.name)}
         if names != {rules.head, rules.embedding}:
             raise CheckpointError(f"tensor {tensor.name} in {tensor.file} is also there as {name} in {file}")
-        if value is None:
-            return
-        first = self.quantized.get(target)
-        if not isinstance(value, torch.Tensor):
-            is_int8 = isinstance(first, Int8Weight) and isinstance(value, Int8Weight) and first.equals(value)
-            same = is_int8 or (
-                isinstance(first, StoredBlocks) and isinstance(value, StoredBlocks) and first.equals(value)
-            )
-        else:
-            same = target in self.filled and torch.equal(
-                value.to(self.device, self.model.spec.dtype), self.filled[target]
-            )
-        if not same:
-            raise CheckpointError(
-                f"config.json ties {rules.head} to {rules.embedding}, but {tensor.name} in {tensor.file} differs"
-                f" from {name} in {file}"
-            )
 
 
 def kinds_of(model: CausalLM, quantization: str) -> Mapping[str, Quantizer]:

@@ -32,6 +32,8 @@ from sluice.models.formats.read import check_agrees, read_format
 from sluice.models.linear import Packer
 from sluice.models.spec import AS_STORED, DTYPES, FP8, ON_LOAD, ModelSpec, Quantization
 from sluice.models.stored_sizes import check_sizes
+from sluice.models.tying import has_own_head
+from sluice.models.unused import Unused
 from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors, weight_files
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
@@ -187,9 +189,11 @@ def _load_native(
     if dtype == "auto" and _is_on_load(quantization, stored_as):
         dtype = "bfloat16"
     chosen = _resolve_dtype(folder, checkpoint, dtype, device, stored_as)
-    with torch.device("meta"):
-        whole = architecture.from_checkpoint(checkpoint, chosen)
-        model = whole if member.place.layout.size == 1 else architecture.from_checkpoint(checkpoint, chosen, member)
+    whole, checkpoint = _whole(architecture, checkpoint, folder, chosen)
+    model = whole
+    if member.place.layout.size > 1:
+        with torch.device("meta"):
+            model = architecture.from_checkpoint(checkpoint, chosen, member)
     check(whole.spec)
     numbers = sum(weight.numel() for weight in whole.parameters())
     held = _held(quantization, stored_as, chosen, packer)
@@ -198,7 +202,7 @@ def _load_native(
         stored = Quantization(stored_as.name, stored_as.description, stored_as.level, stored_as.dequantized)
         whole.spec = replace(whole.spec, stored_as=stored)
     model.spec = whole.spec
-    filler = Filler(whole, model, device)
+    filler = Filler(whole, model, device, Unused(checkpoint.fields, whole.rules.prefix))
     total = sum(path.stat().st_size for path in weight_files(folder))
     with tqdm(total=total, desc="loading weights", unit="B", unit_scale=True, leave=False, disable=not progress) as bar:
         _fill(filler, _tensors(folder, stored_as, whole, filler.rows), bar, report)
@@ -215,6 +219,20 @@ def _load_native(
         )
     # Moves the buffers that were computed from the config.
     return model.to(device)
+
+
+def _whole(
+    architecture: type[CausalLM], checkpoint: CheckpointConfig, folder: Path, dtype: torch.dtype
+) -> tuple[CausalLM, CheckpointConfig]:
+    """Return all of a model, on the meta device, and its config, which ties no head that is stored and differs."""
+    with torch.device("meta"):
+        whole = architecture.from_checkpoint(checkpoint, dtype)
+    if not (whole.tied and has_own_head(folder, whole.rules, dtype)):
+        return whole, checkpoint
+    untied = checkpoint.fields.replaced({"tie_word_embeddings": False}, "a head of its own")
+    checkpoint = replace(checkpoint, fields=untied)
+    with torch.device("meta"):
+        return architecture.from_checkpoint(checkpoint, dtype), checkpoint
 
 
 def _fill(filler: Filler, tensors: Iterator[StoredTensor], bar: tqdm, report: Report) -> None:

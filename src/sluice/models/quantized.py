@@ -106,10 +106,6 @@ class Int8Weight(_RowScaled):
             scale.copy_(found)
         return cls(values, scales)
 
-    def equals(self, other: Self) -> bool:
-        """Return whether both hold the same numbers."""
-        return torch.equal(self.values, other.values) and torch.equal(self.scales, other.scales)
-
 
 @dataclass(frozen=True, slots=True)
 class Int4Weight:

@@ -8,6 +8,7 @@ have to be rotated again.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,15 @@ import torch
 
 from sluice.models.checkpoint import CheckpointError, Fields
 
+LOGGER = logging.getLogger("sluice.models")
 DEFAULT_THETA = 10_000.0
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    **dict.fromkeys(("factor", "attention_factor", "alpha"), (1,)),
+    **dict.fromkeys(("factors", "short_factor", "long_factor", "short_mscale", "long_mscale"), ()),
+    "apply_yarn_scaling": (True,),
+    "llama_4_scaling_beta": (0,),
+}
+"""Parameters that would change the numbers -> the values with which a kind that does not read them is right without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +175,7 @@ class FactorRope(Rope):
 
 
 _COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+_SPELLINGS = {"type": "rope_type"}
 KINDS: Mapping[str, type[Rope]] = {
     "default": Rope,
     "linear": LinearRope,
@@ -179,27 +189,48 @@ def read_rope(config: Fields) -> Rope:
     """Read the RoPE of a `config.json`: `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4).
 
     Raises:
-        CheckpointError: an unknown or unsupported type, an unknown or missing parameter, or a value out of range.
+        CheckpointError: an unsupported type, a missing parameter, one that matters and that the type does not have, or
+            a value out of range.
     """
-    new, old = config.section("rope_parameters"), config.section("rope_scaling")
-    if new is not None and old is not None and config.get("rope_parameters") != config.get("rope_scaling"):
-        raise CheckpointError(f"{config.source}: rope_parameters and rope_scaling contradict each other")
-    given = new or old or Fields({}, f"{config.source}: rope_parameters")
+    given = _section(config)
     for name in given:
         if isinstance(given.get(name), dict):
             raise CheckpointError(f"{given.source}: {name}: rotary embeddings per kind of layer are not supported")
     kind = given.text("rope_type", given.text("type", "default"))
     if kind not in KINDS:
         raise CheckpointError(f"{given.source}: rope type {kind!r} is not supported; known: {', '.join(KINDS)}")
-    for name in given:
-        if name not in KINDS[kind].PARAMETERS and name not in _COMMON:
-            raise CheckpointError(f"{given.source}: {name} is not known for rope type {kind!r}")
+    _check_unread(given, kind)
     if given.number("partial_rotary_factor", 1.0) != 1.0:
         raise given.error("partial_rotary_factor", "1")
     theta = given.number("rope_theta", config.number("rope_theta", DEFAULT_THETA))
     if theta <= 1.0:
         raise CheckpointError(f"{config.source}: rope_theta must be above 1, got {theta}")
     return KINDS[kind].read(given, theta, config)
+
+
+def _section(config: Fields) -> Fields:
+    """Return the parameters. Both spellings may be there if they say the same; one of them may leave out the theta."""
+    sections = [config.section(name) for name in ("rope_parameters", "rope_scaling")]
+    new, old = ({} if each is None else {name: each.get(name) for name in each} for each in sections)
+    if new and old:
+        plain, other = ({_SPELLINGS.get(name, name): value for name, value in each.items()} for each in (new, old))
+        thetas = {each.pop("rope_theta") for each in (plain, other) if "rope_theta" in each}
+        if plain != other or len(thetas) > 1:
+            raise CheckpointError(f"{config.source}: rope_parameters and rope_scaling contradict each other")
+    return Fields({**old, **new}, f"{config.source}: {'rope_scaling' if old and not new else 'rope_parameters'}")
+
+
+def _check_unread(given: Fields, kind: str) -> None:
+    """Name the parameters that this kind does not read, as transformers does not, and refuse those that matter."""
+    unread = [name for name in given if name not in (*KINDS[kind].PARAMETERS, *_COMMON)]
+    for name in unread:
+        if name in NEUTRAL and given.get(name) not in NEUTRAL[name]:
+            accepted = " or ".join(str(value) for value in NEUTRAL[name]) or "absent"
+            raise given.error(name, f"{accepted} for rope type {kind!r}")
+    named = [name for name in unread if name not in NEUTRAL]
+    if named:
+        hint = "; attention_factor is the factor that is read" if "attn_factor" in named and kind == "yarn" else ""
+        LOGGER.warning("%s: rope type %r does not use %s%s", given.source, kind, ", ".join(named), hint)
 
 
 def _yarn_magnitude(given: Fields, factor: float) -> float:

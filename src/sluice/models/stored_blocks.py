@@ -96,10 +96,3 @@ class StoredBlocks:
             part = range(start, min(start + rows, self.out_features))
             made[start : part.stop] = self.outputs(part).group_weight().dense(dtype)
         return made
-
-    def equals(self, other: StoredBlocks) -> bool:
-        """Return whether both hold the same numbers."""
-        if self.kind != other.kind or self.blocks.shape != other.blocks.shape:
-            return False
-        mine, theirs = (each.blocks if each.order is None else each.blocks[each.order.long()] for each in (self, other))
-        return torch.equal(mine, theirs)

@@ -15,6 +15,7 @@ from sluice.config.arguments import add_options
 from sluice.config.model import CacheConfig
 from sluice.routing.policies import POLICIES
 from sluice.sim.inputs import (
+    READING,
     add_machine_arguments,
     add_reading_arguments,
     check_lengths,
@@ -192,7 +193,7 @@ def _traffic(asked: Asked, given: dict[str, Any], most: Longest | None) -> Traff
     from sluice.sim.traces.synthetic import synthetic_arrivals
     from sluice.sim.windows import slices_of
 
-    reading: dict[str, Any] = {name: given.pop(name) for name in ("format", "skip", "max_tokens") if name in given}
+    reading: dict[str, Any] = {name: given.pop(name) for name in READING if name in given}
     workload = {name: given.pop(name) for name in (*WORKLOAD, "ms_per_token") if name in given}
     is_whole = isinstance(asked.part, Whole)
     if asked.trace is not None:

@@ -38,10 +38,16 @@ def add_machine_arguments(parser: argparse.ArgumentParser) -> argparse._Argument
     return machine
 
 
+READING = ("format", "trace_block_size", "skip", "max_tokens")
+"""The flags of `add_reading_arguments`."""
+
+
 def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say how a file of traffic is read."""
     reading = parser.add_argument_group("reading a trace")
     reading.add_argument("--format", metavar="NAME", help="format of TRACE (default: as its first line looks)")
+    blocks = "tokens of a block of hash_ids in TRACE (default: mooncake 512, bailian 16)"
+    reading.add_argument("--trace-block-size", type=int, metavar="N", help=blocks)
     reading.add_argument(
         "--skip", metavar="LIST", help="leave out rows that are: empty, too-long (default: none, they are refused)"
     )
@@ -161,7 +167,10 @@ def read_options(given: Mapping[str, Any], most: Longest | None) -> ReadOptions:
     max_tokens = given.get("max_tokens")
     if max_tokens is not None and max_tokens < 1:
         raise ConfigError(f"--max-tokens must be at least 1, got {max_tokens}")
-    return ReadOptions(given.get("format"), skip, most, max_tokens)
+    block_size = given.get("trace_block_size")
+    if block_size is not None and block_size < 1:
+        raise ConfigError(f"--trace-block-size must be at least 1, got {block_size}")
+    return ReadOptions(given.get("format"), block_size, skip, most, max_tokens)
 
 
 def note_skipped(trace: str, skipped: Mapping[str, int]) -> None:

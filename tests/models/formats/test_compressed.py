@@ -170,7 +170,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "transform": (config_of("pack-quantized", INT4, transform_config={"config_groups": {"a": 1}}), "transform_config"),
     "sparsity": (config_of("pack-quantized", INT4, sparsity_config={"format": "sparse-bitmask"}), "sparsity_config"),
     "value": (config_of("pack-quantized", INT4 | {"num_bits": "four"}), "config_groups.group_0"),
-    "no weights": (config_of("pack-quantized", INT4, config_groups={"a": {"targets": ["Linear"]}}), "no group that"),
+    "no weights": (config_of("pack-quantized", INT4, config_groups={"a": {"targets": ["Linear"]}}), "weight_packed"),
 }
 
 

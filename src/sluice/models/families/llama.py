@@ -120,7 +120,11 @@ class LlamaLayer(nn.Module):
 class Llama(CausalLM):
     """A decoder of the Llama family, or a rank's part of it."""
 
-    rules = WeightRules(prefix="model.", ignored=("rotary_emb.inv_freq",), shards=LLAMA)
+    rules = WeightRules(
+        prefix="model.",
+        ignored=tuple(f"rotary_emb.{name}" for name in ("inv_freq", "cos_cached", "sin_cached")),
+        shards=LLAMA,
+    )
 
     def __init__(self, config: LlamaConfig, member: Member = ALONE) -> None:
         spec, place = config.spec, member.place

@@ -5,6 +5,7 @@ The package of that name reads the configuration, decides which layers it means,
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -19,12 +20,13 @@ from sluice.models.formats.extra import need
 from sluice.models.formats.packed import WORD, unpacked
 from sluice.models.quantized import ZERO_POINT, Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
 from sluice.models.spec import FP8, INT4, holds
+from sluice.models.unused import ACTIVATIONS
 
+LOGGER = logging.getLogger("sluice.models")
 PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
 """Formats that store each number in a type of its own."""
 PACKED = "pack-quantized"
 STRATEGIES = ("tensor", "channel", "group", "block")
-ACTIVATIONS = frozenset(("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point"))
 PACKED_ROWS = 32
 """Zero points of so many rows fill whole words, whatever their bits."""
 
@@ -47,18 +49,21 @@ class CompressedTensors(PartedFormat):
         self._match = need("compressed_tensors.utils.match", self.name).match_targets
 
     @classmethod
-    def read(cls, section: Fields) -> CompressedTensors:
-        """Read `quantization_config`.
+    def read(cls, section: Fields) -> CompressedTensors | None:
+        """Read `quantization_config`. Return None if it quantises activations or the KV cache alone.
 
         Raises:
             CheckpointError: the package is not installed, or the configuration is not valid or not supported.
         """
-        quantization = need("compressed_tensors.quantization", f"{section.source} of compressed-tensors")
         if section.section("transform_config") is not None:
             raise section.error("transform_config", "absent: transformed weights are not supported")
         sparsity = section.section("sparsity_config")
         if sparsity is not None and sparsity.text("format", "dense") != "dense":
             raise sparsity.error("format", "dense: sparse weights are not supported")
+        if not section.get("config_groups"):
+            _note_plain(section)
+            return None
+        quantization = need("compressed_tensors.quantization", f"{section.source} of compressed-tensors")
         try:
             config = quantization.QuantizationConfig.model_validate({name: section.get(name) for name in section})
         except (ValueError, NotImplementedError, KeyError) as error:
@@ -69,7 +74,8 @@ class CompressedTensors(PartedFormat):
             if scheme.weights is not None
         }
         if not formats:
-            raise CheckpointError(f"{section.source}: config_groups has no group that quantises weights")
+            _note_plain(section)
+            return None
         return cls(config, formats)
 
     @property
@@ -101,7 +107,7 @@ class CompressedLayout(WeightLayout):
         stored_as: name of the format.
     """
 
-    skipped = ACTIVATIONS
+    skipped = frozenset(ACTIVATIONS)
 
     def __init__(self, shape: tuple[int, int], scheme: Any, stored_as: str) -> None:
         super().__init__(shape)
@@ -189,6 +195,15 @@ class CompressedLayout(WeightLayout):
         if self._args.strategy == "tensor":
             return values.reshape(1)
         return values[start // self._scale_rows : -(-stop // self._scale_rows)]
+
+
+def _note_plain(section: Fields) -> None:
+    """Say that a section quantises no weights."""
+    LOGGER.warning(
+        "%s has no group that quantises weights, and is not used: activations and KV are in the model's dtype,"
+        " or in that of --kv-cache-dtype",
+        section.source,
+    )
 
 
 def _format(section: Fields, group: str, scheme: Any, default: str) -> str:

@@ -21,8 +21,6 @@ from sluice.models.weights import StoredTensor, WeightFile, opened_weights
 
 AT_ONCE = 1 << 21
 """Elements that are dequantised at once."""
-KV_SCALES = ("k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point")
-"""Parameters for a quantised KV cache, which is in the model's dtype here, or in that of `--kv-cache-dtype`."""
 
 
 class PartedFormat(WeightFormat):
@@ -88,10 +86,8 @@ class _Layers:
 
 
 def _is_part(part: str, layout: WeightLayout | None) -> bool:
-    """Return whether a tensor belongs to a weight that another one stands for, or quantises activations or KV."""
-    if layout is None:
-        return part in KV_SCALES
-    return part in layout.parts or part in layout.skipped
+    """Return whether a tensor belongs to a weight that another one stands for, or quantises activations."""
+    return layout is not None and (part in layout.parts or part in layout.skipped)
 
 
 def _plain(file: WeightFile, name: str, layout: WeightLayout | None, method: str) -> torch.Tensor:

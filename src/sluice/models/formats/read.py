@@ -13,14 +13,17 @@ from sluice.models.formats.gguf_weights import GGUF
 from sluice.models.formats.gptq import GPTQ
 from sluice.models.spec import ON_LOAD
 
-FORMATS: Mapping[str, Callable[[Fields], WeightFormat]] = {
+FORMATS: Mapping[str, Callable[[Fields], WeightFormat | None]] = {
     CompressedTensors.name: CompressedTensors.read,
     BlockFP8.name: BlockFP8.read,
     GPTQ.name: GPTQ.read,
     AWQ.name: AWQ.read,
     GGUF.name: GGUF.read,
 }
-"""Values of `quant_method` -> what reads the rest of `quantization_config`."""
+"""Values of `quant_method` -> what reads the rest of `quantization_config`; None if it quantises no weights."""
+BITSANDBYTES = "bitsandbytes"
+BITS = ("load_in_8bit", "load_in_4bit")
+"""Fields of bitsandbytes' section. If none is true, its weights are plain."""
 
 
 def read_format(checkpoint: CheckpointConfig) -> WeightFormat | None:
@@ -30,7 +33,7 @@ def read_format(checkpoint: CheckpointConfig) -> WeightFormat | None:
         CheckpointError: in a way that is not supported, or the configuration is not valid.
     """
     section = checkpoint.fields.section("quantization_config")
-    if section is None:
+    if section is None or _is_switched_off(section):
         return None
     method = section.text("quant_method")
     if method not in FORMATS:
@@ -38,6 +41,14 @@ def read_format(checkpoint: CheckpointConfig) -> WeightFormat | None:
             f"{section.source}: quant_method {method!r} is not supported; accepted are {', '.join(FORMATS)}"
         )
     return FORMATS[method](section)
+
+
+def _is_switched_off(section: Fields) -> bool:
+    """Return whether a section says that nothing is quantised."""
+    method = section.get("quant_method")
+    if method is None:
+        return "quant_method" in section
+    return method == BITSANDBYTES and not any(section.flag(name, False) for name in BITS)
 
 
 def check_agrees(asked: str | None, found: WeightFormat | None) -> None:

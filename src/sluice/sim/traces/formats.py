@@ -17,7 +17,8 @@ NO_PARENT = -1
 class TraceFormat(NamedTuple):
     """How a kind of file is recognised and read."""
 
-    read: Callable[[Path], Iterator[TraceRow]]
+    read: Callable[[Path, int], Iterator[TraceRow]]
+    """Takes the file, and `block_size` or what is asked for in its place."""
     time: str
     """Column of the arrival."""
     lengths: tuple[str, str]
@@ -25,9 +26,11 @@ class TraceFormat(NamedTuple):
     columns: FileColumns | None
     """Columns of the file; None for our own trace, whose first line says what it is."""
     is_csv: bool = False
+    block_size: int = 0
+    """Tokens of a block of the prompt; 0: it has none."""
 
 
-def read_azure(path: Path) -> Iterator[TraceRow]:
+def read_azure(path: Path, block_size: int) -> Iterator[TraceRow]:
     """Yield the requests of Azure's traces of LLM inference of 2023 and 2024: a CSV file of dates and lengths. Prompts
     share nothing.
 
@@ -42,9 +45,9 @@ def read_azure(path: Path) -> Iterator[TraceRow]:
         yield TraceRow(row.line, (moment - first).total_seconds(), prompt, row.length("GeneratedTokens"))
 
 
-def read_bailian(path: Path) -> Iterator[TraceRow]:
-    """Yield the requests of Alibaba's Bailian: JSON lines with chains of chats and the ids of a prompt's blocks of 16
-    tokens.
+def read_bailian(path: Path, block_size: int) -> Iterator[TraceRow]:
+    """Yield the requests of Alibaba's Bailian: JSON lines with chains of chats and the ids of a prompt's blocks, of
+    16 tokens in the published ones.
 
     `timestamp` is in seconds. The session of a chat is the first chat of its chain, or the oldest that it names if the
     chain began before the trace. Format: Wang et al., "KVCache Cache in the Wild: Characterizing and Optimizing KVCache
@@ -57,12 +60,12 @@ def read_bailian(path: Path) -> Iterator[TraceRow]:
     for row in json_rows(path):
         chat, parent = row.count("chat_id"), row.count("parent_chat_id", NO_PARENT)
         roots[chat] = chat if parent == NO_PARENT else roots.get(parent, parent)
-        prompt = row.prompt("hash_ids", 16, row.length("input_length"))
+        prompt = row.prompt("hash_ids", block_size, row.length("input_length"))
         at, length = row.number("timestamp"), row.length("output_length")
         yield TraceRow(row.line, at, prompt, length, session=str(roots[chat]))
 
 
-def read_burstgpt(path: Path) -> Iterator[TraceRow]:
+def read_burstgpt(path: Path, block_size: int) -> Iterator[TraceRow]:
     """Yield the requests of BurstGPT's traces, to all models of the file: a CSV file of seconds and lengths.
 
     Prompts share nothing; failed requests have no answer. Format: Wang et al., "BurstGPT: A Real-world Workload Dataset
@@ -79,22 +82,23 @@ def read_burstgpt(path: Path) -> Iterator[TraceRow]:
         yield TraceRow(row.line, at, prompt, response, session=row.given("Session ID"))
 
 
-def read_mooncake(path: Path) -> Iterator[TraceRow]:
-    """Yield the requests of Mooncake's traces: JSON lines with the ids of a prompt's blocks of 512 tokens.
+def read_mooncake(path: Path, block_size: int) -> Iterator[TraceRow]:
+    """Yield the requests of Mooncake's traces: JSON lines with the ids of a prompt's blocks.
 
-    `timestamp` is in milliseconds. Equal ids stand for equal beginnings: an id is a hash of its block and of all blocks
-    before it. Format: Qin et al., "Mooncake: A KVCache-centric Disaggregated Architecture for LLM Serving", 2024.
+    Blocks have 512 tokens in Mooncake's own traces, and others where other programs write the format. `timestamp` is in
+    milliseconds. Equal ids stand for equal beginnings: an id is a hash of its block and of all blocks before it.
+    Format: Qin et al., "Mooncake: A KVCache-centric Disaggregated Architecture for LLM Serving", 2024.
 
     Raises:
         TraceError: a value is missing or wrong; the message names line and column.
     """
     for row in json_rows(path):
-        prompt = row.prompt("hash_ids", 512, row.length("input_length"))
+        prompt = row.prompt("hash_ids", block_size, row.length("input_length"))
         at, length = row.number("timestamp") / 1000, row.length("output_length")
         yield TraceRow(row.line, at, prompt, length, session=row.given("session_id"))
 
 
-def read_vidur(path: Path) -> Iterator[TraceRow]:
+def read_vidur(path: Path, block_size: int) -> Iterator[TraceRow]:
     """Yield the requests of a trace of the simulator Vidur: a CSV file of seconds and lengths. Prompts share nothing.
 
     Raises:
@@ -107,20 +111,22 @@ def read_vidur(path: Path) -> Iterator[TraceRow]:
 
 _AZURE = FileColumns(("TIMESTAMP", "ContextTokens", "GeneratedTokens"))
 _BAILIAN = FileColumns(
-    ("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "hash_ids"), ("type", "turn")
+    ("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "hash_ids"), optional=None
 )
 _BURSTGPT = FileColumns(
     ("Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type"),
     ("Session ID", "Elapsed time"),
 )
-_MOONCAKE = FileColumns(("timestamp", "input_length", "output_length", "hash_ids"), ("session_id",))
+_MOONCAKE = FileColumns(("timestamp", "input_length", "output_length", "hash_ids"), optional=None)
 _VIDUR = FileColumns(("arrived_at", "num_prefill_tokens", "num_decode_tokens"))
 
 FORMATS: Mapping[str, TraceFormat] = MappingProxyType(
     {
-        "sluice": TraceFormat(recorded.read, "arrived_at", recorded.LENGTHS, None),
-        "mooncake": TraceFormat(read_mooncake, "timestamp", ("input_length", "output_length"), _MOONCAKE),
-        "bailian": TraceFormat(read_bailian, "timestamp", ("input_length", "output_length"), _BAILIAN),
+        "sluice": TraceFormat(lambda path, _: recorded.read(path), "arrived_at", recorded.LENGTHS, None),
+        "mooncake": TraceFormat(
+            read_mooncake, "timestamp", ("input_length", "output_length"), _MOONCAKE, block_size=512
+        ),
+        "bailian": TraceFormat(read_bailian, "timestamp", ("input_length", "output_length"), _BAILIAN, block_size=16),
         "azure": TraceFormat(read_azure, "TIMESTAMP", ("ContextTokens", "GeneratedTokens"), _AZURE, is_csv=True),
         "vidur": TraceFormat(
             read_vidur, "arrived_at", ("num_prefill_tokens", "num_decode_tokens"), _VIDUR, is_csv=True

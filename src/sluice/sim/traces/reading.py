@@ -27,6 +27,8 @@ class ReadOptions:
 
     format: str | None = None
     """One of `FORMATS`; None: as the file looks."""
+    block_size: int | None = None
+    """Tokens of a block of `hash_ids`; None: as the format's own traces have it."""
     skip: frozenset[str] = frozenset()
     """Rows to leave out and count: `EMPTY`, without a prompt or an answer, and `TOO_LONG`. Others are refused."""
     longest: Longest | None = None
@@ -102,8 +104,12 @@ def _rows(path: Path, options: ReadOptions, skipped: Counter[str]) -> Iterator[t
     if name not in FORMATS:
         raise TraceError(f"unknown format {name!r}; known: {', '.join(FORMATS)}")
     found, is_empty = FORMATS[name], True
+    if options.block_size is not None and not found.block_size:
+        raise TraceError(
+            f"{path}: the format {name} has no blocks, so --trace-block-size {options.block_size} does not apply"
+        )
     first = latest = None
-    for row in found.read(path):
+    for row in found.read(path, options.block_size or found.block_size):
         if latest is not None and row.at < latest:
             early = f"{latest - row.at:g} s before that of the line above"
             raise TraceError(f"{path}, line {row.line}: {found.time} must not go back, got a time {early}")
@@ -135,9 +141,13 @@ def detect(path: Path) -> str:
     names = [name.strip() for name in line.split(",")] if is_csv else _keys(line)
     if not is_csv and "kind" in names:
         return "sluice"
-    for name, known in FORMATS.items():
-        if known.columns is not None and known.is_csv == is_csv and known.columns.match(set(names)):
-            return name
+    found = {
+        name: len(known.columns.needed)
+        for name, known in FORMATS.items()
+        if known.columns is not None and known.is_csv == is_csv and known.columns.match(set(names))
+    }
+    if found:  # Bailian's rows have all that Mooncake's have
+        return max(found, key=lambda name: found[name])
     raise TraceError(
         f"{path}, line 1: no known format has the columns {', '.join(names) or 'of an empty file'}; --format takes "
         + "; ".join(f"{name} ({', '.join(known.columns.needed)})" for name, known in FORMATS.items() if known.columns)

@@ -47,11 +47,13 @@ class FileColumns(NamedTuple):
     """The columns of a CSV file, or the keys of JSON objects."""
 
     needed: tuple[str, ...]
-    optional: tuple[str, ...] = ()
+    optional: tuple[str, ...] | None = ()
+    """None: there may be any others, which are not read."""
 
     def match(self, names: set[str]) -> bool:
         """Return whether a file with these columns has all that is needed and nothing unknown."""
-        return names.issuperset(self.needed) and names.issubset(self.needed + self.optional)
+        is_known = self.optional is None or names.issubset((*self.needed, *self.optional))
+        return is_known and names.issuperset(self.needed)
 
 
 class FileRow:
@@ -132,7 +134,8 @@ class FileRow:
             raise self.error(column, "a list of integers of at least 0")
         whole, rest = divmod(length, size)
         if not whole <= len(ids) <= whole + (rest > 0):
-            accepted = f"the ids of {whole + (rest > 0)} blocks of {size} tokens, as the prompt has {length}"
+            blocks = f"{whole + (rest > 0)} blocks of {size} tokens (--trace-block-size)"
+            accepted = f"the ids of {blocks}, as the prompt has {length}"
             raise self.error(column, accepted, f"{len(ids)} of them")
         segments = [Segment(each, size) for each in ids[:whole]]
         if rest:
@@ -178,7 +181,7 @@ def csv_rows(path: Path, columns: FileColumns) -> Iterator[FileRow]:
             if missing := [name for name in columns.needed if name not in names]:
                 shown = ", ".join(names) or "none"
                 raise TraceError(f"{path}, line 1: column {missing[0]!r} is missing; columns: {shown}")
-            if twice := [name for name in columns.needed + columns.optional if names.count(name) > 1]:
+            if twice := [name for name in (*columns.needed, *(columns.optional or ())) if names.count(name) > 1]:
                 raise TraceError(f"{path}, line 1: column {twice[0]!r} is there twice")
             for values in lines:
                 if len(values) == len(names):
