@@ -13,8 +13,14 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-WITHOUT_QUANTIZER = ("Q4_K", "Q6_K")
-"""Types that the library reads and does not write: random blocks stand for weights."""
+WITHOUT_QUANTIZER = {
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), slice(0, 2)),
+    "Q4_K": slice(0, 4),
+    "Q2_K": slice(80, 84),
+    "Q3_K": slice(108, 110),
+    "Q6_K": slice(208, 210),
+}
+"""Types that the library reads and does not write: random blocks stand for weights -> where float16 scales lie."""
 NAMES = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -63,7 +69,7 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, name, split_max_tensors=split)
     _add_fields(writer, config, name, fields, leave)
     for field, value in general.items():
-        (writer.add_string if isinstance(value, str) else writer.add_uint32)(field, value)
+        {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)](field, value)
     if tokens is not None:
         _add_tokenizer(writer, source, config)
     plain, weights = {}, load_file(source / "model.safetensors")
@@ -117,10 +123,8 @@ def _blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
     draw = np.random.default_rng(values.size)
     blocks = draw.integers(0, 256, (values.size // per_block, size), dtype=np.uint8)
     scales = draw.uniform(1e-4, 2e-4, (len(blocks), 2)).astype(np.float16).view(np.uint8)
-    if kind is gguf.GGMLQuantizationType.Q4_K:
-        blocks[:, :4] = scales
-    else:
-        blocks[:, -2:] = scales[:, :2]
+    place = WITHOUT_QUANTIZER[kind.name]
+    blocks[:, place] = scales[:, : place.stop - place.start]
     return blocks.reshape(values.shape[0], -1)
 
 
@@ -136,7 +140,8 @@ def _add_fields(
     for field, value in (values | dict(fields)).items():
         key = f"{name}.{field}"
         if key != leave:
-            add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+            adds = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
+            add = adds[type(value)]
             add(key, value)
 
 

@@ -49,7 +49,7 @@ ARROWS = {
         "http": "version types config engine text models assembly process",
         "fleet": "types config kv engine models assembly process routing http",
         "llm": "types config engine text assembly process",
-        "cli": "version types config text models device storage tracing assembly process bench sim http fleet llm",
+        "cli": "version types config text models device storage tracing assembly bench sim http fleet llm",
         "testing": "types kv scheduler engine parallel attention device runner",
         "__init__": "types config llm",
         "__main__": "cli",

@@ -33,7 +33,13 @@ def test_the_metadata_is_checked(tmp_path: Path) -> None:
         check_model(ModelConfig(model=str(tmp_path / "folder")))
 
 
-@pytest.mark.parametrize("model", ["", "owner/name", "no/such/file.gguf"])
+@pytest.mark.parametrize("model", ["nope.gguf", "./nope", "no/such/folder"])
+def test_a_path_that_is_not_there(model: str) -> None:
+    with pytest.raises(CheckpointError, match="there is no file"):
+        check_model(ModelConfig(model=model))
+
+
+@pytest.mark.parametrize("model", ["", "owner/name", "owner/name:Q4_0"])
 def test_other_models_are_left_to_the_engine(model: str) -> None:
     check_model(ModelConfig(model=model))
 

@@ -54,18 +54,17 @@ def test_a_file_has_a_line_now_and_then() -> None:
         report.show(Loading(reading(LoadingPart.PACKING, tenths, 130), tenths / 10, 13 - tenths / 10))
     report.close()
     assert output.getvalue().splitlines() == [
-        "sluice: loading the model: packing, 15%, 2 s so far, about 11 s left",
-        "sluice: loading the model: packing, 53%, 7 s so far, about 6 s left",
-        "sluice: loading the model: packing, 92%, 12 s so far, about 1 s left",
+        "sluice: loading the model: packing, 38%, 5 s so far, about 8 s left",
+        "sluice: loading the model: packing, 76%, 10 s so far, about 3 s left",
     ]
 
 
 def test_a_log_in_json_stays_json(caplog: pytest.LogCaptureFixture) -> None:
     report = LoadingReport(None)
     with caplog.at_level("INFO", "sluice"):
-        report.show(Loading(reading(LoadingPart.MEMORY), 2.0))
+        report.show(Loading(reading(LoadingPart.MEMORY), 5.0))
     report.close()
-    assert caplog.messages == ["loading the model: memory, 2 s so far"]
+    assert caplog.messages == ["loading the model: memory, 5 s so far"]
 
 
 def test_the_time_that_is_left() -> None:

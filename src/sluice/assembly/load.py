@@ -256,7 +256,7 @@ def _reasons_of_model(config: EngineConfig, spec: ModelSpec) -> dict[str, str]:
         has = "a" if spec.implementation == "native" else "no"
         why["model_impl"] = f"{spec.architecture} has {has} native implementation"
     if spec.stored_as is not None:
-        why["quantization"] = f"{spec.stored_as.description}, {_held(spec, spec.stored_as)}"
+        why["quantization"] = f"{spec.stored_as.description}, {how_held(spec, spec.stored_as)}"
         LOGGER.info("the checkpoint's weights are quantised: %s", why["quantization"])
     return why
 
@@ -265,13 +265,14 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _held(spec: ModelSpec, stored_as: Quantization) -> str:
+def how_held(spec: ModelSpec, stored_as: Quantization) -> str:
     """Return how a model holds weights that are quantised in its checkpoint, as a log line says it."""
     is_in_blocks = holds(spec.quantization, BLOCKS)
     if spec.quantization == "none" or (is_in_blocks and not stored_as.kept):
         return f"dequantised to {_name(spec.dtype)}"
     if is_in_blocks:
-        return "computed as stored"
+        others = f", but for {stored_as.dequantized}: dequantised to {_name(spec.dtype)}"
+        return "computed as stored" + (others if stored_as.dequantized else "")
     kind = spec.quantization.removesuffix(AS_STORED)
     return f"{'computed in' if stored_as.kept else 'quantised again to'} {kind}"
 

@@ -26,18 +26,9 @@ def serve(given: dict[str, Any]) -> int:
         server, engine, names = configs(given)
     except ConfigError as error:
         return fail("serve", error, EXIT_USAGE)
-    from sluice.assembly.ranks import layout_of
-    from sluice.process.early import EarlyEngine
+    from sluice.http.start import start_serving
 
-    # Several ranks are started by the first one, before it imports torch.
-    early = EarlyEngine.start() if layout_of(engine.parallel).size == 1 else None
-    try:
-        from sluice.http.serve import run
-
-        return run(server, engine, given=names, early=early)
-    finally:
-        if early is not None:
-            early.close()
+    return start_serving(server, engine, names)
 
 
 def fleet(given: dict[str, Any]) -> int:
@@ -65,7 +56,7 @@ def explain(given: dict[str, Any]) -> int:
     if as_json:
         print(json.dumps({**{item.name: item.as_json() for item in settings}, **facts_json(facts)}, indent=2))
     else:
-        print("\n\n".join([table(settings), facts_table(facts)]))
+        print(f"{table(settings)}\n\n{facts_table(facts)}")
     return 0
 
 

@@ -19,8 +19,11 @@ from sluice.models.package_index import Report
 LOGGER = logging.getLogger("sluice.models")
 EXAMPLE = "Qwen/Qwen3-0.6B"
 WANTED = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model", "spm.model", "tiktoken.model"]
-UNWANTED = ["[!0-9]*/*", "consolidated*"]
-"""Folders and files with the same weights in other formats. Folders with a number hold settings (`pooling.py`)."""
+UNWANTED = ["[!0-9a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*"]
+"""Folders and files with the same weights in other formats.
+
+Folders with a number hold settings (`pooling.py`), and `additional_chat_templates` holds chat templates.
+"""
 WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
 
 
@@ -58,11 +61,8 @@ def resolve_checkpoint(
             kind = "folder" if path.is_dir() else "file"
             raise CheckpointError(f"--revision {revision} needs a model on the hub, and {model!r} is a {kind}")
         return _local(path, cache)
+    check_path(model)
     repository, _, choice = model.partition(":")
-    if choice == "" and path.suffix == SUFFIX and ("/" not in model or path.parent.is_dir()):
-        raise CheckpointError(f"there is no file {model!r}")
-    if model.startswith(("/", ".", "~")) or repository.count("/") > 1:
-        raise CheckpointError(f"there is no file or folder {model!r}")
     try:
         return _downloaded(repository, choice, revision, endpoint, cache, weights=weights)
     except CheckpointError:
@@ -80,6 +80,22 @@ def resolve_checkpoint(
         raise CheckpointError(
             f"{model!r} is not a local file or folder and could not be downloaded from the hub: {_reason(error)}{hint}"
         ) from error
+
+
+def check_path(model: str) -> None:
+    """Refuse the name of a file or a folder that is not there. Other names may be hub ids.
+
+    Raises:
+        CheckpointError: it is such a name.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        return
+    repository, _, choice = model.partition(":")
+    if choice == "" and path.suffix == SUFFIX and ("/" not in model or path.parent.is_dir()):
+        raise CheckpointError(f"there is no file {model!r}")
+    if model.startswith(("/", ".", "~")) or repository.count("/") > 1:
+        raise CheckpointError(f"there is no file or folder {model!r}")
 
 
 def _reason(error: BaseException) -> str:

@@ -7,6 +7,7 @@ refused for embeddings: the vectors would have the right form and the wrong cont
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ LAST_TOKEN = "lasttoken"
 WITHOUT_SETTINGS = ("Transformer", "Normalize")
 """Modules that do what is done anyway."""
 MODE = "pooling_mode"
+POOLING = "gguf_pooling_type"
+"""In the `config.json` that is made of a GGUF file: its `pooling_type`."""
+POOLINGS: Mapping[int, str] = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
+LAST_POOLINGS = (0, 3)
 
 
 def why_no_embeddings(folder: Path) -> str | None:
@@ -25,6 +30,13 @@ def why_no_embeddings(folder: Path) -> str | None:
     Raises:
         CheckpointError: a file of the description cannot be read.
     """
+    config = folder / "config.json"
+    pooling = Fields.read(config).integer(POOLING, 0, minimum=0) if config.is_file() else 0
+    if pooling not in LAST_POOLINGS:
+        return (
+            f"its GGUF file asks for pooling by {POOLINGS.get(pooling, pooling)} (pooling_type {pooling}), and only"
+            " pooling by the last token is supported"
+        )
     for kind, path in _modules(folder):
         if kind in WITHOUT_SETTINGS:
             continue

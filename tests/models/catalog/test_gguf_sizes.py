@@ -11,6 +11,7 @@ import pytest
 import tiny_models
 from gguf_makers import write_gguf
 from sluice import LLM, cli
+from sluice.cli.models import estimates
 from sluice.models.catalog.gguf_sizes import GGUFSizes
 from tokenizer_makers import byte_tokenizer
 
@@ -83,6 +84,13 @@ def test_explain_tells_what_a_file_says(split: int, written: Write, capsys: pyte
     plain = explained(capsys, str(path), "--quantization", "none")["weights_bytes"]
     assert "in 16 bits" in str(plain["reason"])
     assert int(str(plain["value"])) > int(str(again["value"]))
+
+
+def test_explain_knows_the_default_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """If it is on this machine; nothing is downloaded for a figure."""
+    monkeypatch.setattr(estimates, "default_file", lambda cache: None)
+    reason = explained(capsys)["weights_bytes"]["reason"]
+    assert reason == "not known: the default model is not on this machine yet"
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,11 @@ from gguf_makers import write_gguf
 from models.formats.loading import load
 from models.formats.test_to_int8 import Recorder
 from paged_model import chunked_logits
+from sluice.assembly.load import how_held
 from sluice.device.memory import module_bytes
 from sluice.kernels.cpu.library import Kernels
+from sluice.models.catalog.gguf_sizes import GGUFSizes
+from sluice.models.formats.gguf_open import open_gguf
 from sluice.models.grouped_layers import GroupedLinear, StoredEmbedding
 from sluice.models.hub import resolve_checkpoint
 from sluice.models.ops import Ops
@@ -100,6 +103,13 @@ def test_parts_of_several_types(tmp_path: Path, caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.INFO, "sluice"):
         model = load(folder, packer=packer())
     assert "dequantised, as no product takes them as they are stored: TQ1_0 (2)" in caplog.text
+    stored_as = model.spec.stored_as
+    assert stored_as is not None
+    assert stored_as.dequantized == "TQ1_0 (2)"
+    assert how_held(model.spec, stored_as) == "computed as stored, but for TQ1_0 (2): dequantised to bfloat16"
+    sizes = GGUFSizes.read(tmp_path / "model.gguf")
+    assert sizes.dequantized == "TQ1_0 (2)"
+    assert sizes.as_stored.held > sum(info.nbytes for info in open_gguf(tmp_path / "model.gguf").tensors.values())
     assert sum(isinstance(module, NativeLinear) for module in model.modules()) == 2
     stored = load_file(plain / "model.safetensors")
     x = torch.randn(9, 256, generator=torch.Generator().manual_seed(1)).bfloat16()

@@ -9,15 +9,19 @@ from sluice.config import ModelConfig
 from sluice.models.formats.gguf_config import model_config
 from sluice.models.formats.gguf_folder import SUFFIX, gguf_in
 from sluice.models.formats.gguf_open import open_gguf
+from sluice.models.hub import check_path
 
 
 def check_model(model: ModelConfig) -> None:
-    """Check the metadata of a GGUF file on this machine. Other models are left to the engine.
+    """Check that a file or folder exists, and the metadata of a GGUF file. All else is left to the engine.
 
     Raises:
-        CheckpointError: the file is broken or not supported.
+        CheckpointError: it does not, or the file is broken or not supported.
         ConfigError: the options ask for a longer context than the model has.
     """
+    if not model.model:
+        return
+    check_path(model.model)
     path = Path(model.model).expanduser()
     file = path if path.suffix == SUFFIX and path.is_file() else gguf_in(path) if path.is_dir() else None
     if file is not None:

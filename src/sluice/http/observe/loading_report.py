@@ -9,7 +9,7 @@ from sluice.engine.heartbeat import LoadingPart
 from sluice.process.engine_state import Loading
 
 LOGGER = logging.getLogger("sluice.server")
-FIRST_SECONDS, SECONDS = 2.0, 5.0
+SECONDS = 5.0
 """Before the first line, and between two, where lines are written: a start that takes a second needs none."""
 ERASE = "\r\x1b[K"
 HIDDEN = (LoadingPart.FILES,)
@@ -27,7 +27,7 @@ class LoadingReport:
         self._output = output
         self._is_terminal = output is not None and output.isatty()
         self._is_drawn = False
-        self._next = FIRST_SECONDS
+        self._next = SECONDS
 
     def show(self, loading: Loading) -> None:
         """Receive how far the engine is loaded."""

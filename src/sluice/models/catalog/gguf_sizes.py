@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from sluice.models.block_types import BLOCK_TYPES
 from sluice.models.catalog.estimate import Estimate, StoredBytes
 from sluice.models.catalog.sizes import NUMBER_BYTES, ModelSizes, SizesError
 from sluice.models.checkpoint import CheckpointError
-from sluice.models.formats.gguf_config import METHOD, model_config
+from sluice.models.formats.gguf_config import METHOD, PLAIN, model_config
 from sluice.models.formats.gguf_open import open_gguf
 from sluice.text.gguf.file import TensorInfo
 from sluice.text.gguf.model import GGUFModel
@@ -23,7 +24,9 @@ class GGUFSizes(NamedTuple):
 
     sizes: ModelSizes
     types: str
-    """The types of its tensors, with their numbers: "Q4_K (169), Q6_K (28)"."""
+    """The types of its matrices, with their numbers: "Q4_K (169), Q6_K (28)"."""
+    dequantized: str
+    """Those among them that are always dequantised."""
     numbers: int
     """Of all tensors."""
     file_bytes: int
@@ -45,7 +48,8 @@ class GGUFSizes(NamedTuple):
         number_bytes = 4 if config["dtype"] == "float32" else NUMBER_BYTES
         return cls(
             ModelSizes.of({**config, "quantization_config": None}, path.stem, path.name),
-            counted_types(model),
+            _counted(model, lambda kind: True),
+            _counted(model, lambda kind: kind not in (*BLOCK_TYPES, *PLAIN)),
             sum(info.numel for info in model.tensors.values()),
             sum(part.stat().st_size for part in model.paths),
             _stored_bytes(model, number_bytes),
@@ -63,10 +67,10 @@ class GGUFSizes(NamedTuple):
         return Estimate(self.sizes, stored=self.as_stored if computes_blocks else None)
 
 
-def counted_types(model: GGUFModel) -> str:
-    """Return the types of the matrices with their numbers, the most frequent one first; `general.file_type` is often
+def _counted(model: GGUFModel, has: Callable[[str], bool]) -> str:
+    """Return types of the matrices with their numbers, the most frequent one first; `general.file_type` is often
     wrong."""
-    found = Counter(info.kind.name for info in model.tensors.values() if len(info.shape) > 1)
+    found = Counter(info.kind.name for info in model.tensors.values() if len(info.shape) > 1 and has(info.kind.name))
     return ", ".join(f"{kind} ({count})" for kind, count in found.most_common())
 
 

@@ -18,14 +18,16 @@ import huggingface_hub
 
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.formats.gguf_config import model_config
-from sluice.models.formats.gguf_open import open_gguf
+from sluice.models.formats.gguf_open import fields_of, open_gguf
+from sluice.models.formats.gguf_sampling import generation_config
 from sluice.text.gguf.model import GGUFModel, part_name
 from sluice.version import VERSION
 
 SUFFIX = ".gguf"
+GENERATION_CONFIG = "generation_config.json"
 BESIDE = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "added_tokens.json"),
-    *("chat_template.jinja", "generation_config.json"),
+    *("chat_template.jinja", "chat_template.json", GENERATION_CONFIG),
 )
 """Files that are used in place of what the GGUF file says, if they are beside it."""
 NO_FILES: Mapping[str, str] = MappingProxyType({})
@@ -119,8 +121,13 @@ def _fill(folder: Path, path: Path, more: Mapping[str, str]) -> None:
     (folder / "config.json").write_text(json.dumps(model_config(model), indent=1), encoding="utf-8")
     for name, text in more.items():
         (folder / name).write_text(text, encoding="utf-8")
+    sampling = generation_config(fields_of(model))
     for name in BESIDE:
-        if name not in more and (path.parent / name).is_file():
+        if name in more:
+            continue
+        if (path.parent / name).is_file():
             (folder / name).symlink_to(path.parent / name)
+        elif name == GENERATION_CONFIG and sampling:
+            (folder / name).write_text(json.dumps(sampling), encoding="utf-8")
     for number, part in enumerate(model.paths):
         (folder / f"model{f'-{number + 1:05}' if number else ''}{SUFFIX}").symlink_to(part)

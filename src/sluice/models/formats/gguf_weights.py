@@ -13,9 +13,10 @@ from sluice.models.base import CausalLM
 from sluice.models.block_types import BLOCK_TYPES
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.base import Rows, WeightFormat
-from sluice.models.formats.gguf_config import FREQUENCY_FACTORS, METHOD, PLAIN
+from sluice.models.formats.gguf_config import METHOD, PLAIN
 from sluice.models.formats.gguf_file import GGUFTensor, tensors_of
 from sluice.models.formats.gguf_open import open_gguf
+from sluice.models.formats.gguf_rope import FREQUENCY_FACTORS
 from sluice.models.quantized import QuantizedWeight
 from sluice.models.spec import BLOCKS, INT4, holds
 from sluice.models.weights import StoredTensor, weight_files
@@ -79,10 +80,14 @@ class GGUF(WeightFormat):
     def level(self) -> str:
         return next(iter(self._types), self.name)
 
-    def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype, rows: Rows) -> Iterator[StoredTensor]:
+    @property
+    def dequantized(self) -> str:
         others = [f"{kind} ({count})" for kind, count in self._types.items() if kind not in (*BLOCK_TYPES, *PLAIN)]
-        if holds(model.spec.quantization, BLOCKS) and others:
-            LOGGER.info("dequantised, as no product takes them as they are stored: %s", ", ".join(others))
+        return ", ".join(others)
+
+    def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype, rows: Rows) -> Iterator[StoredTensor]:
+        if holds(model.spec.quantization, BLOCKS) and self.dequantized:
+            LOGGER.info("dequantised, as no product takes them as they are stored: %s", self.dequantized)
         path, *_ = weight_files(folder)  # the first part of a split file knows the others
         file = open_gguf(path.readlink() if path.is_symlink() else path)  # by the name that the user knows
         names = _names(model)

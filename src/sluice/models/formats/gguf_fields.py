@@ -1,0 +1,137 @@
+"""The fields of an architecture in a GGUF file, such as `qwen3.block_count`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sluice.models.checkpoint import CheckpointError, Fields
+from sluice.models.pooling import POOLINGS
+from sluice.text.gguf.metadata import Items
+from sluice.text.gguf.model import GGUFModel
+
+READ = (
+    *("block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size", "pooling_type"),
+    *("attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon", "attention.causal"),
+    *("attention.key_length", "attention.value_length", "attention.sliding_window", "attention.scale"),
+    *("rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear"),
+    *("rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.finetuned"),
+    *("expert_count", "expert_used_count", "tensor_data_layout"),
+)
+"""Fields that are read, or say nothing about the numbers."""
+WITHOUT_EFFECT: Mapping[str, tuple[float, ...]] = {
+    **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale"), (0, 1)),
+    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias", "nextn_predict_layers"), (0,)),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0,)),
+    "rope.scaling.yarn_ext_factor": (-1, 1),
+    "rope.scaling.yarn_attn_factor": (-1, 1),
+    "rope.scaling.yarn_beta_fast": (32,),
+    "rope.scaling.yarn_beta_slow": (1,),
+    "rope.scaling.yarn_log_multiplier": (0,),
+}
+"""Other fields -> the values that change nothing."""
+NEAR = 1e-4
+"""Numbers of a file are rounded to float32."""
+
+
+class ArchitectureFields:
+    """The fields of a file's architecture.
+
+    Args:
+        name: of the architecture.
+
+    Raises:
+        CheckpointError: one of them is not supported.
+    """
+
+    def __init__(self, metadata: Fields, name: str) -> None:
+        self._metadata = metadata
+        self._name = name
+        self._refuse_unknown()
+        self._only("expert_count", (0, None), "0")
+        self._only("attention.sliding_window", (0, None), "0")
+        self._only("attention.causal", (True, None), "true")
+        self.heads = self.integer("attention.head_count")
+        self.kv_heads = self.integer("attention.head_count_kv", self.heads)
+        self.head_dim = self._head_dim()
+        for field in ("rope.dimension_count", "attention.value_length"):
+            self._only(field, (self.head_dim, None), f"the head size, {self.head_dim}")
+        scale, usual = self.number("attention.scale", 0.0), self.head_dim**-0.5
+        if scale and abs(scale / usual - 1) > NEAR:
+            raise self.error("attention.scale", f"{usual:g}, that of heads of {self.head_dim}")
+
+    @property
+    def pooling(self) -> int:
+        """How embeddings are made, as `pooling.py` numbers it."""
+        kind = self._metadata.get(f"{self._name}.pooling_type")
+        if kind is not None and kind not in POOLINGS:
+            raise self.error("pooling_type", f"one of {', '.join(map(str, POOLINGS))}")
+        return 0 if kind is None else self._metadata.integer(f"{self._name}.pooling_type", minimum=0)
+
+    def check(self, model: GGUFModel) -> None:
+        """Check that the tensors have these sizes, before anything is made in them."""
+        layers, width = self.integer("block_count"), self.integer("embedding_length")
+        if layers > len(model.tensors):
+            raise self.error("block_count", f"at most {len(model.tensors)}, the tensors' number")
+        for part, rows, columns in (
+            ("token_embd", None, width),
+            ("blk.0.attn_q", self.heads * self.head_dim, width),
+            ("blk.0.attn_k", self.kv_heads * self.head_dim, width),
+        ):
+            found = model.tensors.get(f"{part}.weight")
+            shape = (found.shape[0] if rows is None and found is not None else rows, columns)
+            if found is None or found.shape != shape:
+                has = "is missing" if found is None else f"has the shape {list(found.shape)}"
+                raise CheckpointError(
+                    f"{model.name}: tensor {part}.weight {has}, and the sizes of {self._name} ask for {list(shape)}"
+                )
+
+    def integer(self, field: str, default: int | None = None) -> int:
+        """Return a size: of all layers, if there is one for each."""
+        key = f"{self._name}.{field}"
+        value = self._metadata.get(key)
+        if not isinstance(value, Items):
+            return self._metadata.integer(key, default)
+        if value.holds_texts or field == "block_count":
+            raise self._metadata.error(key, "an integer of at least 1")
+        each = value.numbers()
+        if len(each) != self.integer("block_count"):
+            raise self._metadata.error(key, f"a number, or one for each of {self.integer('block_count')} layers")
+        if len(set(each)) != 1:
+            raise CheckpointError(
+                f"{self._metadata.source}: {key} has {min(each)} to {max(each)}: layers that differ are not supported"
+            )
+        return Fields({key: each[0]}, self._metadata.source).integer(key)
+
+    def number(self, field: str, default: float) -> float:
+        """Return a finite number of at least 0."""
+        if self._metadata.get(f"{self._name}.{field}") in (0, None):
+            return default
+        return self._metadata.number(f"{self._name}.{field}")
+
+    def text(self, field: str, default: str) -> str:
+        return self._metadata.text(f"{self._name}.{field}", default)
+
+    def error(self, field: str, accepted: str) -> CheckpointError:
+        return self._metadata.error(f"{self._name}.{field}", accepted)
+
+    def _refuse_unknown(self) -> None:
+        prefix = f"{self._name}."
+        for key in self._metadata:
+            field = key.removeprefix(prefix)
+            if key == field or field in READ:
+                continue
+            value = self._metadata.get(key)
+            neutral = WITHOUT_EFFECT.get(field, ())
+            if not isinstance(value, int | float) or not any(abs(value - each) <= NEAR * each for each in neutral):
+                raise CheckpointError(f"{self._metadata.source}: {key} = {value!r:.100} is not supported")
+
+    def _head_dim(self) -> int:
+        for field in ("attention.key_length", "rope.dimension_count"):
+            if self._metadata.get(f"{self._name}.{field}") is not None:
+                return self.integer(field)
+        return self.integer("embedding_length") // self.heads
+
+    def _only(self, field: str, accepted: tuple[Any, ...], words: str) -> None:
+        if self._metadata.get(f"{self._name}.{field}") not in accepted:
+            raise self.error(field, words)
