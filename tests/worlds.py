@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
@@ -70,6 +70,13 @@ VOCAB = 2
 CLASSES = (PriorityClass("interactive", 0), PriorityClass("standard", 4000), PriorityClass("batch", 15_000))
 """A request of the worlds arrives a millisecond after the one before it."""
 NEVER_BEGUN = (FinishReason.OVERLOAD, FinishReason.EXPIRED)
+
+
+class Arrival(NamedTuple):
+    """A request that arrives before the engine's step of this number."""
+
+    step: int
+    submit: Submit
 
 
 @dataclass(frozen=True)

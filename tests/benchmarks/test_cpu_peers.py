@@ -118,6 +118,7 @@ def test_a_turn_is_measured_once(record: Record) -> None:
     assert record.runs("decode-64", PEER.label) == [], "a row of ours alone"
 
 
+@pytest.mark.slow
 def test_what_does_not_start_is_recorded(record: Record, tmp_path: Path) -> None:
     session = Session(Settings(tmp_path / "nothing"), (NAMED["decode-1"],))
     measure_session(record, session, [replace(OURS, weights="bf16")], 1, Probe(1, (1 << 12, 1)))

@@ -85,6 +85,7 @@ def test_what_fails_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
     assert all("not begun" in part["error"] for part in late.values())
 
 
+@pytest.mark.slow
 def test_a_part_in_a_process_of_its_own() -> None:
     """One that hangs is ended, one that is done hands its result over."""
     assert "took longer than" in _in_child(Part("rates", 0.01), TRIAL, 60)["error"]

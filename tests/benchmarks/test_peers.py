@@ -64,6 +64,7 @@ def through_transformers(settings: Settings, **given: Any) -> tuple[EngineTarget
     return target, run
 
 
+@pytest.mark.slow
 def test_transformers_streams_every_token_of_the_workload(checkpoint: Path) -> None:
     """A cumulative result taken for what is new would count tokens twice; one taken at the end would not stream."""
     _, run = through_transformers(Settings(checkpoint, threads=1, kv_tokens=4096), num_requests=5)

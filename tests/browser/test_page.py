@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from benchmarks.shadow_server import children_of, server
 from browser.looking import CONTRAST, TIMEOUT_MS
+from slow import slow
 from sluice.types.scheduler_limits import Bound
 
 KEY = "sesame"
@@ -142,7 +143,7 @@ LEFT = """async () => {
 """The pixels of the chat below what is seen of it."""
 
 
-@pytest.mark.parametrize("width", [1300, 390])
+@pytest.mark.parametrize("width", [slow(1300), 390])
 def test_the_end_of_an_answer_is_seen(browser: Browser, url: str, width: int) -> None:
     """What is added when an answer is over was cut off: its figures, the buttons below the chat, an error."""
     with opened(browser, url, viewport={"width": width, "height": 500}) as here:
@@ -856,7 +857,7 @@ def test_a_fast_stream_is_not_one_arrival(markdown_page: Page) -> None:
     assert markdown_page.evaluate(PACE, fast).endswith(told)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", slow("dark")])
 def test_it_can_be_read_on_a_phone(browser: Browser, url: str, scheme: Any) -> None:
     """Pages that scroll sideways, and grey on grey. 4.5 is what WCAG asks of text."""
     with opened(browser, url, viewport={"width": 390, "height": 800}, color_scheme=scheme) as here:
@@ -882,6 +883,7 @@ NOTE_STATES = """() => {
 """Keep what the page says about the engine."""
 
 
+@pytest.mark.slow
 def test_an_answer_goes_on_when_the_engine_dies(browser: Browser, url: str) -> None:
     """The last test of the module: another engine takes some seconds to start."""
     with opened(browser, url) as here:

@@ -17,14 +17,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route
 
-from option_worlds import Arrival
 from recorded import play, recorded_engine, trace_file
 from sluice.engine.messages import Abort, Submit
 from sluice.testing import resolved
 from sluice.tracing.file import TraceReader
 from sluice.tracing.format import Step
 from sluice.tracing.perfetto import write_perfetto
-from worlds import World, limits_of
+from worlds import Arrival, World, limits_of
 
 WORLD = World(limits_of(chunk=16, running=3), num_pages=11, page_size=2)
 WORLD = replace(WORLD, limits=replace(WORLD.limits, lookahead=1, conservativeness=0.3), depth=2, late=True)

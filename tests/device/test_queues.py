@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from shadow_model import ShadowModel, shadow_shape, shadow_state
+from slow import products
 from sluice.attention.reference import ReferenceAttention
 from sluice.device import queues
 from sluice.device.queues import (
@@ -66,8 +67,7 @@ def play(queues: DeviceQueues, world: World, *, num_buffers: int, poison: bool =
     check_ends(bench, SUBMITS)
 
 
-@pytest.mark.parametrize("eager", ORDERS, ids="+".join)
-@pytest.mark.parametrize("poison", [False, True])
+@products(eager=ORDERS, poison=[True, False])
 def test_every_order_gives_the_oracles_tokens(eager: tuple[str, ...], poison: bool) -> None:
     """A step that reads its inputs before they are there or after the next ones are, or a host that does either to the
     results; with as many num_buffers as steps, fewer and more."""

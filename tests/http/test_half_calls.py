@@ -23,7 +23,7 @@ TOOL = {"name": "f", "parameters": PARAMETERS}
 CHAT: dict[str, Any] = {"messages": SAID, "tools": [{"type": "function", "function": TOOL}]}
 WHOLE = '<tool_call>\n{"name": "f", "arguments": {"a": "one } two"}}\n</tool_call>'
 HALF = '<tool_call>\n{"name": "f", "arguments": {"a": "one '
-ODD = '<tool_call>\n{"name": "f", "arguments": {"a": 1,}}\n</tool_call>'
+ODD = '<tool_call>\n{"name": "f", "arguments": {"a": Ulm}}\n</tool_call>'
 USE = ToolUse((Tool("f", parameters=PARAMETERS),))
 
 

@@ -182,7 +182,7 @@ def test_text_parts_and_the_developer_role() -> None:
 def test_sampling_reaches_the_engine() -> None:
     async def test() -> None:
         async with serving() as server:
-            texts = {seed: expected_text("ab", 6, seed=seed) for seed in (0, 7, -1)}
+            texts = {seed: expected_text("ab", 6, seed=seed) for seed in (0, 7, -2)}
             assert len(set(texts.values())) == 3
             for seed, text in texts.items():
                 assert (await server.complete(prompt="ab", max_tokens=6, seed=seed))["choices"][0]["text"] == text

@@ -27,7 +27,7 @@ ANSWERS: dict[str, tuple[str, FinishReason]] = {
     "text and call": (f"Let me look.\n{CALL}", FinishReason.STOP),
     "thought and call": (f"<think>Hm.</think>{CALL}", FinishReason.STOP),
     "half a call": (CALL[:48], FinishReason.LENGTH),
-    "no JSON": ('<tool_call>{"name": "f", "arguments": {"a": 1,}}</tool_call>', FinishReason.STOP),
+    "no JSON": ('<tool_call>{"name": "f", "arguments": {"a": Ulm}}</tool_call>', FinishReason.STOP),
     "call without arguments": ('<tool_call>{"name": "f", "arguments": {}}</tool_call>', FinishReason.STOP),
 }
 Message = dict[str, Any]
@@ -73,7 +73,7 @@ def objects(message: Message) -> Message:
     calls = []
     for call in message.get("tool_calls", ()):
         text = call["function"]["arguments"]
-        arguments = json.loads(text) if text.endswith("}") and ",}" not in text else None
+        arguments = json.loads(text) if text.endswith("}") and "Ulm" not in text else None
         calls.append({"id": call["id"], "type": "", "function": {"name": "f", "arguments": arguments}})
     return message | {"tool_calls": calls, "name": None, "reasoning_details": [{"type": "reasoning.text"}]}
 

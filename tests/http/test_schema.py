@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from api_cases import OPERATIONS, Described, Sent, case_of, complaint
 from serving import PATIENCE, Server, expected_text, serving
+from slow import examples
 from sluice.http.apis.sglang import NativeSampling
 from sluice.http.call.generate_call import SamplingFields
 from sluice.types import SamplingParams
@@ -78,7 +79,7 @@ async def send(server: Server, sent: Sent) -> tuple[int, dict[str, str], bytes]:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: " ".join(operation))
-@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@settings(examples(12), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_request_is_the_servers_fault(
     operation: tuple[str, str], data: st.DataObject, server: tuple[Server, Run]

@@ -18,6 +18,7 @@ import transformers
 import tiny_fallbacks
 import tiny_models
 from paged_model import chunked_logits
+from slow import slow
 from sluice import LLM, SamplingParams
 from sluice.models.base import PagedLM
 from sluice.models.checkpoint import CheckpointError
@@ -68,11 +69,8 @@ def test_logits_in_chunks_are_those_of_transformers(
     assert max(float((a - b).abs().max()) for a, b in zip(ours, expected, strict=True)) <= 1e-9
 
 
-@pytest.mark.parametrize(
-    ("page_size", "chunk"),
-    [pytest.param(1, 7, marks=pytest.mark.slow), (16, 17), pytest.param(16, -1, marks=pytest.mark.slow)],
-)
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "phi3", "olmo2", "granite", "mixtral"])
+@pytest.mark.parametrize(("page_size", "chunk"), [slow(1, 7), (16, 17), slow(16, -1)])
+@pytest.mark.parametrize("name", ["gemma2", "mixtral", *map(slow, ("gemma3", "phi3", "olmo2", "granite"))])
 def test_greedy_is_transformers_token_for_token(
     name: str, page_size: int, chunk: int, folder: Folder, reference: Callable[[str], transformers.PreTrainedModel]
 ) -> None:

@@ -36,7 +36,12 @@ GGUF_FILES = {
     "README.md": b"words",
     "tokenizer.json": b"{}",
 }
-REPOSITORIES = {"owner/tiny": FILES, "owner/tiny-GGUF": GGUF_FILES}
+TALKING_FILES = FILES | {
+    "additional_chat_templates/tool_use.jinja": b"tools",
+    "adapter/model.safetensors": b"twice",
+    "assistant/model.safetensors": b"twice",
+}
+REPOSITORIES = {"owner/tiny": FILES, "owner/tiny-GGUF": GGUF_FILES, "owner/talking": TALKING_FILES}
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +55,13 @@ def hub() -> Iterator[str]:
     """Run a hub, and return its address."""
     with running_hub(REPOSITORIES) as url:
         yield url
+
+
+def test_further_chat_templates_come_too(hub: str, tmp_path: Path) -> None:
+    """They lie in a folder, and other folders hold weights that are not wanted."""
+    folder = resolve_checkpoint("owner/talking", endpoint=hub, cache=tmp_path)
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {"additional_chat_templates"}
+    assert (folder / "additional_chat_templates" / "tool_use.jinja").is_file()
 
 
 def test_a_revision(hub: str, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from compiled import library
 from paged import Row, empty_kv, forward_batch
 from paged_model import chunked_logits
 from peak_memory import PeakMemory
+from slow import products, slow
 from sluice.attention.reference import ReferenceAttention
 from sluice.device.memory import module_bytes
 from sluice.kernels.cpu.library import Kernels
@@ -57,7 +58,9 @@ SIZES = {"vocab_size": 197}
 """Of a vocabulary whose last shard of four is shorter than the others."""
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(
+    params=[name if name in ("windows", "tied, biases of q, k and v", "gpt2") else slow(name) for name in FAMILIES]
+)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     FAMILIES[request.param](**SIZES).save_pretrained(tmp_path)
     return tmp_path
@@ -92,8 +95,7 @@ def test_only_the_last_stage_leaves_tokens_out(tmp_path: Path) -> None:
     assert [tuple(part.shape) for part in before] == 2 * [(0, tiny_models.VOCAB_SIZE)]
 
 
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
-@pytest.mark.parametrize("family", ["gated", "tied", "gpt2"])
+@products(family=["gated", "tied", "gpt2"], quantization=["int4", None, "int8"])
 def test_packed_weights_are_cut_like_plain_ones(family: str, quantization: str | None, tmp_path: Path) -> None:
     """A head that begins inside a block, a gated layer whose halves are cut as one."""
     sizes = {"hidden_size": 64, "intermediate_size": 128} | SIZES

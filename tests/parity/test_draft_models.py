@@ -15,6 +15,7 @@ import torch
 import tiny_eagle3
 import tiny_models
 from any_checkpoint import any_checkpoint
+from slow import slow
 from sluice import LLM, SamplingParams
 from sluice.assembly.resolve import resolve
 from sluice.config import ConfigError, EngineConfig
@@ -138,9 +139,10 @@ def expected(folder: Path) -> list[object]:
 
 
 RUNS = [
-    *(("target", mode) for mode in ("plain", "lookahead", "preemption")),
+    *(("target", "preemption"), slow("target", "plain"), slow("target", "lookahead")),
     ("other", "chunks"),
-    *(("head", mode) for mode in ("plain", "lookahead", "preemption", "disk tier", "offloaded")),
+    *(("head", mode) for mode in ("lookahead", "disk tier")),
+    *(slow("head", mode) for mode in ("plain", "preemption", "offloaded")),
 ]
 
 

@@ -10,11 +10,13 @@ import torch
 
 import tiny_models
 from expectations import MAX_TOKENS, Checkpoints, Expected, Prompt
+from slow import products, slow
 from sluice import LLM, SamplingParams
 
 GREEDY = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
 CHUNKS = [(1, 1), (1, 7), (16, 16), (16, 17), (16, 47), (16, -1)]
 """(page size, chunk): one token, some, a page, one more, three pages less one, all."""
+OTHERS = [name for name in tiny_models.FAMILIES if name not in ("llama", "gpt2")]
 TIE = 1e-4
 """In float32 the two largest logits may be this close where the tokens differ."""
 
@@ -23,36 +25,30 @@ def options(page_size: int, chunk: int, **others: Any) -> dict[str, Any]:
     return {"page_size": page_size, "chunked_prefill_size": chunk, "max_total_tokens": 1024} | others
 
 
-@pytest.mark.parametrize(("page_size", "chunk"), CHUNKS)
-@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+@products(family=[*tiny_models.FAMILIES], cut=CHUNKS)
 def test_float64_is_transformers_token_for_token(
-    family: str,
-    page_size: int,
-    chunk: int,
-    checkpoint: Checkpoints,
-    expected: Expected,
-    prompts: list[Prompt],
+    family: str, cut: tuple[int, int], checkpoint: Checkpoints, expected: Expected, prompts: list[Prompt]
 ) -> None:
     """Alone and cold, alone with its prompt in the cache, and in a batch of prompts that share a beginning."""
-    with LLM(checkpoint(family), dtype="float64", **options(page_size, chunk)) as llm:
+    with LLM(checkpoint(family), dtype="float64", **options(*cut)) as llm:
         for is_warm in (False, True):
             (alone,) = llm.generate([prompts[0]], GREEDY)
             assert list(alone.token_ids) == expected(family, prompts[0])
             assert (alone.num_cached_tokens > 0) == is_warm
             assert alone.finish_reason == "length"
-    with LLM(checkpoint(family), dtype="float64", **options(page_size, chunk)) as llm:
+    with LLM(checkpoint(family), dtype="float64", **options(*cut)) as llm:
         together = llm.generate(prompts, GREEDY)
         assert [list(result.token_ids) for result in together] == [expected(family, prompt) for prompt in prompts]
 
 
-@pytest.mark.parametrize(("page_size", "chunk"), [(1, 7), (16, 17)])
-@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+@pytest.mark.parametrize("cut", [(16, 17), slow((1, 7))])
+@pytest.mark.parametrize("family", ["llama", "gpt2", *(slow(name) for name in OTHERS)])
 def test_float32_differs_at_ties_only(
-    family: str, page_size: int, chunk: int, checkpoint: Checkpoints, prompts: list[Prompt]
+    family: str, cut: tuple[int, int], checkpoint: Checkpoints, prompts: list[Prompt]
 ) -> None:
     exact = tiny_models.load_reference(checkpoint(family), torch.float64)
     reference = tiny_models.load_reference(checkpoint(family), torch.float32)
-    with LLM(checkpoint(family), dtype="float32", **options(page_size, chunk)) as llm:
+    with LLM(checkpoint(family), dtype="float32", **options(*cut)) as llm:
         results = llm.generate(prompts, GREEDY)
     for prompt, result in zip(prompts, results, strict=True):
         theirs = tiny_models.generate(reference, prompt, MAX_TOKENS)
@@ -63,19 +59,17 @@ def test_float32_differs_at_ties_only(
             assert best - second < TIE, f"token {len(same)} differs without a tie"
 
 
-@pytest.mark.parametrize("schedule", ["mixed", "prefill-first"])
-@pytest.mark.parametrize(("depth", "lookahead"), [(1, 0), (2, 0), (2, 1), (3, 1), (3, 2)])
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@products(family=["llama", "gpt2"], ahead=[(3, 2), (2, 0), (2, 1), (3, 1), (1, 0)], schedule=["mixed", "prefill-first"])
 def test_steps_in_flight_change_nothing(
     family: str,
-    depth: int,
-    lookahead: int,
+    ahead: tuple[int, int],
     schedule: str,
     checkpoint: Checkpoints,
     expected: Expected,
     prompts: list[Prompt],
 ) -> None:
     """With lookahead a decode's input never leaves the device; keeps out reading it a step too early or too late."""
+    depth, lookahead = ahead
     asked = options(4, 9, depth=depth, lookahead=lookahead, schedule=schedule, max_running_requests=3)
     with LLM(checkpoint(family), dtype="float64", **asked) as llm:
         for _ in range(2):
@@ -99,7 +93,7 @@ def test_a_pool_too_small_for_all_changes_nothing(
     ("ours", "theirs"),
     [
         ({"repetition_penalty": 1.7}, {"repetition_penalty": 1.7}),
-        ({"repetition_penalty": 0.6}, {"repetition_penalty": 0.6}),
+        slow({"repetition_penalty": 0.6}, {"repetition_penalty": 0.6}),
         (
             {"min_tokens": 9, "stop_token_ids": tuple(range(3, 60))},
             {"min_new_tokens": 9, "eos_token_id": list(range(3, 60))},

@@ -13,6 +13,7 @@ import torch
 import tiny_models
 from expectations import MAX_TOKENS, Checkpoints, Expected, Prompt
 from recording import RecordingRunner
+from slow import products
 from sluice import LLM, SamplingParams
 from sluice.assembly.load import load
 from sluice.config import EngineConfig
@@ -62,14 +63,13 @@ def check_result(result: Any, logprobs: torch.Tensor) -> None:
     check(result.logprobs, outputs, logprobs[len(prompt) - 1 : -1], 3)
 
 
-@pytest.mark.parametrize(("page_size", "chunk"), CHUNKS)
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@products(family=["llama", "gpt2"], cut=CHUNKS)
 def test_they_are_transformers_own(
-    family: str, page_size: int, chunk: int, checkpoint: Checkpoints, exact: Exact, prompts: list[Prompt]
+    family: str, cut: tuple[int, int], checkpoint: Checkpoints, exact: Exact, prompts: list[Prompt]
 ) -> None:
     """Alone and cold; again with the prompt in the cache, of which nothing may come; in a batch, where some decode
     while others are still read, asked for by some and not by others."""
-    options: dict[str, Any] = {"page_size": page_size, "chunked_prefill_size": chunk, "max_total_tokens": 1024}
+    options: dict[str, Any] = {"page_size": cut[0], "chunked_prefill_size": cut[1], "max_total_tokens": 1024}
     with LLM(checkpoint(family), dtype="float64", **options) as llm:
         for _ in range(2):
             (alone,) = llm.generate([prompts[0]], ASKED)
@@ -84,14 +84,14 @@ def test_they_are_transformers_own(
             assert (result.logprobs, result.prompt_logprobs) == (None, None)
 
 
-@pytest.mark.parametrize("schedule", ["mixed", "prefill-first"])
-@pytest.mark.parametrize(("depth", "lookahead"), [(2, 0), (2, 1), (3, 2)])
+@products(ahead=[(2, 0), (3, 2), (2, 1)], schedule=["mixed", "prefill-first"])
 def test_steps_in_flight_change_nothing(
-    depth: int, lookahead: int, schedule: str, checkpoint: Checkpoints, exact: Exact, prompts: list[Prompt]
+    ahead: tuple[int, int], schedule: str, checkpoint: Checkpoints, exact: Exact, prompts: list[Prompt]
 ) -> None:
-    options = {"page_size": 4, "chunked_prefill_size": 9, "max_total_tokens": 1024, "max_running_requests": 3}
-    ahead = {"depth": depth, "lookahead": lookahead, "schedule": schedule}
-    with LLM(checkpoint("qwen3"), dtype="float64", **options, **ahead) as llm:
+    options: dict[str, Any] = {"page_size": 4, "chunked_prefill_size": 9, "max_total_tokens": 1024}
+    options |= {"max_running_requests": 3}
+    options |= {"depth": ahead[0], "lookahead": ahead[1], "schedule": schedule}
+    with LLM(checkpoint("qwen3"), dtype="float64", **options) as llm:
         for result in llm.generate(prompts, ASKED):
             check_result(result, exact("qwen3", result.prompt_token_ids + result.token_ids))
 
@@ -117,8 +117,7 @@ def test_float32_is_near(checkpoint: Checkpoints, exact: Exact, prompts: list[Pr
     check(result.logprobs, result.token_ids, logprobs[len(prompts[0]) - 1 : -1], 0, 1e-4)
 
 
-@pytest.mark.parametrize("forget", [False, True], ids=["pages still cached", "nothing left"])
-@pytest.mark.parametrize("after", [1, 3, 7, 9, 14])
+@products(after=[1, 3, 7, 9, 14], forget=[False, True])
 def test_a_preemption_loses_and_repeats_nothing(
     after: int, forget: bool, checkpoint: Checkpoints, exact: Exact, expected: Expected, prompts: list[Prompt]
 ) -> None:

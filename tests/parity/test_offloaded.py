@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tiny_models
+from slow import slow
 from sluice import LLM, SamplingParams
 from sluice.llm.outputs import Result
 
@@ -56,9 +57,9 @@ def assert_same(folder: Path, found: list[Result], expected: list[list[int]]) ->
 @pytest.mark.parametrize(
     ("ring_blocks", "ring_block_tokens", "page_size", "others"),
     [
-        (2, 16, 8, {}),
+        slow(2, 16, 8, {}),
         (3, 8, 8, {"depth": 2, "lookahead": 1}),
-        (8, 32, 16, {"schedule": "prefill-first"}),
+        slow(8, 32, 16, {"schedule": "prefill-first"}),
         (1, 64, 16, {"model_impl": "transformers"}),
     ],
 )
@@ -121,7 +122,7 @@ def test_a_window_forgets_the_middle(folder: Path, resident: list[list[int]], tm
     assert list(result.token_ids) != resident[0]
 
 
-@pytest.mark.parametrize("has_disk", [False, True])
+@pytest.mark.parametrize("has_disk", [False, slow(True)])
 def test_host_memory_behind_a_pool_that_is_capped(
     has_disk: bool, folder: Path, resident: list[list[int]], tmp_path: Path
 ) -> None:

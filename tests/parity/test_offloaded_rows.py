@@ -10,6 +10,7 @@ import pytest
 
 import tiny_models
 from drafted import KnownDrafter
+from slow import slow
 from sluice import LLM, SamplingParams
 from sluice.llm.outputs import Result, Sample
 from sluice.types import TokenLogprobs
@@ -25,7 +26,7 @@ PARAMS = [
     SamplingParams(**RANDOM, seed=8, top_k=20, min_p=0.01, logprobs=1, logit_bias=((3, 2.0),)),
 ]
 MODES = [
-    {"depth": 1, "ring_blocks": 3, "chunked_prefill_size": 32},
+    slow({"depth": 1, "ring_blocks": 3, "chunked_prefill_size": 32}),
     {"depth": 2, "lookahead": 1, "ring_blocks": 4, "chunked_prefill_size": 64},
 ]
 

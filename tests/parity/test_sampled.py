@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from expectations import Checkpoints, Prompt
+from slow import products
 from sluice import LLM, SamplingParams
 
 MAX_TOKENS = 20
@@ -21,17 +20,15 @@ SAMPLINGS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+@products(
+    family=["llama", "qwen3", "gpt2"],
+    options=[
         {"page_size": 1, "chunked_prefill_size": 5},
         {"page_size": 16, "chunked_prefill_size": 33, "depth": 2, "lookahead": 1},
         {"page_size": 4, "chunked_prefill_size": 6, "max_total_tokens": 64, "max_running_requests": 2},
         {"page_size": 4, "max_total_tokens": 120, "enable_prefix_caching": False, "schedule": "prefill-first"},
     ],
-    ids=["small chunks", "lookahead", "small pool", "no cache"],
 )
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
 def test_company_and_schedule_change_no_sampled_token(
     family: str, options: dict[str, object], checkpoint: Checkpoints, prompts: list[Prompt]
 ) -> None:

@@ -7,7 +7,7 @@ import asyncio
 from any_checkpoint import VOCAB_SIZE, any_checkpoint
 from stress.recovery import Killer, hosting, play, problems_of, requests_of
 
-STREAMS, TOKENS, KILLS = 16, 48, 2
+STREAMS, TOKENS, KILLS = 8, 32, 1
 EARLY = STREAMS * TOKENS // 4
 """Engines are killed before so many tokens have arrived: on a busy machine they are far ahead of the client."""
 OPTIONS = {"model": str(any_checkpoint()), "dtype": "float64", "max_total_tokens": 1 << 13, "threads": 1}

@@ -98,6 +98,7 @@ async def test_a_slow_step_does_not_end_the_engine() -> None:
         assert engine.state.stats.restarts == 0
 
 
+@pytest.mark.slow
 async def test_a_long_call_of_compiled_code_does_not_end_the_engine() -> None:
     """One layer of a prompt that is not cut may take longer than the heartbeat timeout, and does not tick. The engine
     would be killed again and again, and then the request ended."""

@@ -15,6 +15,7 @@ import tiny_eagle3
 import tiny_models
 from drafted import Answer, Guess, Planner
 from ranks import FakeGrammar
+from slow import products
 from sluice.assembly.drafting import DraftSetup
 from sluice.attention.reference import ReferenceAttention, ReferenceBackend
 from sluice.device.queues import plain_host_buffer
@@ -135,8 +136,7 @@ def plain(answers: list[Answer]) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("guess", [always, at_times])
-@pytest.mark.parametrize("kind", ["target", "other", "head"])
+@products(kind=["target", "other", "head"], guess=[at_times, always])
 def test_no_drafter_changes_an_answer(kind: str, guess: Guess, target: PagedLM, folders: Path) -> None:
     asked = submits([*SAMPLINGS, *PENALIZED])
     expected = Planner(runner_of(target), PAGES, PAGE).run(asked)

@@ -14,6 +14,7 @@ import tiny_models
 from drafted import Answer, Planner, guesser, plain
 from ranks import FakeGrammar, FakeMatcher
 from shadow_model import ShadowModel, shadow_runner, shadow_shape, shadow_state
+from slow import products
 from sluice.attention.reference import ReferenceAttention
 from sluice.models.base import PagedLM
 from sluice.models.loader import load_model
@@ -69,8 +70,7 @@ def runner_of(model: PagedLM, slots: int = len(SAMPLINGS), grammars: CompiledGra
     return TorchRunner(model, state, ReferenceAttention())
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("most", [1, 4])
+@products(how=HOW, most=[4, 1])
 def test_no_draft_changes_an_answer(model: PagedLM, how: str, most: int) -> None:
     """All ways to sample in one batch, over pages that rejected drafts have been in."""
     expected = Planner(runner_of(model), PAGES, PAGE).run(submits())

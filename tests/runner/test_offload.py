@@ -18,6 +18,7 @@ from compiled import all_kernels
 from offloaded import DictPages, Driver, ReadFailed
 from page_files import PATIENCE
 from paged import Row, empty_kv, forward_batch
+from slow import products
 from sluice.attention.base import LayerKV
 from sluice.attention.native import NativeAttention
 from sluice.attention.packed import PackedKV
@@ -73,23 +74,24 @@ def resident(model: Any, spec: Any, at: tuple[int, ...]) -> torch.Tensor:
     return model.forward(batch, kv, ReferenceAttention())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize(
-    ("page_size", "chunk", "ring"),
-    [
-        *((4, 8, RingShape(2, 1)), (2, 12, RingShape(3, 3))),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(4, 20, RingShape(8, 2)), (1, 5, RingShape(1, 4))]),
+@products(
+    name=[*FAMILIES],
+    sizes=[
+        (2, 12, RingShape(3, 3)),
+        (4, 8, RingShape(2, 1)),
         (4, 8, RingShape(8, 1, most_blocks=1, most_decode_blocks=3)),
         (2, 12, RingShape(2, 5, most_blocks=1, most_decode_blocks=1, block_parts=3)),
+        (4, 20, RingShape(8, 2)),
+        (1, 5, RingShape(1, 4)),
     ],
 )
 def test_offloaded_hidden_states_are_those_of_the_resident_run(
-    name: str, page_size: int, chunk: int, ring: RingShape, models: dict[str, Any]
+    name: str, sizes: tuple[int, int, RingShape], models: dict[str, Any]
 ) -> None:
     """A group that is skipped, read twice, merged with the wrong weight or seen at the wrong positions changes what
     the last layer gives; so does a buffer of the ring that is refilled too early. Chunks are cut at random places
     between work items, and end in decodes."""
-    model, spec = models[name]
+    (model, spec), (page_size, chunk, ring) = models[name], sizes
     draw = random.Random(f"{name} {page_size}")
     driver = Driver.of(
         model,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from features import sampling_rows
 from shadow_model import shadow_runner, shadow_shape
-from slow import examples
+from slow import examples, slow
 from sluice.engine.messages import Submit
 from sluice.runner.features.base import StepLogits
 from sluice.runner.features.penalties import Penalties, TokenCounts
@@ -172,7 +172,7 @@ def bench_of(world: World) -> Bench:
     return Bench.of(world, shadow_runner(shape))
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", [name if name.startswith("p") else slow(name) for name in WORLDS])
 @examples(10)
 @given(st.lists(st.tuples(st.lists(IDS, min_size=1, max_size=6), SAMPLINGS), min_size=1, max_size=5))
 def test_no_schedule_changes_an_answer(name: str, asked: list[tuple[list[int], SamplingParams]]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from option_worlds import Arrival
 from recorded import play, recorded_engine, trace_file
 from sluice.config import ConfigError
 from sluice.engine.messages import Abort, Submit
@@ -18,7 +17,7 @@ from sluice.sim.traces.synthetic import synthetic_arrivals
 from sluice.sim.workload import Longest
 from sluice.testing import resolved
 from sluice.tracing.format import TraceError
-from worlds import World, limits_of
+from worlds import Arrival, World, limits_of
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
 BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"

@@ -119,6 +119,7 @@ def test_tiktoken(tmp_path: Path) -> None:
     assert tokenizer.encode("the<|end|>", add_special_tokens=False) == [ranks[b"the"], special["<|end|>"]]
 
 
+@pytest.mark.slow
 def test_served_from_outside(llama: Path, tmp_path: Path) -> None:
     """Text goes in and out as SentencePiece has it, whole and streamed."""
     random_checkpoint(tmp_path)

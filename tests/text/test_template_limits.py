@@ -16,6 +16,7 @@ import pytest
 from jinja2 import TemplateError
 
 import processes
+from slow import slow
 from sluice.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateUnavailable
 from sluice.text.render_process import Renderer
 
@@ -87,7 +88,11 @@ HUNGRY = {
     "a list of lists": "{% set x = namespace(s=[1]) %}{% for i in range(99) %}{% set x.s = x.s * 2 %}{% endfor %}",
 }
 
-
+KINDS = (
+    *("empty loops", "loops that write", "a macro that calls itself", "a repeated text", "doubling by +"),
+    *("a wide ljust", "wide JSON", "a large power"),
+)
+"""One of each: time, what is written, recursion, memory at once, memory over time, in filters, and in C."""
 LITTLE: dict[str, Any] = {"seconds": 0.05, "memory_mb": 64}
 """Limits for templates that exceed any: a fortieth of the time and a sixteenth of the memory of a server's."""
 
@@ -99,7 +104,7 @@ def stopped(source: str, talk: list[dict[str, str]] = TALK, **limits: float) -> 
     return str(caught.value)
 
 
-@pytest.mark.parametrize("case", HUNGRY)
+@pytest.mark.parametrize("case", [*KINDS, *(slow(case) for case in HUNGRY if case not in KINDS)])
 def test_a_hungry_template_is_stopped(case: str) -> None:
     """By the limits of its process, in which it may do what it likes."""
     said = stopped(HUNGRY[case])

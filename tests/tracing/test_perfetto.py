@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from life_traces import Event, timeline, tracks
-from option_worlds import Arrival
 from recorded import play, recorded_engine, trace_file
 from sluice.engine.messages import Abort, Submit
 from sluice.testing import resolved
 from sluice.tracing.format import Add, Copied, End, Loaded
 from sluice.types import CopyDone, FinishReason
-from worlds import World, limits_of
+from worlds import Arrival, World, limits_of
 
 WORLD = World(limits_of(chunk=64, batch=80), num_pages=64, page_size=4)
 ARRIVALS = [Arrival(0, Submit(0, (1, 0, 1), resolved(6))), Arrival(3, Submit(1, (0,) * 60, resolved(2)))]

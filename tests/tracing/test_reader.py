@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from option_worlds import Arrival
 from recorded import play, recorded_engine, trace_file
 from sluice.engine.messages import Submit
 from sluice.testing import resolved
 from sluice.tracing.file import TraceReader
 from sluice.tracing.format import TraceError
-from worlds import World, limits_of
+from worlds import Arrival, World, limits_of
 
 WORLD = World(limits_of(chunk=8), num_pages=32, page_size=2)
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from option_worlds import Arrival
 from recorded import Kept, play, recorded_engine
 from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
@@ -17,7 +16,7 @@ from sluice.tracing.format import Abort as Aborted
 from sluice.tracing.format import Add, End, Step
 from sluice.tracing.recorder import Recorder
 from sluice.types import BatchPlan, BatchResult, FinishReason, Output
-from worlds import Bench, World, limits_of
+from worlds import Arrival, Bench, World, limits_of
 
 WORLD = World(limits_of(chunk=8), num_pages=32, page_size=2)
 OVERLAP = replace(WORLD, limits=limits_of(chunk=8, lookahead=1), depth=2, late=True)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from life_traces import replayed
-from option_worlds import Arrival
 from recorded import play, recorded_engine, trace_file
 from sluice.engine.messages import FlushCache, Submit
 from sluice.scheduler.setup import SchedulerSetup
@@ -19,7 +18,7 @@ from sluice.testing import Faults, resolved
 from sluice.tracing.format import TraceError
 from sluice.tracing.replay import ReplayError
 from sluice.types import SamplingParams
-from worlds import World, limits_of
+from worlds import Arrival, World, limits_of
 
 WORLD = World(limits_of(chunk=8), num_pages=32, page_size=2)
 OVERLAP = replace(WORLD, limits=limits_of(chunk=8, lookahead=1), depth=2, late=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from life_traces import summary_of
-from option_worlds import Arrival
 from recorded import play, recorded_engine, trace_file
 from sluice.engine.messages import Abort, Submit
 from sluice.testing import Faults, ManualLink, ShadowRunner, ShadowStep, ShadowTiers, resolved
@@ -18,7 +17,7 @@ from sluice.tracing.run import Prefill
 from sluice.tracing.spread import percentile, spread
 from sluice.tracing.summary import LatencySpread, Preempted, report
 from sluice.types import NGRAM, BatchPlan, BatchResult, DraftLimits, PriorityClass, TierLimits
-from worlds import World, limits_of, offload_of
+from worlds import Arrival, World, limits_of, offload_of
 
 WORLD = World(limits_of(chunk=64, batch=80), num_pages=64, page_size=4)
 STREAM = Arrival(0, Submit(0, (1, 0, 1), resolved(12)))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from option_worlds import Arrival
 from recorded import play, recorded_engine, trace_file
 from sluice.engine.messages import Submit
 from sluice.testing import ShadowRunner, resolved
@@ -18,6 +17,7 @@ from sluice.tracing.run import read_run
 from sluice.tracing.summary import report, summarize
 from sluice.types import StoredPage
 from tier_worlds import TierBench, world_of
+from worlds import Arrival
 
 WORLD = world_of(num_pages=8)
 LONG = (1, *[0] * 24)

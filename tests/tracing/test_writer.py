@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from option_worlds import Arrival
 from recorded import header_of, play, recorded_engine, trace_file
 from sluice.engine.messages import Abort, Submit
 from sluice.testing import Faults, ManualLink, resolved
 from sluice.tracing.file import FLUSH_SECONDS, TraceFile, create
 from sluice.tracing.format import Nothing
 from sluice.types import SamplingParams
-from worlds import World, limits_of
+from worlds import Arrival, World, limits_of
 
 WORLD = World(limits_of(chunk=8), num_pages=32, page_size=2)
 VOCAB = 9_973

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sluice.http.apis.anthropic.routes import add_anthropic
+from sluice.http.apis.infill import add_infill
 from sluice.http.apis.ollama.routes import add_ollama
 from sluice.http.apis.responses.routes import add_responses
 from sluice.http.apis.responses.store import ResponseStore
@@ -179,6 +180,7 @@ def _add_generation(
     add_anthropic(routes, backend, bodies, calls, threads)
     add_ollama(routes, backend, bodies, calls, int(clock()))
     _add_embeddings(routes, calls)
+    add_infill(routes, calls)
 
     @routes.add(
         "POST",

@@ -19,8 +19,11 @@ from sluice.models.package_index import Report
 LOGGER = logging.getLogger("sluice.models")
 EXAMPLE = "Qwen/Qwen3-0.6B"
 WANTED = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model", "spm.model", "tiktoken.model"]
-UNWANTED = ["[!0-9]*/*", "consolidated*"]
-"""Folders and files with the same weights in other formats. Folders with a number hold settings (`pooling.py`)."""
+UNWANTED = ["[!0-9a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*"]
+"""Folders and files with the same weights in other formats.
+
+Folders with a number hold settings (`pooling.py`), and `additional_chat_templates` holds chat templates.
+"""
 WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
 
 

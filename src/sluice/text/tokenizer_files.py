@@ -2,7 +2,8 @@
 
 These are `tokenizer.json` (the format of the `tokenizers` library), a GGUF file (`gguf_tokenizer`), or a tokenizer of
 another format, which is converted (`conversion`), and, if they exist, `tokenizer_config.json`,
-`special_tokens_map.json`, `generation_config.json` and `chat_template.jinja`. No other code of a checkpoint runs.
+`special_tokens_map.json`, `generation_config.json` and the chat template (`template_files`). No other code of a
+checkpoint runs.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from sluice.text.chat_template import NAMED_TOKENS, ChatTemplate, ChatTemplateEr
 from sluice.text.conversion import ConversionError, convert, other_format
 from sluice.text.gguf.cursor import GGUFError
 from sluice.text.gguf.tokenizer import GGUFTokenizer, gguf_tokenizer, has_gguf_tokenizer
-from sluice.text.named_templates import combined
 from sluice.text.special_tokens import SpecialTokens
+from sluice.text.template_files import template_source
 from sluice.text.tokenizer import Tokenizer, TokenizerError
 
 SUFFIX = ".gguf"
@@ -88,7 +89,7 @@ class TokenizerFiles:
         self, *, chat: bool = True, allow_special_tokens: bool = False, chat_template: str | None = None
     ) -> Tokenizer:
         """Return the tokenizer, with the arguments of `load_tokenizer`."""
-        source = (chat_template or _chat_template_source(self.folder, self.settings)) if chat else None
+        source = (chat_template or template_source(self.folder, self.settings.get("chat_template"))) if chat else None
         special_tokens = None if source is None or allow_special_tokens else SpecialTokens(self.backend, source)
         spellings = None if special_tokens is None else special_tokens.spellings
         template = None if source is None else ChatTemplate(source, self.special, spellings=spellings)
@@ -221,16 +222,6 @@ def _apply_bos_eos(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], s
         single=[*([bos] if bos else []), "$A", *([eos] if eos else [])],
         special_tokens=[(text, token_id) for text, token_id in present if token_id is not None],
     )
-
-
-def _chat_template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    value = settings.get("chat_template")
-    if isinstance(value, list):  # several named ones: [{"name": ..., "template": ...}]
-        value = combined({entry["name"]: entry["template"] for entry in value})
-    return value if isinstance(value, str) else None
 
 
 def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, special: Mapping[str, str]) -> frozenset[int]:

@@ -11,8 +11,10 @@ import pytest
 
 import tiny_models
 from gguf_makers import write_gguf
+from random_checkpoint import random_checkpoint
 from sluice import cli
 from sluice.cli.models.cached import cached_models
+from sluice.models.default_model import NAME
 from tokenizer_makers import byte_tokenizer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -150,6 +152,19 @@ def test_the_table(qwen3: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         ("Qwen/Tiny", True),
     ]
     assert found["suggested"][1]["weights_bytes"]["int8"] == pytest.approx(596e6, rel=0.01)
+
+
+def test_the_default_model_is_served_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It lies in no folder that the list is of."""
+    file, _ = write_gguf(random_checkpoint(tmp_path), tmp_path / "tiny.gguf", "Q8_0")
+    monkeypatch.setattr("sluice.cli.models.cached.default_file", lambda cache: file)
+    assert cli.main(["models", "--memory-bandwidth", "20"]) == 0
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if line.startswith(NAME)]
+    assert line.endswith(" serve")
+    assert "Q8_0" in line
 
 
 def test_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

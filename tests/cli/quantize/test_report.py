@@ -94,6 +94,7 @@ def test_weights_without_an_error() -> None:
         (("--report", "--text", "missing.txt"), "--text missing.txt cannot be read"),
         (("a", "--model", "b", "--report"), "two models are given: a and --model b"),
         (("-q", "int3", "--report"), "invalid choice: 'int3'"),
+        (("--report",), "name a MODEL in safetensors: the default one is a GGUF file"),
     ],
 )
 def test_wrong_command_lines(arguments: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+import msgspec
 import pytest
 
 from sluice.kv.events import PageEvent, PagesCleared, PagesRemoved, PagesStored
@@ -30,6 +31,8 @@ class Plain:
         kind = self._byte()
         if kind < 0x80:
             return kind
+        if kind < 0x90:
+            return {self.read(): self.read() for _ in range(kind & 15)}
         if 0x90 <= kind < 0xA0:
             return [self.read() for _ in range(kind & 15)]
         if 0xA0 <= kind < 0xC0:
@@ -57,20 +60,43 @@ class Plain:
         return self._data[self._at - count : self._at]
 
 
-def test_the_arrays_of_vllm() -> None:
-    """Routers take the fields by their places: BlockStored has hashes, parent, tokens, block size, LoRA id, medium,
-    LoRA name and keys; a batch has its time, events and rank."""
-    assert Plain(encode_batch(EventBatch(12.5, EVENTS))).read() == [
-        12.5,
-        [
-            ["BlockStored", [b"a" * 16, b"b" * 16], None, [1, 200, 70_000, 4], 2, None, "GPU", None],
-            ["BlockStored", [b"c" * 16, b"d" * 16], None, [5, 6, 7, 8], 2, None, "CPU", None, [["tenant"], None]],
-            ["BlockStored", [b"e" * 16], b"d" * 16, [9, 9], 2, None, "DISK", None],
-            ["BlockRemoved", [b"a" * 16], "DISK"],
-            ["AllBlocksCleared"],
+def stored(hashes: list[bytes], parent: bytes | None, tokens: list[int], medium: str, **others: Any) -> dict[str, Any]:
+    """A map with the fields of vLLM's `BlockStored`, in its order."""
+    lora = {"lora_id": None, "medium": medium, "lora_name": None}
+    head = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent, "token_ids": tokens}
+    return {**head, "block_size": 2, **lora, **others}
+
+
+def test_the_maps_of_vllm() -> None:
+    """vLLM's own types (0.32 and later) refuse arrays: events are maps, by the names of their fields."""
+    assert Plain(encode_batch(EventBatch(12.5, EVENTS))).read() == {
+        "ts": 12.5,
+        "events": [
+            stored([b"a" * 16, b"b" * 16], None, [1, 200, 70_000, 4], "GPU"),
+            stored([b"c" * 16, b"d" * 16], None, [5, 6, 7, 8], "CPU", extra_keys=[["tenant"], None]),
+            stored([b"e" * 16], b"d" * 16, [9, 9], "STORAGE"),
+            {"type": "BlockRemoved", "block_hashes": [b"a" * 16], "medium": "STORAGE"},
+            {"type": "AllBlocksCleared"},
         ],
-        0,
+        "data_parallel_rank": 0,
+    }
+
+
+def test_the_arrays_of_older_servers_are_read() -> None:
+    arrays = [
+        ["BlockStored", [b"a" * 16, b"b" * 16], None, [1, 200, 70_000, 4], 2, None, "GPU", None],
+        ["BlockStored", [b"c" * 16, b"d" * 16], None, [5, 6, 7, 8], 2, None, "CPU", None, [["tenant"], None]],
+        ["BlockRemoved", [b"a" * 16], "DISK"],
+        ["AllBlocksCleared"],
     ]
+    found = decode_batch(msgspec.msgpack.encode([12.5, arrays, 0]))
+    assert found == EventBatch(12.5, (FIRST, SALTED, *EVENTS[3:]))
+
+
+def test_fields_of_newer_servers_are_passed_over() -> None:
+    event = stored([b"e" * 16], b"d" * 16, [9, 9], "STORAGE", group_idx=0, kv_cache_spec_kind="full_attention")
+    (found,) = decode_batch(msgspec.msgpack.encode({"ts": 1.0, "events": [event]})).events
+    assert found == PagesStored(b"d" * 16, (b"e" * 16,), (9, 9), 2, "", Tier.DISK)
 
 
 def test_a_batch_of_thousands_of_tokens() -> None:
@@ -79,7 +105,7 @@ def test_a_batch_of_thousands_of_tokens() -> None:
     digests = tuple(bytes([page % 256]) * 16 for page in range(250))
     event = PagesStored(None, digests, tokens, 16, "", Tier.DEVICE)
     data = encode_batch(EventBatch(0.0, (event,)))
-    assert Plain(data).read()[1][0][3] == list(tokens)
+    assert Plain(data).read()["events"][0]["token_ids"] == list(tokens)
     assert decode_batch(data).events == (event,)
 
 
@@ -101,4 +127,4 @@ def test_an_engine_sends_a_batch_a_turn() -> None:
     KvEventSender(sent.append, now=lambda: 3.0).publish(EVENTS)
     (frame,) = sent
     assert decode(encode(frame)) == frame
-    assert Plain(frame.batch).read()[0] == 3.0
+    assert Plain(frame.batch).read()["ts"] == 3.0

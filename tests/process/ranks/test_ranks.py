@@ -18,6 +18,7 @@ import pytest
 import processes
 from any_checkpoint import any_checkpoint
 from serving import run
+from slow import slow
 from sluice import LLM, AsyncLLM, SamplingParams
 from sluice.config import EngineConfig, flag
 from sluice.parallel.group import GroupError
@@ -58,7 +59,9 @@ async def answers(llm: AsyncLLM, prompts: Sequence[str] = PROMPTS) -> list[str]:
     return list(await asyncio.gather(*map(answer, prompts, ASKED)))
 
 
-@pytest.mark.parametrize("sizes", [{"pp_size": 2, "enable_overlap": True}, {"tp_size": 2, "pp_size": 2}], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [{"tp_size": 2}, slow({"pp_size": 2, "enable_overlap": True}), slow({"tp_size": 2, "pp_size": 2})], ids=str
+)
 async def test_ranks_answer_as_one_process(sizes: dict[str, int], expected: list[str]) -> None:
     async with AsyncLLM(any_checkpoint(), **EXACT, **sizes) as llm:
         assert llm.pid is not None

@@ -14,6 +14,7 @@ import torch
 import tiny_models
 from drafted import DraftedWorld
 from ranks import FakeGrammar, answer_of, running
+from slow import slow
 from sluice.attention.reference import ReferenceAttention
 from sluice.models.base import PagedLM
 from sluice.models.loader import load_model
@@ -47,10 +48,10 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 CASES = [
-    *(("llama", mode, TP) for mode in ("mixed", "preemption")),
-    *(("llama", mode, PP) for mode in ("mixed", "preemption", "lookahead")),
-    *(("llama", mode, BOTH) for mode in MODES),
-    *(("gpt2", "mixed", layout) for layout in NAMES),
+    *(("llama", "mixed", TP), ("llama", "lookahead", PP), ("llama", "host tier", BOTH), ("gpt2", "mixed", BOTH)),
+    *(slow("llama", "preemption", layout) for layout in NAMES),
+    *(slow("llama", mode, BOTH) for mode in MODES if mode not in ("preemption", "host tier")),
+    *(slow("gpt2", "mixed", layout) for layout in (TP, PP)),
 ]
 
 
@@ -141,7 +142,11 @@ def test_no_layout_and_no_mode_changes_an_answer(
 
 @pytest.mark.parametrize(
     ("mode", "layout"),
-    [*((mode, Layout()) for mode in MODES), ("lookahead", PP), ("preemption", BOTH), ("host tier", BOTH)],
+    [
+        *(("lookahead", Layout()), ("preemption", BOTH)),
+        *(slow(mode, Layout()) for mode in MODES if mode != "lookahead"),
+        *(slow("lookahead", PP), slow("host tier", BOTH)),
+    ],
     ids=lambda each: NAMES.get(each, each),
 )
 def test_drafts_change_no_answer(

@@ -153,6 +153,7 @@ def test_a_model_of_pydantic_reads_what_it_asked_for(llm: LLM) -> None:
     assert all(Person.model_validate_json(sample.text) for sample in result.samples)
 
 
+@pytest.mark.slow
 def test_an_output_stays_valid_when_its_engine_dies(folder: Path) -> None:
     """The next engine goes on in the middle of a value, where the client has its beginning already."""
     schema = {

@@ -281,7 +281,6 @@ def test_where_a_long_head_is_cut_changes_nothing() -> None:
 
 WRONG = (
     '{"city": Ulm}',
-    '{"city": "a\nb"}',
     '{"days": 1e999}',
     '{"days": NaN}',
     '{"city": "\\ud800"}',
@@ -350,3 +349,30 @@ def test_a_continued_answer_is_no_reasoning(prompt: str, text: str, expected: Re
     """A client that begins the answer itself would get the rest of it as thoughts."""
     parser = ReplyFormat(reasoning=REASONING_FORMATS["deepseek_r1"]).parser(prompt=prompt, continues=True)
     assert whole_of([*parser.push(text), *parser.finish()]) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"city": "a\nb\tc"}', {"city": "a\nb\tc"}),
+        ('{"city": "a,}", "days": 3,}', {"city": "a,}", "days": 3}),
+        ('{"any": [1, 2, ], }', {"any": [1, 2]}),
+        ('{"city": "\\"\n,}"}', {"city": '"\n,}'}),
+    ],
+)
+@pytest.mark.parametrize("name", ["hermes", "mistral", "llama3_json", "deepseek_v31"])
+def test_what_models_get_wrong_in_json_is_mended(name: str, arguments: str, expected: Any) -> None:
+    """A raw line break in a string, or a comma too many, and the call failed."""
+    text = TWO_CALLS[name].replace(CITY, arguments)
+    for cuts in ([], [*range(len(text))]):
+        call = whole_of(parsed(name, text, cuts)).calls[0]
+        assert call.is_complete
+        assert json.loads(call.arguments) == expected
+
+
+def test_brackets_that_are_missing_before_a_tag() -> None:
+    text = '<tool_call>\n{"name": "weather", "arguments": {"any": [{"a": 1\n</tool_call>'
+    (call,) = reply("hermes", text).calls
+    assert (json.loads(call.arguments), call.is_complete) == ({"any": [{"a": 1}]}, True)
+    (call,) = reply("hermes", '<tool_call>\n{"name": "weather", "arguments": {"city": "U</tool_call>').calls
+    assert not call.is_complete

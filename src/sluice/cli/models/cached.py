@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from huggingface_hub.errors import CacheNotFound
 
 from sluice.cli.models.servable import Verdict, judge, judge_gguf
 from sluice.models.checkpoint import CheckpointError
+from sluice.models.default_model import NAME, default_file
 from sluice.models.formats.gguf_folder import SUFFIX
 from sluice.models.formats.gguf_hub import chosen_file, models_among, parts_among
 
@@ -32,10 +33,14 @@ class CachedModel:
     verdict: Verdict
     file: Path | None = None
     """The GGUF file, if it is one; of a split one, its first part."""
+    is_default: bool = False
+    """It is the model that is served if none is named."""
 
     @property
     def arguments(self) -> list[str]:
         """The words behind `sluice serve`."""
+        if self.is_default:
+            return []
         return [self.id, *([] if self.revision is None else ["--revision", self.revision])]
 
     def as_json(self) -> dict[str, Any]:
@@ -66,6 +71,12 @@ def cached_models(cache: Path | None) -> list[CachedModel]:
         return []
     repositories = sorted(found.repos, key=lambda each: each.repo_id.lower())
     return [model for each in repositories if each.repo_type == "model" for model in _models_of(each)]
+
+
+def default_models() -> list[CachedModel]:
+    """Return the default model, if it was downloaded."""
+    file = default_file(None)
+    return [] if file is None else [replace(_model_of_file(file), id=NAME, is_default=True)]
 
 
 def models_at(path: Path) -> list[CachedModel]:

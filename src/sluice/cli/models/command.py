@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sluice.assembly.devices import resolve_here
 from sluice.cli.models.bandwidth import measured_bandwidth
-from sluice.cli.models.cached import CachedModel, cached_models, models_at
+from sluice.cli.models.cached import CachedModel, cached_models, default_models, models_at
 from sluice.cli.models.estimates import estimate_as_it_is
 from sluice.cli.models.table import aligned
 from sluice.config import ConfigError, EngineConfig
@@ -46,7 +46,10 @@ def run_models(given: Mapping[str, Any], command: str) -> int:
         raise ConfigError(f"--memory-bandwidth must be a number above 0, in GB/s, got {given_rate:g}")
     place = given.get("path")
     cache = None if "download_dir" not in given else Path(given["download_dir"])
-    models = cached_models(cache) if place is None else models_at(Path(place).expanduser())
+    if place is not None:
+        models = models_at(Path(place).expanduser())
+    else:
+        models = [*(default_models() if cache is None else []), *cached_models(cache)]
     machine = resolve_here(EngineConfig())[0].config.model
     found = [_Found(model, estimate_as_it_is(model, machine)) for model in models]
     threads = usable_cores()
@@ -86,7 +89,7 @@ def _table_of_found(found: Sequence[_Found], bandwidth: float, command: str, fol
     rows = [("on this machine", "size", "weights", "memory, tokens/s", "to serve it")]
     for model, estimate in found:
         verdict = model.verdict
-        how = f"{command} serve {shlex.join([*model.arguments, *place])}"
+        how = " ".join([command, "serve", *map(shlex.quote, [*model.arguments, *place])])
         how = f"no: {verdict.problem}" if verdict.problem is not None else how
         note = f"  ({verdict.note})" if verdict.note is not None else ""
         needs = "-" if estimate is None else _shown(estimate, bandwidth)

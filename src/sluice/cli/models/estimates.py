@@ -16,7 +16,7 @@ from sluice.models.catalog.gguf_sizes import GGUFSizes
 from sluice.models.catalog.sizes import ModelSizes, SizesError
 from sluice.models.catalog.suggested import SUGGESTED
 from sluice.models.checkpoint import CheckpointError
-from sluice.models.default_model import default_file
+from sluice.models.default_model import NAME, default_file
 from sluice.models.formats.gguf_config import METHOD
 from sluice.models.formats.gguf_folder import SUFFIX, gguf_in
 
@@ -73,12 +73,12 @@ def _gguf_file(model: ModelConfig) -> Path | None:
     Raises:
         SizesError: there is no such file, or several.
     """
+    if not model.model:
+        file = default_file(None if model.download_dir is None else Path(model.download_dir))
+        if file is None:
+            raise SizesError(f"the default model, {NAME}, is not on this machine yet")
+        return file
     name, path = model.model, Path(model.model).expanduser()
-    if not name:
-        default = default_file(None if model.download_dir is None else Path(model.download_dir))
-        if default is None:
-            raise SizesError("the default model is not on this machine yet")
-        return default
     try:
         if path.is_dir():
             return gguf_in(path)

@@ -102,9 +102,12 @@ def _checked(given: dict[str, Any]) -> tuple[str, str | None]:
         if name in given and "report" not in given:
             raise ConfigError(f"{shown} needs --report")
     model = str(given.get("model", given.get("model_path", "")))
-    if "text" not in given:
-        return model, None
-    try:
-        return model, Path(given["text"]).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--text {given['text']} cannot be read: {error}") from None
+    text = None
+    if "text" in given:
+        try:
+            text = Path(given["text"]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--text {given['text']} cannot be read: {error}") from None
+    if not model:
+        raise ConfigError("name a MODEL in safetensors: the default one is a GGUF file of four bits")
+    return model, text

@@ -23,7 +23,7 @@ _OF_ANSWERS = (
     *("image_data", "images", "input_embeds", "input_ids", "kv_transfer_params", "length_penalty", "logits_processors"),
     *("logprobs", "lora_path", "messages", "min_p", "mirostat", "mm_processor_kwargs", "num_ctx", "options"),
     *("prediction", "presence_penalty", "prompt", "prompt_embeds", "raw", "reasoning_effort", "regex"),
-    *("repeat_penalty", "repetition_penalty", "return_hidden_states", "return_routed_experts", "samplers"),
+    *("repeat_penalty", "repetition_penalty", "return_hidden_states", "return_routed_experts"),
     *("sampling_params", "seed", "stop", "stream_interval", "structural_tag", "structured_outputs", "suffix", "system"),
     *("temperature", "template", "text", "tfs_z", "thinking", "tool_choice", "tools", "top_a", "top_k"),
     *("top_logprobs", "top_p", "truncate_prompt_tokens", "typical_p", "use_beam_search", "verbosity"),
@@ -85,7 +85,7 @@ OF_EMBEDDINGS: Mapping[str, Accepted] = _table(
 _OF_OTHERS = (
     *("conversation_id", "frequency_penalty_range", "inputs", "min_new_tokens", "mode", "models", "parse_tool_calls"),
     *("presence_penalty_range", "reasoning_format", "repetition_penalty_range", "repetition_penalty_slope"),
-    *("return_tokens", "search_options", "stop_sequence", "top_logprobs_num", "typical"),
+    *("return_tokens", "samplers", "search_options", "stop_sequence", "top_logprobs_num", "typical"),
 )
 """Fields of other servers whose names are like those of fields here."""
 
@@ -131,6 +131,7 @@ _OWN: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("repetition_penalty", "repeat_penalty"), (0,)),
     **dict.fromkeys(("response_format", "stream_options", "thinking"), ({},)),
     **dict.fromkeys(("stop", "stop_sequences"), ("",)),
+    **dict.fromkeys(("guided_json", "json_schema"), ("", [], {})),
     "logit_bias": ([],),
     "num_ctx": (0, -1),
     "sampling_seed": (-1,),

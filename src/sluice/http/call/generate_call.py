@@ -17,6 +17,7 @@ from msgspec import Meta
 from sluice import types
 from sluice.http.base.body import are_ids, kind_of
 from sluice.http.base.errors import ApiError, bad_request, require
+from sluice.http.call.fill_in import Fill
 from sluice.text.chat_template import RenderOptions
 from sluice.text.constraints.shapes import Shape
 from sluice.text.parsers.tools import ToolUse
@@ -154,6 +155,8 @@ class GenerateCall(Generic[F]):
     """The answer is parsed: it may call these tools, and reason before. None: all of it is text."""
     num_ctx: int | None = None
     """Tokens of context that the client relies on; None: as many as there are."""
+    fill: Fill | None = None
+    """What the answer stands between. The prompts are texts."""
     shape: Shape | None = None
     """What the answers must look like, but for their tools (`generation.shape_of_answer`)."""
     fills_context: bool = False

@@ -13,6 +13,7 @@ from sluice.http.base.body import convert, fields_of, given_fields, json_object,
 from sluice.http.base.errors import require
 from sluice.http.base.routes import Body
 from sluice.http.call.constraint_fields import ConstraintFields, shape_of
+from sluice.http.call.fill_in import Fill
 from sluice.http.call.generate_call import (
     ID_SCHEMA,
     Count,
@@ -74,6 +75,8 @@ class CompletionFields(OpenAIFields, kw_only=True, forbid_unknown_fields=True):
     prompt: Annotated[Any, documented(**PROMPT_SCHEMA)]
     logprobs: Logprobs | None = None
     echo: bool = False
+    suffix: str = ""
+    """The text that follows the answer, for models with tokens to fill in the middle."""
     add_special_tokens: bool = True
 
 
@@ -111,6 +114,9 @@ def parse_completion(body: bytes) -> GenerateCall[CompletionFields]:
         prompt_logprobs=_echoed_logprobs(fields),
     )
     prompts = checked_prompts("prompt", fields.prompt, params.n)
+    are_texts = all(isinstance(each, str) for each in prompts)
+    require(not fields.suffix or are_texts, "suffix needs a prompt that is a text", param="suffix")
+    require(not (fields.suffix and fields.echo), "suffix excludes echo: true; send one of them", param="suffix")
     return _call(
         fields,
         params,
@@ -118,6 +124,7 @@ def parse_completion(body: bytes) -> GenerateCall[CompletionFields]:
         shape=shape,
         given=given,
         is_empty=is_empty,
+        fill=Fill(fields.suffix) if fields.suffix else None,
         add_special_tokens=fields.add_special_tokens,
     )
 

@@ -13,6 +13,7 @@ import msgspec
 
 from sluice.http.base.body import convert, fields_of, kind_of, known_fields
 from sluice.http.base.errors import bad_request, require
+from sluice.http.base.unsupported_fields import Accepted
 from sluice.text.constraints.shapes import (
     AnyOf,
     FreeText,
@@ -27,6 +28,8 @@ from sluice.text.constraints.shapes import (
     Tagged,
 )
 
+UNSUPPORTED: Mapping[str, Accepted] = {"any_order": (), "excludes": (), "max_chars": (), "style": ("json",)}
+"""Fields of xgrammar's formats by which an answer would be another one, with the values that ask for nothing."""
 MAX_PARTS = 256
 """Formats inside a structural tag."""
 MAX_NESTING = 16
@@ -121,7 +124,7 @@ def _older(fields: _Structures, place: str) -> Shape:
 
 def _fields(content: Any, kind: type[Any], place: str) -> Any:
     require(isinstance(content, dict), f"{place} must be an object, got {kind_of(content)}", param=place)
-    return convert(known_fields(content, fields_of(kind), place, {}), kind, place)
+    return convert(known_fields(content, fields_of(kind), place, UNSUPPORTED), kind, place)
 
 
 class _Reader:

@@ -15,6 +15,7 @@ from sluice.http.base.routes import Body
 from sluice.http.base.tokenizer_threads import Check, TokenizerThreads, TooManyTokens, bounded_ids
 from sluice.http.base.unknown_fields import ignore
 from sluice.http.base.unsupported_fields import OF_TEXTS
+from sluice.http.call.fill_in import FILE, Fill, fill_tokens, filled
 from sluice.http.call.fitting import rendered
 from sluice.http.call.generate_call import ID_SCHEMA, Conversation, GenerateCall, Prompt, documented
 from sluice.http.call.logprobs import completion_token
@@ -98,8 +99,25 @@ async def prompt_ids(service: Service, threads: TokenizerThreads, call: Generate
     for prompt in call.prompts:
         _check_length(service, prompt, param)
     texts = [await _rendered(service, prompt, param) for prompt in call.prompts]
+    if call.fill is not None:
+        texts = [_filled(service, str(text), call.fill) for text in texts]
     encode = partial(_encode, service, texts, param, add_special_tokens=call.add_special_tokens)
     return await threads.for_generation(sum(len(text) for text in texts if isinstance(text, str)), encode)
+
+
+def _filled(service: Service, prompt: str, fill: Fill) -> str:
+    """Return the prompt for the text between two others."""
+    tokens = fill_tokens(service.tokenizer.token_id)
+    if tokens is None:
+        raise bad_request(
+            "text between two others is not supported with this model: its tokenizer has no tokens for it, such as"
+            " <|fim_prefix|>; leave suffix out",
+            param="suffix",
+            code="unsupported",
+        )
+    text = filled(tokens, prompt, fill, has_files=service.tokenizer.token_id(FILE) is not None)
+    _check_length(service, text, "suffix")
+    return text
 
 
 def _check_length(service: Service, prompt: Prompt, param: str) -> None:

@@ -36,6 +36,7 @@ from sluice.http.observe.info_types import (
     Status,
     StepPace,
     TierState,
+    TokenizerInfo,
     Version,
 )
 from sluice.process.client import EngineGone
@@ -129,6 +130,10 @@ def add_info(routes: Routes, backend: Backend, started: int) -> None:
         info = ModelInfo(service.model, service.model, True, limits.max_total_tokens, limits.max_model_len)
         return json_answer(info)
 
+    @routes.add("GET", "/tokenizer_info", summary="The tokenizer (vLLM)", answer=TokenizerInfo)
+    async def tokenizer_info(request: Request) -> Response:
+        return json_answer(_tokenizer_info(backend.service()))
+
     @routes.add("POST", "/flush_cache", summary="Forget what is cached and not in use (SGLang)", answer=CacheFlushed)
     async def flush_cache(request: Request) -> Response:
         """Forget what is cached and not in use. While there is no engine, there is no cache."""
@@ -149,6 +154,17 @@ def add_description(routes: Routes) -> None:
         return json_answer(openapi(routes.operations, VERSION))
 
 
+def _tokenizer_info(service: Service) -> TokenizerInfo:
+    tokenizer = service.tokenizer
+    first = tokenizer.encode("a")[:1] if tokenizer.num_special_before else []
+    ends = [tokenizer.decode([id], skip_special_tokens=False) for id in sorted(service.eos_token_ids)]
+    end = ends[0] if ends else None
+    begin = tokenizer.decode(first, skip_special_tokens=False) if first else None
+    length = service.limits.max_request_tokens
+    template = tokenizer.chat_template_source
+    return TokenizerInfo("PreTrainedTokenizerFast", begin, end, end, tokenizer.vocab_size, length, template)
+
+
 def _model(service: Service, name: str, created: int) -> Model:
     return Model(name, "model", created, "sluice", service.limits.max_request_tokens)
 
@@ -166,6 +182,8 @@ async def server_info(service: Service, engine: EngineState) -> ServerInfo:
     )
     return ServerInfo(
         model=service.model,
+        model_path=service.model,
+        served_model_name=service.model,
         config={setting.name: _option(setting) for setting in service.settings},
         engine_pid=engine.pid,
         engine_restarts=engine.stats.restarts,

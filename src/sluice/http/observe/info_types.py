@@ -71,6 +71,18 @@ class ModelInfo(msgspec.Struct):
     """Context length of the model, in tokens."""
 
 
+class TokenizerInfo(msgspec.Struct):
+    """vLLM's description of the tokenizer, by which lm-eval uses it from afar."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    vocab_size: int
+    model_max_length: int
+    chat_template: str | None
+
+
 class Version(msgspec.Struct):
     version: str
 
@@ -201,6 +213,9 @@ class ServerInfo(msgspec.Struct):
     """Every option with its reason, and the state of the engine at the end of its step."""
 
     model: str
+    model_path: str
+    served_model_name: str
+    """The name of the model again: routers of SGLang look for it under these names."""
     config: dict[str, EffectiveOption]
     engine_pid: int | None
     engine_restarts: int

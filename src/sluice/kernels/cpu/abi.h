@@ -15,7 +15,7 @@
 
 // Increase it, here and in `abi.py`, with every change to the structures below or to their meaning: a library compiled
 // from older sources would read the wrong fields.
-constexpr int ABI_VERSION = 11;
+constexpr int ABI_VERSION = 12;
 
 extern "C" {
 
@@ -86,6 +86,7 @@ struct PackedLinearCall {
     int64_t x_stride, y_stride;
     int32_t rows, in, out, activation, is_gated;
     int32_t group, scale_type;    // of four bits: inputs with one scale, a multiple of 4, and a `ScaleType`; else 0
+    int32_t is_float_y;    // y is float32, else bfloat16
 };
 
 // Block types of GGUF files, with their numbers there.
@@ -116,7 +117,7 @@ struct GroupedLinearCall {
     const void* bias;            // of all outputs of the parts, or null
     void* y;                     // [rows, outputs]: f(x W^T + bias), or if gated f(gate) * up
     int64_t x_stride, y_stride;
-    int32_t rows, in, count, activation, is_gated;
+    int32_t rows, in, count, activation, is_gated, is_float_y;
 };
 
 // Rows of an embedding that stays as it is stored.

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from enum import IntEnum
 
-VERSION = 11
+VERSION = 12
 """Version of the structures and their meaning, as in `abi.h`."""
 
 
@@ -52,7 +52,7 @@ class PackedLinearCall(ctypes.Structure):
         *((name, c_void_p) for name in ("x", "weight", "scales", "sums", "minimums", "bias", "y")),
         *((name, c_int64) for name in ("x_stride", "y_stride")),
         *((name, c_int32) for name in ("rows", "in_features", "out_features", "activation", "is_gated")),
-        *((name, c_int32) for name in ("group", "scale_type")),
+        *((name, c_int32) for name in ("group", "scale_type", "is_float_y")),
     )
 
 
@@ -72,7 +72,7 @@ class GroupedLinearCall(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "parts", "bias", "y")),
         *((name, c_int64) for name in ("x_stride", "y_stride")),
-        *((name, c_int32) for name in ("rows", "in_features", "count", "activation", "is_gated")),
+        *((name, c_int32) for name in ("rows", "in_features", "count", "activation", "is_gated", "is_float_y")),
     )
 
 

@@ -20,11 +20,17 @@ EXPORT void sluice_pack_blocks(sluice_engine* engine, const PackBlocksCall* call
 EXPORT void sluice_grouped_linear(sluice_engine* engine, const GroupedLinearCall* call) {
     const std::lock_guard lock(engine->pool.one_call);
     const int64_t stride = (call->in + 63) / 64 * 64 | 64, rows = call->rows;    // as in `quantized_linear`
-    engine->bytes.resize(rows * stride);
-    engine->scales.resize(rows * (call->in / PART));
-    engine->group_sums.resize(rows * (call->in / GROUP_STEP));
-    GroupedWork work{*call, {}, engine->bytes.data(), engine->scales.data(), engine->group_sums.data(), stride};
-    work.finish.bias = call->bias, work.finish.activation = call->activation, work.finish.y_stride = call->y_stride;
+    const int64_t runs = rows * (call->in / PART), steps = rows * (call->in / GROUP_STEP);
+    engine->bytes.resize(2 * rows * stride + runs);
+    engine->scales.resize(runs);
+    engine->group_sums.resize(2 * steps);
+    uint8_t* values = engine->bytes.data();
+    int32_t* totals = engine->group_sums.data();
+    GroupedWork work{*call, {}, values, values + rows * stride, totals, totals + steps, engine->scales.data(),
+                     values + 2 * rows * stride, stride};
+    PackedLinearCall& finish = work.finish;
+    finish.bias = call->bias, finish.activation = call->activation;
+    finish.y = call->y, finish.y_stride = call->y_stride, finish.is_float_y = call->is_float_y;
     engine->rows_locked(work, call->rows, call->in, engine->kernels.quantize_runs, 1);
     int blocks = 0;
     int64_t bytes = 0;

@@ -1,63 +1,90 @@
 // y = f(x W^T + bias) over weights in groups (`models/grouped.py` defines it). The sums of a group of inputs are of
 // integers and exact. Scaled, they are added in the order of the groups and of the runs, each with one rounding.
 //
-// A run of x, 32 inputs with one scale, is a part of a packed weight. A few rows are multiplied with the packed weights
+// A run of x, 32 inputs with one scale, is a part of a packed weight. What rounding took from the largest runs of a row is
+// a second row of bytes, the rest, which is zero for the other runs. A few rows are multiplied with the packed weights
 // themselves. For more rows, some parts of a block of outputs are unpacked once, into bytes that stay in the first-level
 // cache.
 
-// Quantise rows `from` to `until` of x in runs, and sum their values in groups of 16.
+constexpr float REST_UNIT = 1.0f / 254.0f;    // of a run's scale: what rounding takes is at most half of that scale
+
+// Store the values of a run as bytes, and their sums.
+INL void put_run(uint8_t* to, int32_t* totals, const F* values) {
+    for (int i = 0; i < PART / GROUP_STEP; i++, to += GROUP_STEP) {
+        store_bytes(to, values[i], 0);
+        int32_t total = 0;
+        for (int j = 0; j < GROUP_STEP; j++) total += static_cast<int8_t>(to[j]);
+        totals[i] = total;
+    }
+}
+
+// Quantise one run. If its largest magnitude is not finite, or the inverse of that, it is zeros.
+INL void quantize_run(const GroupedWork& work, int row, int run, bool has_rest) {
+    const auto* x = static_cast<const uint16_t*>(work.call.x) + row * work.call.x_stride + run * PART;
+    const int64_t at = row * work.stride + run * PART, number = work.run_of(row, run);
+    const float largest = work.scales[number];
+    const bool is_zero = largest < 1e-30f;
+    const float scale = work.scales[number] = is_zero ? 0.0f : largest / 127.0f;
+    F values[PART / GROUP_STEP], rests[PART / GROUP_STEP];
+    for (int i = 0; i < PART / GROUP_STEP; i++) {
+        values[i] = rests[i] = set(0.0f);
+        if (is_zero || !std::isfinite(largest)) continue;
+        const F wide = load(x + i * GROUP_STEP);
+        values[i] = round(mul(wide, set(127.0f / largest)));
+        if (!has_rest) continue;
+        rests[i] = round(mul(fused(sub(set(0.0f), values[i]), set(scale), wide), set(254.0f / scale)));
+    }
+    put_run(work.values + at, work.totals + number * (PART / GROUP_STEP), values);
+    if (has_rest) put_run(work.rests + at, work.rest_totals + number * (PART / GROUP_STEP), rests);
+}
+
+// Quantise rows `from` to `until` of x in runs, and sum their values in groups of 16. Runs whose largest magnitude is above
+// the root mean square of the row's have a rest.
 inline void quantize_runs(const GroupedWork& work, int from, int until) {
-    const GroupedLinearCall& call = work.call;
+    const int runs = work.call.in / PART;
     for (int row = from; row < until; row++) {
-        const auto* x = static_cast<const uint16_t*>(call.x) + row * call.x_stride;
-        uint8_t* to = work.values + row * work.stride;
-        float* scales = work.scales + static_cast<int64_t>(row) * (call.in / PART);
-        int32_t* totals = work.totals + static_cast<int64_t>(row) * (call.in / GROUP_STEP);
-        for (int k = 0; k < call.in; k += PART, x += PART, to += PART, totals += PART / GROUP_STEP) {
-            const float largest = widen(largest_bits(x, PART));
-            const bool is_zero = largest < 1e-30f;    // the inverse of its scale would not be finite
-            *scales++ = is_zero ? 0.0f : largest / 127.0f;
-            if (is_zero || !std::isfinite(largest)) {
-                std::memset(to, 0, PART);
-                std::memset(totals, 0, sizeof *totals * (PART / GROUP_STEP));
-                continue;
-            }
-            const F inverse = set(127.0f / largest);
-            for (int i = 0; i < PART; i += GROUP_STEP) {
-                store_bytes(to + i, round(mul(load(x + i), inverse)), 0);
-                int32_t total = 0;
-                for (int j = 0; j < GROUP_STEP; j++) total += static_cast<int8_t>(to[i + j]);
-                totals[i / GROUP_STEP] = total;
-            }
+        const auto* x = static_cast<const uint16_t*>(work.call.x) + row * work.call.x_stride;
+        double squares = 0.0;    // of numbers of bfloat16: the squares themselves are exact
+        for (int run = 0; run < runs; run++) {
+            const double largest = work.scales[work.run_of(row, run)] = widen(largest_bits(x + run * PART, PART));
+            squares += largest * largest;
+        }
+        for (int run = 0; run < runs; run++) {
+            const double largest = work.scales[work.run_of(row, run)];
+            const bool has_rest = largest * largest * runs > squares && largest >= 1e-30;
+            work.has_rest[static_cast<int64_t>(run) * work.call.rows + row] = has_rest;
+            quantize_run(work, row, run, has_rest);
         }
     }
 }
 
-// Some rows of x, from some input on.
-struct RowsOfParts {
-    const uint8_t* x;
-    const int32_t* totals;
-    const float* scales;
-    int64_t x_stride, totals_stride, scales_stride;
-    int parts;
-    bool is_first;    // they begin with the first input
+// A part of some rows, of their values or of their rests: rows that are neighbours, or any.
+struct Neighbours {
+    const uint8_t* first;
+    const int32_t* first_totals;
+    int64_t stride, totals_stride;
+
+    INL_MEMBER const uint8_t* values(int m) const { return first + m * stride; }
+    INL_MEMBER const int32_t* totals(int m) const { return first_totals + m * totals_stride; }
 };
 
-INL RowsOfParts rows_of_parts(const GroupedWork& work, int row, int first, int parts) {
-    const int runs = work.call.in / PART, in_row = work.call.in / GROUP_STEP;
-    return {work.values + row * work.stride + first * PART,
-            work.totals + static_cast<int64_t>(row) * in_row + first * (PART / GROUP_STEP),
-            work.scales + static_cast<int64_t>(row) * runs + first,
-            work.stride, in_row, runs, parts, first == 0};
-}
+template <int M>
+struct AnyRows {
+    const uint8_t* of_values[M];
+    const int32_t* of_totals[M];
+
+    INL_MEMBER const uint8_t* values(int m) const { return of_values[m]; }
+    INL_MEMBER const int32_t* totals(int m) const { return of_totals[m]; }
+};
 
 // Add the products of one group to `sums`.
-template <class Kind, int M, class Source>
-INL void add_products(const Source& source, const uint8_t* x, int64_t stride, int group, I* sums) {
+template <class Kind, int M, class Source, class Rows>
+INL void add_products(const Source& source, const Rows& rows, int group, I* sums) {
     constexpr int QUADS = Kind::GROUP / 4;
     constexpr bool SHORT = IN_SHORTS && !Kind::IS_SIGNED;
     constexpr int TOGETHER = SHORT && Kind::IN_SHORT > 4 ? QUADS : SHORT ? Kind::IN_SHORT : 4;
-    for (int first = 0; first < QUADS; first += TOGETHER, x += 4 * TOGETHER) {
+    for (int first = 0; first < QUADS; first += TOGETHER) {
+        const int offset = group * Kind::GROUP + 4 * first;
         Shorts shorts[M * 2];
         if constexpr (SHORT) {
             UNROLLED for (int i = 0; i < M * 2; i++) shorts[i] = Shorts{};
@@ -66,7 +93,7 @@ INL void add_products(const Source& source, const uint8_t* x, int64_t stride, in
             Bytes right[2];
             source.load(group * QUADS + first, quad, right);
             UNROLLED for (int i = 0; i < M * 2; i++) {
-                const uint8_t* left = x + i / 2 * stride + 4 * quad;
+                const uint8_t* left = rows.values(i / 2) + offset + 4 * quad;
                 if constexpr (SHORT) shorts[i] = short_dot(shorts[i], left, right[i % 2]);
                 else if constexpr (Kind::IS_SIGNED) sums[i] = signed_dot(sums[i], left, right[i % 2]);
                 else sums[i] = nibble_dot(sums[i], left, right[i % 2]);
@@ -78,38 +105,69 @@ INL void add_products(const Source& source, const uint8_t* x, int64_t stride, in
     }
 }
 
-// Multiply M rows with some parts of a block, and add that to `to` [M][32].
-template <class Kind, int M, class Source>
-INL void add_parts(Source& source, const RowsOfParts& rows, float* to) {
+// Multiply a part of M rows with a part of a block, into found[M][2], without the scales of x.
+template <class Kind, int M, class Source, class Rows>
+INL void multiply_part(const Source& source, const Rows& rows, F* found) {
     constexpr int GROUPS = PART / Kind::GROUP;
-    const uint8_t* x = rows.x;
-    const int32_t* totals = rows.totals;
-    F y[M * 2];
-    UNROLLED for (int i = 0; i < M * 2; i++) y[i] = rows.is_first ? set(0.0f) : load(to + 16 * i);
-    for (int part = 0; part < rows.parts; part++, x += PART, totals += PART / GROUP_STEP) {
-        source.begin();
-        F found[M * 2];
-        UNROLLED_QUADS for (int group = 0; group < GROUPS; group++) {
-            int32_t total[M];
-            UNROLLED for (int m = 0; m < M; m++) {
-                const int32_t* of_row = totals + m * rows.totals_stride;
-                total[m] = GROUPS == 2 ? of_row[group] : of_row[0] + of_row[1];
-            }
-            I sums[M * 2];
-            UNROLLED for (int i = 0; i < M * 2; i++) sums[i] = set_sums(-Kind::ZERO * total[i / 2]);
-            add_products<Kind, M>(source, x + group * Kind::GROUP, rows.x_stride, group, sums);
-            F scales[2], minimums[2];
-            source.scales(group, scales, minimums);
-            UNROLLED for (int i = 0; i < M * 2; i++) {
-                const F sum = to_float(sums[i]);
-                found[i] = group == 0 ? mul(sum, scales[i % 2]) : fused(sum, scales[i % 2], found[i]);
-                if constexpr (Kind::HAS_MINIMUMS) {
-                    found[i] = fused(set(static_cast<float>(total[i / 2])), minimums[i % 2], found[i]);
-                }
+    UNROLLED_QUADS for (int group = 0; group < GROUPS; group++) {
+        int32_t total[M];
+        UNROLLED for (int m = 0; m < M; m++) {
+            const int32_t* of_row = rows.totals(m);
+            total[m] = GROUPS == 2 ? of_row[group] : of_row[0] + of_row[1];
+        }
+        I sums[M * 2];
+        UNROLLED for (int i = 0; i < M * 2; i++) sums[i] = set_sums(-Kind::ZERO * total[i / 2]);
+        add_products<Kind, M>(source, rows, group, sums);
+        F scales[2], minimums[2];
+        source.scales(group, scales, minimums);
+        UNROLLED for (int i = 0; i < M * 2; i++) {
+            const F sum = to_float(sums[i]);
+            found[i] = group == 0 ? mul(sum, scales[i % 2]) : fused(sum, scales[i % 2], found[i]);
+            if constexpr (Kind::HAS_MINIMUMS) {
+                found[i] = fused(set(static_cast<float>(total[i / 2])), minimums[i % 2], found[i]);
             }
         }
-        UNROLLED for (int i = 0; i < M * 2; i++) {
-            y[i] = fused(found[i], set(rows.scales[i / 2 * rows.scales_stride + part]), y[i]);
+    }
+}
+
+// Add the products of the rests of M rows with a part of a block to their sums in `to`.
+template <class Kind, int M, class Source>
+INL void add_rests(const GroupedWork& work, const Source& source, const int* rows, int run, float* const* to) {
+    AnyRows<M> x;
+    UNROLLED for (int m = 0; m < M; m++) {
+        x.of_values[m] = work.rests + rows[m] * work.stride + run * PART;
+        x.of_totals[m] = work.rest_totals + work.run_of(rows[m], run) * (PART / GROUP_STEP);
+    }
+    F found[M * 2];
+    multiply_part<Kind, M>(source, x, found);
+    UNROLLED for (int i = 0; i < M * 2; i++) {
+        float* at = to[i / 2] + i % 2 * 16;
+        store(at, fused(found[i], set(work.scales[work.run_of(rows[i / 2], run)] * REST_UNIT), load(at)));
+    }
+}
+
+// Multiply M rows with some parts of a block, from part `first` on, and add that to `to` [M][32]; with WITH_RESTS, also the
+// rests of these rows to `rests` [M][32].
+template <class Kind, int M, bool WITH_RESTS, class Source>
+INL void add_parts(Source& source, const GroupedWork& work, int row, int first, int parts, float* to, float* rests) {
+    constexpr int STEPS = PART / GROUP_STEP;
+    const int runs = work.call.in / PART;
+    Neighbours x{work.values + row * work.stride + first * PART, work.totals + work.run_of(row, first) * STEPS,
+                 work.stride, runs * STEPS};
+    const float* scales = work.scales + work.run_of(row, first);
+    F y[M * 2];
+    UNROLLED for (int i = 0; i < M * 2; i++) y[i] = first == 0 ? set(0.0f) : load(to + 16 * i);
+    for (int part = 0; part < parts; part++, x.first += PART, x.first_totals += STEPS) {
+        source.begin();
+        F found[M * 2];
+        multiply_part<Kind, M>(source, x, found);
+        UNROLLED for (int i = 0; i < M * 2; i++) y[i] = fused(found[i], set(scales[i / 2 * runs + part]), y[i]);
+        for (int m = 0; WITH_RESTS && m < M; m++) {
+            const int of_row = row + m;
+            float* at = rests + m * PACKED_BLOCK;
+            if (work.has_rest[static_cast<int64_t>(first + part) * work.call.rows + of_row]) {
+                add_rests<Kind, 1>(work, source, &of_row, first + part, &at);
+            }
         }
         source.end();
     }
@@ -118,22 +176,55 @@ INL void add_parts(Source& source, const RowsOfParts& rows, float* to) {
 
 // All parts of `rows` rows, at most M, with packed weights.
 template <class Type, int M>
-void add_packed(int rows, const GroupedWork& work, int row, const uint8_t* block, float* to) {
+void add_packed(int rows, const GroupedWork& work, int row, const uint8_t* block, float* to, float* rests) {
     if constexpr (M > 1) {
-        if (rows < M) return add_packed<Type, M - 1>(rows, work, row, block, to);
+        if (rows < M) return add_packed<Type, M - 1>(rows, work, row, block, to, rests);
     }
     PackedSource<Type> source(block);
-    add_parts<KindOf<Type>, M>(source, rows_of_parts(work, row, 0, work.call.in / PART), to);
+    add_parts<KindOf<Type>, M, true>(source, work, row, 0, work.call.in / PART, to, rests);
 }
 
 // Some parts of `rows` rows, at most M, with weights that are unpacked.
 template <class Kind, int M>
-void add_unpacked(int rows, const RowsOfParts& of_x, const uint8_t* bytes, const float* scales, float* to) {
+void add_unpacked(int rows, const GroupedWork& work, int row, int first, int parts, UnpackedSource<Kind> source,
+                  float* to) {
     if constexpr (M > 1) {
-        if (rows < M) return add_unpacked<Kind, M - 1>(rows, of_x, bytes, scales, to);
+        if (rows < M) return add_unpacked<Kind, M - 1>(rows, work, row, first, parts, source, to);
     }
-    UnpackedSource<Kind> source(bytes, scales);
-    add_parts<Kind, M>(source, of_x, to);
+    add_parts<Kind, M, false>(source, work, row, first, parts, to, nullptr);
+}
+
+// The rests of `count` rows, at most M, with an unpacked part.
+template <class Kind, int M>
+void add_unpacked_rests(int count, const GroupedWork& work, const int* rows, int run, UnpackedSource<Kind> source,
+                        float* const* to) {
+    if constexpr (M > 1) {
+        if (count < M) return add_unpacked_rests<Kind, M - 1>(count, work, rows, run, source, to);
+    }
+    add_rests<Kind, M>(work, source, rows, run, to);
+}
+
+// The rests of rows `from` to `until` with some unpacked parts, into `to` [rows][32]. Few rows have one in a part.
+template <class Kind>
+void add_all_rests(const GroupedWork& work, int from, int until, int first, int parts, UnpackedSource<Kind> source,
+                   float* to) {
+    for (int run = first; run < first + parts; run++, source.end()) {
+        const uint8_t* has_rest = work.has_rest + static_cast<int64_t>(run) * work.call.rows;
+        int rows[GROUPED_ROWS], count = 0;
+        float* sums[GROUPED_ROWS];
+        for (int eight = from; eight < until; eight += 8) {
+            uint64_t left = 0;    // a byte for each row
+            std::memcpy(&left, has_rest + eight, std::min(8, until - eight));
+            for (; left; left &= left - 1) {
+                const int row = eight + __builtin_ctzll(left) / 8;
+                rows[count] = row, sums[count++] = to + (row - from) * PACKED_BLOCK;
+                if (count < GROUPED_ROWS) continue;
+                add_rests<Kind, GROUPED_ROWS>(work, source, rows, run, sums);
+                count = 0;
+            }
+        }
+        if (count) add_unpacked_rests<Kind, GROUPED_ROWS>(count, work, rows, run, source, sums);
+    }
 }
 
 // Unpack the next parts: bytes [4 inputs][32 outputs][4], scales [groups][32], minimums behind them.
@@ -160,23 +251,33 @@ void unpack_parts(PackedSource<Type>& source, int parts, uint8_t* bytes, float* 
     }
 }
 
-// Multiply rows `from` to `until` with one block of a part, into sums [rows][32]. `unpacked` is memory for some parts.
+// Multiply rows `from` to `until` with one block of a part, into sums [rows][32]. Behind `rests`, as many numbers, is memory
+// for some unpacked parts.
 template <class Type>
 void multiply_block(const GroupedWork& work, const uint8_t* weight, int block, int from, int until, float* sums,
-                    float* unpacked) {
-    const int all = work.call.in / PART;
+                    float* rests) {
+    using Kind = KindOf<Type>;
+    const int all = work.call.in / PART, rows = until - from;
     const uint8_t* packed = weight + block * Packed<Type>::block_bytes(work.call.in);
-    if (until - from <= FUSED_ROWS) return add_packed<Type, FUSED_ROWS>(until - from, work, from, packed, sums);
-    auto* bytes = reinterpret_cast<uint8_t*>(unpacked + 2 * GROUPED_SCALES);
-    PackedSource<Type> source(packed);
-    for (int first = 0; first < all; first += UNPACKED_PARTS) {
-        const int parts = std::min(UNPACKED_PARTS, all - first);
-        unpack_parts(source, parts, bytes, unpacked);
-        packed_pieces(from, until, GROUPED_ROWS, [&](int row, int rows) {
-            float* to = sums + (row - from) * PACKED_BLOCK;
-            add_unpacked<KindOf<Type>, GROUPED_ROWS>(rows, rows_of_parts(work, row, first, parts), bytes, unpacked, to);
-        });
+    std::fill(rests, rests + rows * PACKED_BLOCK, 0.0f);
+    if (rows <= FUSED_ROWS) {
+        add_packed<Type, FUSED_ROWS>(rows, work, from, packed, sums, rests);
+    } else {
+        float* scales = rests + GROUPED_SUMS;
+        auto* bytes = reinterpret_cast<uint8_t*>(scales + 2 * GROUPED_SCALES);
+        PackedSource<Type> source(packed);
+        for (int first = 0; first < all; first += UNPACKED_PARTS) {
+            const int parts = std::min(UNPACKED_PARTS, all - first);
+            unpack_parts(source, parts, bytes, scales);
+            const UnpackedSource<Kind> unpacked(bytes, scales);
+            packed_pieces(from, until, GROUPED_ROWS, [&](int row, int count) {
+                float* to = sums + (row - from) * PACKED_BLOCK;
+                add_unpacked<Kind, GROUPED_ROWS>(count, work, row, first, parts, unpacked, to);
+            });
+            add_all_rests(work, from, until, first, parts, unpacked, rests);
+        }
     }
+    for (int i = 0; i < rows * PACKED_BLOCK; i += 16) store(sums + i, add(load(sums + i), load(rests + i)));
 }
 
 // Compute one block of the outputs of a part, for rows `from` to `until`; if gated, with its block of the part behind it.
@@ -197,6 +298,5 @@ inline void grouped_block(const GroupedWork& work, int number, int block, int fr
     };
     multiply(*part, sums);
     if (gated_sums) multiply(part[1], gated_sums);
-    uint16_t* y = static_cast<uint16_t*>(call.y) + from * call.y_stride + column;
-    packed_finish(work.finish, sums, gated_sums, bias, gated_bias, until - from, width, y);
+    packed_finish(work.finish, sums, gated_sums, bias, gated_bias, until - from, width, from * call.y_stride + column);
 }

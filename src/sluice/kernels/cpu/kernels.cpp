@@ -23,6 +23,7 @@
 #include "tiles.h"
 
 #define INL static inline __attribute__((always_inline))
+#define INL_MEMBER inline __attribute__((always_inline))
 #define UNROLLED _Pragma("GCC unroll 32")
 
 #include "crc32c.h"
@@ -32,11 +33,12 @@ namespace {
 
 constexpr int MAX_HEAD_DIM = 512;
 constexpr int GROUP_STEP = 16;        // inputs that are summed together
+constexpr int TOTALS_BYTES = PART / GROUP_STEP * sizeof(int32_t);
 constexpr int UNPACKED_PARTS = 8;     // that are unpacked together
-// Of one thread: the sums of a slab of rows, twice; parts of 32 outputs in bytes; and their scales and minimums.
+// Of one thread: the sums of a slab of rows, three times; parts of 32 outputs in bytes; and their scales and minimums.
 constexpr int GROUPED_SUMS = LinearItems::SLAB_ROWS * PACKED_BLOCK;
 constexpr int GROUPED_SCALES = UNPACKED_PARTS * PART / GROUP_STEP * PACKED_BLOCK;
-constexpr int GROUPED_BUFFER = 2 * GROUPED_SUMS + UNPACKED_PARTS * PART * PACKED_BLOCK / 4 + 2 * GROUPED_SCALES;
+constexpr int GROUPED_BUFFER = 3 * GROUPED_SUMS + UNPACKED_PARTS * PART * PACKED_BLOCK / 4 + 2 * GROUPED_SCALES;
 
 // Sixteen bytes, in any level.
 typedef uint8_t Codes __attribute__((vector_size(16)));
@@ -53,11 +55,14 @@ struct QuantizedCall {
 // A product with weights in groups, and its rows once they are quantised.
 struct GroupedWork {
     const GroupedLinearCall& call;
-    PackedLinearCall finish;    // how sums are finished
-    uint8_t* values;            // [rows, stride], signed
-    float* scales;              // [rows, in / 32]
-    int32_t* totals;            // [rows, in / 16]: of the values
+    PackedLinearCall finish;               // how sums are finished
+    uint8_t *values, *rests;               // [rows, stride], signed
+    int32_t *totals, *rest_totals;         // [rows, in / 16]: of the values, and of the rests
+    float* scales;                         // [rows, in / 32]
+    uint8_t* has_rest;                     // [in / 32, rows]
     int64_t stride;
+
+    int64_t run_of(int row, int run) const { return static_cast<int64_t>(row) * (call.in / PART) + run; }
 };
 
 struct Kernels {

@@ -48,15 +48,16 @@ INL F activated(F x, int activation) {
     return div(x, add(set(1.0f), exp2(mul(max(set(-88.0f), u), set(-LOG2_E)))));
 }
 
-// Finish the sums of some rows of a block: bias, activation, store. With `gated` [rows][32], the sums are the gate of
-// `gated`.
+// Finish the sums of some rows of a block: bias, activation, store from element `at` of y on. With `gated` [rows][32], the
+// sums are the gate of `gated`.
 INL void packed_finish(const PackedLinearCall& call, const float* sums, const float* gated, const float* bias,
-                       const float* gated_bias, int rows, int width, uint16_t* y) {
-    for (int row = 0; row < rows; row++) {
+                       const float* gated_bias, int rows, int width, int64_t at) {
+    for (int row = 0; row < rows; row++, at += call.y_stride) {
         for (int n = 0; n < width; n += 16) {
             F value = activated(add(load(sums + row * PACKED_BLOCK + n), load(bias + n)), call.activation);
             if (gated) value = mul(value, add(load(gated + row * PACKED_BLOCK + n), load(gated_bias + n)));
-            store_at(y + row * call.y_stride, value, n, width);
+            if (call.is_float_y) store_at(static_cast<float*>(call.y) + at, value, n, width);
+            else store_at(static_cast<uint16_t*>(call.y) + at, value, n, width);
         }
     }
 }
@@ -90,8 +91,7 @@ void packed_linear_block(const PackedLinearCall& call, int block, int from, int 
     if (gated) packed_bias(call, call.out + column, width, gated_bias);
     float *sums = buffer, *gated_sums = gated ? buffer + 32 * PACKED_BLOCK : nullptr;
     const auto finish = [&](int row, int rows) {
-        uint16_t* y = static_cast<uint16_t*>(call.y) + row * call.y_stride + column;
-        packed_finish(call, sums, gated_sums, bias, gated_bias, rows, width, y);
+        packed_finish(call, sums, gated_sums, bias, gated_bias, rows, width, row * call.y_stride + column);
     };
     if constexpr (!std::is_same_v<Tiles, NoTiles>) {
         if (until - from > LINEAR_ROWS && call.in % 32 == 0) {

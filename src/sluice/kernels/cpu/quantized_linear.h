@@ -59,8 +59,7 @@ void quantized_linear_block(const QuantizedCall& call, int block, int from, int 
         packed_pieces(from, until, most, [&](int row, int rows) {
             multiply(row, rows, column, sums);
             if (gated_sums) multiply(row, rows, linear.out + column, gated_sums);
-            uint16_t* y = static_cast<uint16_t*>(linear.y) + row * linear.y_stride + column;
-            packed_finish(linear, sums, gated_sums, bias, gated_bias, rows, width, y);
+            packed_finish(linear, sums, gated_sums, bias, gated_bias, rows, width, row * linear.y_stride + column);
         });
     };
     if constexpr (!std::is_same_v<Tiles, NoTiles>) {

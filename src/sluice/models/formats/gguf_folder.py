@@ -27,7 +27,7 @@ SUFFIX = ".gguf"
 GENERATION_CONFIG = "generation_config.json"
 BESIDE = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "added_tokens.json"),
-    *("chat_template.jinja", GENERATION_CONFIG),
+    *("chat_template.jinja", "chat_template.json", GENERATION_CONFIG),
 )
 """Files that are used in place of what the GGUF file says, if they are beside it."""
 NO_FILES: Mapping[str, str] = MappingProxyType({})

@@ -1,20 +1,23 @@
-"""KV events as bytes, in the format of vLLM (its `distributed/kv_events.py` of late 2025), which routers read.
+"""KV events as bytes, in the format of vLLM since 0.32 (its `distributed/kv_events.py`), which routers read.
 
-A batch is a MessagePack array `[time, [event, ...], 0]`, in which each event is an array as well:
+A batch is a MessagePack map, and so is each of its events:
 
-    ["BlockStored", hashes, parent hash or nil, token ids, block size, nil, medium, nil]
-    ["BlockStored", ..., [[namespace], nil, ...]]       with the keys of each block beside its tokens, if it has any
-    ["BlockRemoved", hashes, medium]
-    ["AllBlocksCleared"]
+    {"ts": time, "events": [event, ...], "data_parallel_rank": 0}
+    {"type": "BlockStored", "block_hashes": [hash, ...], "parent_block_hash": hash or nil, "token_ids": [id, ...],
+     "block_size": tokens, "lora_id": nil, "medium": medium, "lora_name": nil, "extra_keys": [[namespace], nil, ...]}
+    {"type": "BlockRemoved", "block_hashes": [hash, ...], "medium": medium}
+    {"type": "AllBlocksCleared"}
 
-Hashes are bytes: the digests of pages. The medium is GPU for the device, whatever it is, CPU or DISK. vLLM has LoRA
-adapters where there is nil. As in vLLM the salt of a namespace is a key of the first block of a context alone, since
-the hashes of those behind it cover it.
+Hashes are bytes: the digests of pages. The medium is GPU for the device, whatever it is, CPU or STORAGE. As in vLLM the
+salt of a namespace is a key of the first block of a context alone, since the hashes of those behind it cover it. Of
+other blocks `extra_keys` is left out.
+
+Until 0.31 vLLM wrote arrays of the same fields, without their names, and DISK for STORAGE. Both are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -25,12 +28,43 @@ from sluice.process.wire import WireError
 from sluice.types import Tier
 
 STORED, REMOVED, CLEARED = "BlockStored", "BlockRemoved", "AllBlocksCleared"
-MEDIA: Mapping[Tier, str] = MappingProxyType({Tier.DEVICE: "GPU", Tier.HOST: "CPU", Tier.DISK: "DISK"})
-TIERS: Mapping[str, Tier] = MappingProxyType({medium: tier for tier, medium in MEDIA.items()})
+MEDIA: Mapping[Tier, str] = MappingProxyType({Tier.DEVICE: "GPU", Tier.HOST: "CPU", Tier.DISK: "STORAGE"})
+TIERS: Mapping[str, Tier] = MappingProxyType({medium: tier for tier, medium in MEDIA.items()} | {"DISK": Tier.DISK})
 RANK = 0
 """vLLM's data-parallel rank: an engine here has none."""
+
+
+class _Stored(msgspec.Struct, tag=STORED, omit_defaults=True, gc=False):
+    block_hashes: tuple[bytes, ...]
+    parent_block_hash: bytes | None
+    token_ids: tuple[int, ...]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[list[Any] | None] | None = None
+
+
+class _Removed(msgspec.Struct, tag=REMOVED, omit_defaults=True, gc=False):
+    block_hashes: tuple[bytes, ...]
+    medium: str | None
+
+
+class _Cleared(msgspec.Struct, tag=CLEARED, gc=False):
+    pass
+
+
+_Event = _Stored | _Removed | _Cleared
+
+
+class _Batch(msgspec.Struct, omit_defaults=True, gc=False):
+    ts: float
+    events: list[_Event]
+    data_parallel_rank: int | None = None
+
+
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(tuple[float, list[list[Any]], int])
+_DECODER = msgspec.msgpack.Decoder(_Batch | tuple[float, list[list[Any]], int | None])
 
 
 class EventBatch(NamedTuple):
@@ -43,7 +77,7 @@ class EventBatch(NamedTuple):
 
 def encode_batch(batch: EventBatch) -> bytes:
     """Return a batch as bytes."""
-    return _ENCODER.encode((batch.time, [_encoded(event) for event in batch.events], RANK))
+    return _ENCODER.encode(_Batch(batch.time, [_encoded(event) for event in batch.events], RANK))
 
 
 def decode_batch(data: bytes) -> EventBatch:
@@ -53,33 +87,42 @@ def decode_batch(data: bytes) -> EventBatch:
         WireError: it is none.
     """
     try:
-        time, events, _ = _DECODER.decode(data)
-        return EventBatch(time, tuple(_decoded(*event) for event in events))
-    except (msgspec.DecodeError, TypeError, ValueError, KeyError, IndexError) as error:
+        found = _DECODER.decode(data)
+        if isinstance(found, _Batch):
+            return EventBatch(found.ts, tuple(map(_decoded, found.events)))
+        time, events, _ = found
+        return EventBatch(time, tuple(_decoded(_named(*event)) for event in events))
+    except (msgspec.MsgspecError, TypeError, ValueError, KeyError, IndexError) as error:
         raise WireError(f"not a batch of KV events ({len(data)} bytes): {error}") from error
 
 
-def _encoded(event: PageEvent) -> Sequence[Any]:
+def _encoded(event: PageEvent) -> _Event:
     match event:
         case PagesStored(parent, digests, token_ids, page_size, extra_key, tier):
-            fields: list[Any] = [STORED, digests, parent, token_ids, page_size, None, MEDIA[tier], None]
-            if parent is None and extra_key:
-                fields.append([[extra_key], *[None] * (len(digests) - 1)])
-            return fields
+            keys = [[extra_key], *[None] * (len(digests) - 1)] if parent is None and extra_key else None
+            return _Stored(tuple(digests), parent, tuple(token_ids), page_size, None, MEDIA[tier], None, keys)
         case PagesRemoved(digests, tier):
-            return (REMOVED, digests, MEDIA[tier])
+            return _Removed(tuple(digests), MEDIA[tier])
         case PagesCleared():
-            return (CLEARED,)
+            return _Cleared()
 
 
-def _decoded(tag: str, *fields: Any) -> PageEvent:
-    if tag == STORED:
-        digests, parent, token_ids, page_size, _, medium, _, *keys = fields
-        extra_key = keys[0][0][0] if keys else ""
-        return PagesStored(parent, tuple(digests), tuple(token_ids), page_size, extra_key, TIERS[medium])
-    if tag == REMOVED:
-        digests, medium = fields
-        return PagesRemoved(tuple(digests), TIERS[medium])
-    if tag == CLEARED:
-        return PagesCleared()
-    raise ValueError(f"unknown event {tag!r}")
+def _decoded(event: _Event) -> PageEvent:
+    match event:
+        case _Stored():
+            extra_key = event.extra_keys[0][0] if event.extra_keys and event.extra_keys[0] else ""
+            tier = TIERS[event.medium or ""]
+            return PagesStored(
+                event.parent_block_hash, event.block_hashes, event.token_ids, event.block_size, extra_key, tier
+            )
+        case _Removed(hashes, medium):
+            return PagesRemoved(hashes, TIERS[medium or ""])
+        case _Cleared():
+            return PagesCleared()
+
+
+def _named(tag: str, *fields: Any) -> _Event:
+    """Return an event of the older form."""
+    names = _Stored.__struct_fields__ if tag == STORED else _Removed.__struct_fields__ if tag == REMOVED else ()
+    event: _Event = msgspec.convert({"type": tag, **dict(zip(names, fields, strict=False))}, _Event)
+    return event

@@ -29,6 +29,12 @@ class JsonScanner:
         """The value is complete, or went wrong."""
         self.is_complete = False
 
+    @property
+    def closing(self) -> str:
+        """The brackets that are missing; empty within a string."""
+        opened = "" if self._in_string else "".join(self._open)
+        return opened[::-1].translate(str.maketrans("{[", "}]"))
+
     def push(self, text: str) -> int:
         """Return how much of a text belongs to the value. Once that is not all of it, or the value ends, it is over."""
         at = 0
@@ -57,6 +63,34 @@ class JsonScanner:
             self.is_over = True
             return at
         return at + 1
+
+
+class JsonMender:
+    """Mends the text of an object that arrives in pieces: raw control characters in strings, and commas before a
+    closing bracket."""
+
+    def __init__(self) -> None:
+        self._in_string = False
+        self._is_escaped = False
+        self._held = ""
+        """A comma, and the space behind it."""
+
+    def push(self, text: str) -> str:
+        """Return what is certain of a text with what was held back before it."""
+        found: list[str] = []
+        for char in text:
+            if self._in_string:
+                found.append(json.dumps(char)[1:-1] if char < " " else char)
+                self._in_string = self._is_escaped or char != '"'
+                self._is_escaped = char == "\\" and not self._is_escaped
+            elif char == "," or (self._held and char.isspace()):
+                self._held += char
+            else:
+                found.append(self._held[1:] if char in CLOSES else self._held)
+                found.append(char)
+                self._held = ""
+                self._in_string = char == '"'
+        return "".join(found)
 
 
 def object_size(source: Source, begin: int = 0) -> Steps[int]:
@@ -95,17 +129,26 @@ class JsonRead(NamedTuple):
 def json_events(source: Source, event: Callable[[str], Event]) -> Steps[JsonRead]:
     """Read the JSON object that comes next, and yield it as events as it comes. It is parsed once, at its end.
 
+    What models get wrong in an object that is clear otherwise is mended: `JsonMender`, and brackets that are missing
+    before a tag.
+
     Args:
         event: makes an event of a text.
     """
-    scanner = JsonScanner()
+    scanner, mender = JsonScanner(), JsonMender()
     parts: list[str] = []
     while True:
         count = scanner.push(source.peek())
-        if count:
-            parts.append(source.take(count))
-            yield event(parts[-1])
+        part = mender.push(source.take(count))
+        if part:
+            parts.append(part)
+            yield event(part)
         if scanner.is_over:
+            if not scanner.is_complete and source.starts_with("<"):  # a tag comes before the brackets were closed
+                closing = scanner.closing
+                if object_of("".join(parts) + closing) is not None:
+                    yield event(closing)
+                    return JsonRead(is_closed=True, is_valid=True)
             is_valid = scanner.is_complete and object_of("".join(parts)) is not None
             return JsonRead(scanner.is_complete, is_valid)
         if not (yield from more(source)):

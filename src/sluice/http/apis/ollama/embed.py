@@ -26,7 +26,8 @@ class OllamaEmbedFields(EmbedFields, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /api/embed`."""
 
     model: Text
-    input: Text | Annotated[list[Text], documented(minItems=1)]
+    input: str | list[Text]
+    """As in Ollama, no text has no embeddings."""
     dimensions: Annotated[int, documented(minimum=1)] | None = None
     options: dict[str, Any] = msgspec.field(default_factory=dict)
 
@@ -35,7 +36,7 @@ class OllamaEmbeddingFields(EmbedFields, kw_only=True, forbid_unknown_fields=Tru
     """The body of `POST /api/embeddings`."""
 
     model: Text
-    prompt: Text
+    prompt: str
     options: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
@@ -52,8 +53,8 @@ def parse_ollama_embed(service: Service, body: bytes) -> GenerateCall[OllamaEmbe
         ApiError: 400, naming the field; 404, another model.
     """
     fields = read_fields(body, OllamaEmbedFields, OF_EMBEDDINGS)
-    texts = [fields.input] if isinstance(fields.input, str) else fields.input
-    require(bool(texts) and all(texts), "input must be a text or a list of texts, none empty", param="input")
+    texts = fields.input if isinstance(fields.input, list) else [fields.input] if fields.input else []
+    require(all(texts), "input must be a text or a list of texts, of which none is empty", param="input")
     message = f"input has {len(texts)} texts; at most {MAX_CHOICES} are accepted in one call"
     require(len(texts) <= MAX_CHOICES, message, param="input")
     return _call(service, fields, fields.options, texts, "input")
@@ -66,8 +67,7 @@ def parse_ollama_embedding(service: Service, body: bytes) -> GenerateCall[Ollama
         ApiError: 400, naming the field; 404, another model.
     """
     fields = read_fields(body, OllamaEmbeddingFields, OF_EMBEDDINGS)
-    require(bool(fields.prompt), "prompt must be a non-empty text", param="prompt")
-    return _call(service, fields, fields.options, [fields.prompt], "prompt")
+    return _call(service, fields, fields.options, [fields.prompt] if fields.prompt else [], "prompt")
 
 
 def _call(service: Service, fields: E, options: dict[str, Any], texts: Sequence[str], name: str) -> GenerateCall[E]:
@@ -127,4 +127,4 @@ class OllamaEmbeddingAnswer:
         pass
 
     def whole(self, embeddings: Sequence[bytes], usage: Usage) -> OllamaEmbedding:
-        return OllamaEmbedding(unit_vector(embeddings[0]).tolist())
+        return OllamaEmbedding(unit_vector(embeddings[0]).tolist() if embeddings else [])

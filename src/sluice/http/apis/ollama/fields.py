@@ -7,6 +7,7 @@ loads the model in Ollama: it becomes a call without prompts, and generates noth
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ from sluice.http.base.errors import require
 from sluice.http.base.routes import Body
 from sluice.http.base.unsupported_fields import IN_PARTS
 from sluice.http.call.constraint_fields import ollama_shape
+from sluice.http.call.fill_in import Fill
 from sluice.http.call.generate_call import (
     Conversation,
     GenerateCall,
@@ -39,9 +41,9 @@ from sluice.text.parsers.tools import NO_TOOLS, ToolUse
 from sluice.types import SamplingParams
 
 PLACE = "options"
-LEVELS = ("low", "medium", "high")
+LEVELS = ("low", "medium", "high", "max")
 """Values of `think` for how much."""
-UNLIMITED = (-1, -2)
+UNLIMITED = (0, -1, -2)
 """Values of `num_predict` for as many tokens as the context holds."""
 RANDOM_SEED = -1
 WHOLE_CONTEXT = -1
@@ -94,6 +96,8 @@ class OllamaGenerateFields(OllamaFields, kw_only=True, forbid_unknown_fields=Tru
 
     prompt: str = ""
     system: str = ""
+    suffix: str = ""
+    """The text that follows the answer: the prompt is not shown as a message."""
     raw: bool = False
 
 
@@ -125,15 +129,18 @@ def parse_ollama_generate(service: Service, body: bytes) -> GenerateCall[OllamaG
         ApiError: 400, naming the field; 404, another model.
     """
     fields = _read(service, body, OllamaGenerateFields)
-    is_raw = fields.raw or not (service.tokenizer.has_chat_template or fields.system)
-    require(not (fields.raw and fields.system), "raw: true excludes system; send one of them", param="system")
+    is_raw = fields.raw or bool(fields.suffix) or not (service.tokenizer.has_chat_template or fields.system)
+    what = "raw: true" if fields.raw else "suffix"
+    is_alone = not ((fields.raw or fields.suffix) and fields.system)
+    require(is_alone, f"{what} excludes system; send one of them", param="system")
     prompt: str | Conversation = fields.prompt
     if not is_raw:
         system = [{"role": "system", "content": fields.system}] if fields.system else []
         prompt = _conversation([*system, {"role": "user", "content": fields.prompt}], fields)
     prompts = (prompt,) if fields.prompt else ()
     tools = None if is_raw else NO_TOOLS
-    return _call(service, fields, prompts, "prompt", tools, add_special_tokens=is_raw)
+    call = _call(service, fields, prompts, "prompt", tools, add_special_tokens=is_raw)
+    return replace(call, fill=Fill(fields.suffix)) if fields.suffix else call
 
 
 def _read(service: Service, body: bytes, kind: type[B]) -> B:
@@ -209,7 +216,7 @@ def _sampling(options: OllamaSampling, fields: OllamaFields) -> SamplingParams:
     check_top_logprobs(fields.top_logprobs, are_asked=fields.logprobs)
     most, name = options.max_tokens, NAMES["max_tokens"]
     is_fine = most is None or most > 0 or most in UNLIMITED
-    message = f"{name} must be at least 1, or -1 for as many tokens as the context holds, got {most}"
+    message = f"{name} must be at least 1, or 0 or -1 for as many tokens as the context holds, got {most}"
     require(is_fine, message, param=name)
     return sampling_params(
         options,

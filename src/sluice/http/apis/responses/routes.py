@@ -11,11 +11,12 @@ from sluice.http.apis.responses.answers import ResponseAnswer
 from sluice.http.apis.responses.fields import RESPONSE_BODY, parse_response
 from sluice.http.apis.responses.items import Item, listed
 from sluice.http.apis.responses.store import ResponseStore, StoredResponse, owner_of
-from sluice.http.apis.responses.types import DeletedResponse, InputItems, ResponseEvent, ResponseObject
+from sluice.http.apis.responses.types import DeletedResponse, InputItems, InputTokens, ResponseEvent, ResponseObject
 from sluice.http.base.auth import SENT_KEY
 from sluice.http.base.errors import bad_request, require
 from sluice.http.base.routes import JSON, Routes, json_answer
-from sluice.http.call.generating import CallHandler
+from sluice.http.call.generating import CallHandler, while_client_is_there
+from sluice.http.call.tokenize import count_tokens
 
 CONTINUES = b'"previous_response_id"'
 """Occurs in bodies that may continue a long conversation."""
@@ -38,6 +39,23 @@ def add_responses(routes: Routes, calls: CallHandler, store: ResponseStore) -> N
     async def create(request: Request) -> Response:
         parse = partial(parse_response, store, _key_of(request))
         return await calls.generate(request, parse, partial(ResponseAnswer, store), marker=CONTINUES)
+
+    @routes.add(
+        "POST",
+        "/v1/responses/input_tokens",
+        summary="The tokens of a conversation (OpenAI)",
+        body=RESPONSE_BODY,
+        answer=InputTokens,
+    )
+    async def count(request: Request) -> Response:
+        call = await calls.bodies.read(request, partial(parse_response, store, _key_of(request)), marker=CONTINUES)
+        service = calls.backend.service()
+        service.check_model(call.model)
+
+        async def counted() -> Response:
+            return json_answer(InputTokens("response.input_tokens", await count_tokens(service, calls.threads, call)))
+
+        return await while_client_is_there(request, counted())
 
     named = partial(routes.add, answer=ResponseObject)
 

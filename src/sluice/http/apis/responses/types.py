@@ -235,6 +235,13 @@ class DeletedResponse(msgspec.Struct):
     deleted: Literal[True]
 
 
+class InputTokens(msgspec.Struct):
+    """The answer to `POST /v1/responses/input_tokens`."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class InputItems(msgspec.Struct):
     """The answer to `GET /v1/responses/{id}/input_items`."""
 
