@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import selectors
 import shlex
 import signal
@@ -230,7 +231,7 @@ def test_an_engine_that_hangs_while_it_loads_is_replaced(tmp_path: Path) -> None
             assert text_of(list(events)) == expected_text("ab", 150)
         assert stops(process) == 0
         assert process.stderr is not None
-        assert "the engine made no progress for 1.0 s while it loaded" in process.stderr.read()
+        assert re.search(r"the engine made no progress for \d\.\d s while it loaded", process.stderr.read())
 
 
 def test_a_device_that_hangs(tmp_path: Path) -> None:

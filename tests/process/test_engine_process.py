@@ -134,7 +134,7 @@ async def test_the_death_of_the_engine_ends_every_open_request() -> None:
 class Unkillable:
     """A process that SIGKILL does not end, such as one in a system call on a disk that hangs."""
 
-    pid, returncode, stdin = 12345, None, None
+    pid, returncode = 12345, None
     kills = 0
 
     def kill(self) -> None:
@@ -143,6 +143,9 @@ class Unkillable:
     async def wait(self) -> int:
         await asyncio.Event().wait()
         raise AssertionError
+
+    def close_stdin(self) -> None:
+        """Return: it has none."""
 
 
 def unkillable() -> tuple[EngineProcess, Unkillable, SocketFolder]:

@@ -171,12 +171,7 @@ async def serve(
     start, sleep = start_of(server, engine, factory), Sleep(client, state, server.idle_unload)
     report = LoadingReport(sys.stderr if server.log_format == "text" else None)
     supervisor = Supervisor(
-        start,
-        client,
-        state,
-        server.max_engine_restarts,
-        EngineTimeouts.of(server),
-        sleep,
+        *(start, client, state, server.max_engine_restarts, EngineTimeouts.of(server), sleep),
         on_loading=report.show,
         early=early,
     )

@@ -134,13 +134,7 @@ def load_model(
     if blocks:
         checkpoint = replace(checkpoint, fields=checkpoint.fields.replaced(blocks, "--dllm-algorithm-config"))
     if _is_fallback(checkpoint, implementation):
-        if quantization in ON_LOAD:
-            raise CheckpointError(
-                f"{checkpoint.architecture} runs through transformers, whose weights are not quantised: leave out"
-                f" --quantization {quantization}"
-            )
-        if checkpoint.fields.section("quantization_config") is None:  # else it is refused
-            check_agrees(quantization, None)
+        _refuse_quantization(checkpoint, quantization)
         chosen = _resolve_dtype(folder, checkpoint, dtype, device, None)
         model: PagedLM = load_fallback(folder, checkpoint, dtype=chosen, device=device, progress=progress)
     else:
@@ -162,6 +156,17 @@ def load_model(
             progress=progress,
         )
     return model, model.spec
+
+
+def _refuse_quantization(checkpoint: CheckpointConfig, quantization: str | None) -> None:
+    """Refuse `--quantization` of a model that runs through transformers."""
+    if quantization in ON_LOAD:
+        raise CheckpointError(
+            f"{checkpoint.architecture} runs through transformers, whose weights are not quantised: leave out"
+            f" --quantization {quantization}"
+        )
+    if checkpoint.fields.section("quantization_config") is None:  # else it is refused
+        check_agrees(quantization, None)
 
 
 def _is_fallback(checkpoint: CheckpointConfig, implementation: str) -> bool:
