@@ -2,8 +2,9 @@
 
 Each mutant (`mutants.py`, `mutants_by_hand.py`) is written to a copy of the package, and the fast core tests run
 against that copy in a forked process that has pytest loaded already; the working tree is only read. Mutants outside
-the core run against other tests (`SUITES`). The tests nearest to the mutated file run first, quick ones before slow
-ones, and the first failure ends the run. A test that takes much longer than without a mutant counts as failed.
+the core run against other tests (`SUITES`), and those written by hand without the tests that are marked slow. The tests
+nearest to the mutated file run first, quick ones before slow ones, and the first failure ends the run. A test that
+takes much longer than without a mutant counts as failed.
 
 Verdicts are kept under build/mutation, by the fingerprint of code and tests, so an interrupted run continues. A
 survivor shows a missing test, or is explained in tests/mutation_survivors.toml. Exit status: 0 if every survivor
@@ -45,6 +46,7 @@ ROOT = PACKAGE.parent.parent
 SUITE = ("tests/kv", "tests/scheduler", "tests/prior_art", "tests/engine", "tests/laws", "tests/tracing")
 SUITES = MappingProxyType({"runner": ("tests/parity/test_offloaded_rows.py",)})
 """Package -> the tests that its mutants run against, where these are not the core's: mutants written by hand alone."""
+NOT_SLOW = ("-m", "not slow")
 EXPLAINED = ROOT / "tests" / "mutation_survivors.toml"
 RESULTS = ROOT / "build" / "mutation"
 PRELOADED = ("hypothesis.stateful", "hypothesis.strategies")
@@ -180,14 +182,15 @@ class Slot:
 
 
 def suite_of(mutant: Mutant) -> tuple[str, ...]:
-    """Return the tests that a mutant runs against."""
-    return SUITES.get(mutant.file.split("/")[0], SUITE)
+    """Return the tests that a mutant runs against: of one written by hand, those of `make test`."""
+    tests = SUITES.get(mutant.file.split("/")[0], SUITE)
+    return (*tests, *NOT_SLOW) if mutant.why else tests
 
 
 def run_suite(overlay: Path, log: Path, watch: Watch, suite: Sequence[str]) -> None:
     """Run tests against the package in `overlay`, in the child, and exit with pytest's status."""
     os.setpgid(0, 0)
-    limit = MEMORY_LIMIT if suite == SUITE else TORCH_MEMORY_LIMIT
+    limit = MEMORY_LIMIT if suite[: len(SUITE)] == SUITE else TORCH_MEMORY_LIMIT
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
@@ -271,7 +274,7 @@ class Record:
 
 def fingerprint() -> str:
     """Return a digest of everything that a verdict depends on."""
-    digest = hashlib.sha256(repr(PYTEST_ARGS).encode())
+    digest = hashlib.sha256(repr((PYTEST_ARGS, NOT_SLOW)).encode())
     packages = ("types", "config", "kv", "scheduler", "engine", "testing")
     code = {path for name in packages for path in (PACKAGE / name).rglob("*.py")}
     code |= {PACKAGE / file for file, *_ in BY_HAND}

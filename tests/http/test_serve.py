@@ -26,6 +26,7 @@ from collecting import collector
 from processes import free_port
 from serve_process import PATIENCE, announced, errors_of, server, shadow
 from serving import expected_text, parse_events
+from slow import slow
 from sluice.cli import main
 
 
@@ -149,6 +150,7 @@ def test_the_end_of_the_last_engine(tmp_path: Path) -> None:
         assert process.returncode == 1
 
 
+@pytest.mark.slow
 def test_a_server_gives_up_if_no_engine_can_be_started(tmp_path: Path) -> None:
     """After the stated time, with a status other than 0: otherwise it would refuse requests forever."""
     with server(*shadow(0, tmp_path, "shadow_engine:short_of_memory", restart_timeout=0.2)) as process:
@@ -214,6 +216,7 @@ def test_a_hung_engine_is_replaced_while_its_server_says_so(tmp_path: Path) -> N
         assert stops(process) == 0
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_while_it_loads_is_replaced(tmp_path: Path) -> None:
     """Within the time that it may be without progress, and not when the time for loading a model is over."""
     port = free_port()
@@ -234,6 +237,7 @@ def test_an_engine_that_hangs_while_it_loads_is_replaced(tmp_path: Path) -> None
         assert re.search(r"the engine made no progress for \d\.\d s while it loaded", process.stderr.read())
 
 
+@pytest.mark.slow
 def test_a_device_that_hangs(tmp_path: Path) -> None:
     port = free_port()
     with server(*shadow(port, tmp_path, **faulty("slow@5=60"), step_timeout=1.0)) as process:
@@ -273,7 +277,7 @@ def test_a_drain_is_bounded(tmp_path: Path) -> None:
         assert process.wait(timeout=PATIENCE) == 0
 
 
-@pytest.mark.parametrize("first", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("first", [signal.SIGTERM, slow(signal.SIGINT)])
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, first: signal.Signals) -> None:
     port = free_port()
     with server(*shadow(port, tmp_path, **faulty("slow@5=60"), drain_timeout=60.0)) as process:
@@ -287,6 +291,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, first: signal.Signals) 
         assert processes.ends(engine, PATIENCE)
 
 
+@pytest.mark.slow
 def test_a_model_that_loads_too_long_ends_the_server(tmp_path: Path) -> None:
     with server(*shadow(0, tmp_path, "shadow_engine:hang", start_timeout=0.5)) as process:
         errors = errors_of(process)
@@ -294,6 +299,7 @@ def test_a_model_that_loads_too_long_ends_the_server(tmp_path: Path) -> None:
         assert process.returncode == 1
 
 
+@pytest.mark.slow
 def test_a_killed_server_leaves_no_engine_that_hangs(tmp_path: Path) -> None:
     """One that is stuck reads no message and no end of a pipe; it would hold the GPU for ever."""
     port = free_port()

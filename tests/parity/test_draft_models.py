@@ -139,10 +139,9 @@ def expected(folder: Path) -> list[object]:
 
 
 RUNS = [
-    *(("target", "preemption"), slow("target", "plain"), slow("target", "lookahead")),
-    ("other", "chunks"),
-    *(("head", mode) for mode in ("lookahead", "disk tier")),
-    *(slow("head", mode) for mode in ("plain", "preemption", "offloaded")),
+    *(slow("target", mode) for mode in ("plain", "lookahead", "preemption")),
+    *(("other", "chunks"), ("head", "lookahead")),
+    *(slow("head", mode) for mode in ("plain", "preemption", "disk tier", "offloaded")),
 ]
 
 

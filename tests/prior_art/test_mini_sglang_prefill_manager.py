@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.scheduler.request import Status
 from sluice.scheduler.reserve import FullReservation
 from sluice.types import BatchResult, Bound
 from support import queue, shapes_of, steps_of
@@ -24,22 +23,6 @@ def test_running_half_computed_and_waiting_requests_are_told_apart() -> None:
     assert (list(state.decoding), list(state.partial), [r.id for r in state.waiting]) == ([0], [1], [2])
     assert state.free_slots == []
     assert state.kv.pool.num_free == 400 - 2, "a page for the first, one for half a chunk"
-
-
-def test_a_prompt_decodes_once_it_is_computed_and_is_partial_until_then() -> None:
-    bench = bench_of(chunk=8, running=2)
-    queue(bench, 0, 4)
-    queue(bench, 1, 20)
-    statuses = []
-    for _ in range(4):
-        statuses.append([request.status for request in bench.scheduler.state.requests.values()])
-        steps_of(bench)
-    assert statuses == [
-        [Status.WAITING, Status.WAITING],
-        [Status.DECODING, Status.PARTIAL],
-        [Status.DECODING, Status.PARTIAL],
-        [Status.DECODING, Status.DECODING],
-    ]
 
 
 def test_a_half_prefilled_request_samples_nothing_and_a_token_for_it_is_an_error() -> None:

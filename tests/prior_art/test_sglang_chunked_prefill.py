@@ -17,7 +17,7 @@ from sluice.scheduler.reserve import CLIPPED_OUTPUT, RatioReservation
 from sluice.testing import ManualLink, resolved
 from sluice.types import Bound, FinishReason
 from support import queue, shapes_of, steps_of
-from worlds import Bench, World, check_ends, limits_of
+from worlds import Bench, World, limits_of
 
 
 def bench_of(pages: int = 400, page_size: int = 4, caching: bool = True, **limits: object) -> Bench:
@@ -68,13 +68,6 @@ def test_memory_stops_admission_before_the_budget_is_used_up() -> None:
     plans = steps_of(bench)
     assert [chunk.request_id for plan in plans for chunk in plan.chunks] == [0]
     assert plans[0].bound_by is Bound.KV_PAGES
-
-
-def test_a_chunk_is_cut_to_whole_pages() -> None:
-    bench = bench_of(chunk=11, running=4)
-    queue(bench, 0, 9)
-    queue(bench, 1, 30)
-    assert shapes_of(bench, 2) == [[(0, 0, 9)], [(0, 9, 1), (1, 0, 8)]]
 
 
 def test_memory_is_checked_for_the_whole_prompt_and_its_output_even_if_it_is_cut() -> None:
@@ -151,19 +144,6 @@ def test_prefill_first_runs_decodes_only_when_there_is_no_prefill() -> None:
     assert shapes_of(bench, 3) == [[(1, 0, 8)], [(1, 8, 6)], [(0, 2, 1), (1, 14, 1)]]
 
 
-def test_a_finished_chunk_is_shared_at_once_and_survives_an_abort() -> None:
-    bench = bench_of(chunk=8, running=4, batch=32)
-    queue(bench, 0, 40, token=3)
-    steps_of(bench, 2)
-    slot, pages = bench.scheduler.state.requests[0].slot, list(bench.scheduler.state.requests[0].lease.pages)
-    bench.scheduler.abort(0)
-    queue(bench, 1, 40, token=3)
-    (plan,) = steps_of(bench)
-    assert plan.chunks[0].start == 16
-    assert plan.chunks[0].new_pages[:4] == tuple(pages)
-    assert slot in range(4)
-
-
 def test_the_chunk_of_a_diffusion_model_is_its_block() -> None:
     """`--dllm-prefill block`; what is left of the prompt joins the open block. Without it, chunks are ordinary."""
     bench = bench_of(chunk=16, running=4, batch=64, block_size=4, prefills_by_block=True)
@@ -172,22 +152,6 @@ def test_the_chunk_of_a_diffusion_model_is_its_block() -> None:
     ours = bench_of(chunk=16, running=4, batch=64, block_size=4)
     queue(ours, 0, 10)
     assert shapes_of(ours) == [[(0, 0, 12)]]
-
-
-def test_equal_tokens_under_different_extra_keys_share_nothing() -> None:
-    bench = bench_of(chunk=32, running=4)
-    queue(bench, 0, 12, token=3, extra_key="a")
-    first = steps_of(bench, 2)
-    queue(bench, 1, 12, token=3, extra_key="b")
-    queue(bench, 2, 12, token=3, extra_key="a")
-    second = steps_of(bench)
-    pages = {
-        chunk.request_id: chunk.new_pages for plan in (first[0], *second) for chunk in plan.chunks if chunk.length > 1
-    }
-    assert not set(pages[0]) & set(pages[1])
-    assert bench.scheduler.state.requests[1].num_cached_tokens == 0
-    assert bench.scheduler.state.requests[2].num_cached_tokens == 8
-    assert pages[2][:2] == pages[0][:2]
 
 
 def test_a_request_waits_prefills_decodes_waits_again_when_preempted_and_ends() -> None:
@@ -205,14 +169,6 @@ def test_a_request_waits_prefills_decodes_waits_again_when_preempted_and_ends() 
     statuses.append(request.status)
     assert statuses == [Status.WAITING, Status.PARTIAL, Status.DECODING, Status.WAITING, Status.GONE]
     assert request.finish_reason is FinishReason.LENGTH
-
-
-def test_a_request_ends_with_the_right_tokens() -> None:
-    bench = Bench.of(World(limits_of(chunk=4, running=2), num_pages=40, page_size=4))
-    sent = {0: Submit(0, (1, 0, 1, 1, 0, 0), resolved(5))}
-    bench.link.put(*sent.values())
-    bench.drain(50)
-    check_ends(bench, sent)
 
 
 def test_each_chunk_is_logged_with_its_request_number_length_and_prefix(caplog: pytest.LogCaptureFixture) -> None:

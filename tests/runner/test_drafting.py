@@ -15,7 +15,7 @@ import tiny_eagle3
 import tiny_models
 from drafted import Answer, Guess, Planner
 from ranks import FakeGrammar
-from slow import products
+from slow import products, slow
 from sluice.assembly.drafting import DraftSetup
 from sluice.attention.reference import ReferenceAttention, ReferenceBackend
 from sluice.device.queues import plain_host_buffer
@@ -145,7 +145,7 @@ def test_no_drafter_changes_an_answer(kind: str, guess: Guess, target: PagedLM, 
     assert planner.drafted > 50
 
 
-@pytest.mark.parametrize("guess", [always, at_times])
+@pytest.mark.parametrize("guess", [slow(always), at_times])
 def test_the_target_itself_guesses_every_token(guess: Guess, target: PagedLM, folders: Path) -> None:
     """At any temperature, since a draft is drawn with the noise of its position; wherever a step is cut; and where
     decodes without drafts came before."""
@@ -224,7 +224,7 @@ def test_heads_guess_as_the_reference_does(target: PagedLM, folders: Path) -> No
     assert not guesses
 
 
-@pytest.mark.parametrize(("kind", "eager"), [("target", ()), ("head", ("copies", "results"))])
+@pytest.mark.parametrize(("kind", "eager"), [slow("target", ()), ("head", ("copies", "results"))])
 def test_captured_steps_and_late_queues(kind: str, eager: Sequence[str], target: PagedLM, folders: Path) -> None:
     """Decodes without drafts are replayed from graphs, which note tokens and states as eager ones do; and nothing waits
     for the host, or runs ahead of what it needs. As many guesses are right as in eager steps."""

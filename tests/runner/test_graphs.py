@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tiny_models
+from slow import products
 from sluice.attention.base import Attention, ForwardBatch
 from sluice.device.queues import DeviceQueues, inline_queues, plain_host_buffer
 from sluice.device.transport import staged_transport, transport_for
@@ -124,13 +125,12 @@ def eager_answers(model: CausalLM) -> list[tuple[object, ...]]:
     return answers(WORLD, TorchRunner(model, state_for(model, WORLD), StaticAttention()))
 
 
-@pytest.mark.parametrize(("depth", "lookahead"), [(1, 0), (2, 1)])
-@pytest.mark.parametrize("eager", [(), ("inputs",), ("compute", "results"), DeviceQueues._fields], ids="+".join)
+@products(eager=[(), ("inputs",), ("compute", "results"), DeviceQueues._fields], lookahead=[1, 0])
 def test_replays_give_the_tokens_of_eager_steps(
-    depth: int, lookahead: int, eager: tuple[str, ...], model: CausalLM, eager_answers: list[tuple[object, ...]]
+    lookahead: int, eager: tuple[str, ...], model: CausalLM, eager_answers: list[tuple[object, ...]]
 ) -> None:
     """Inputs that are frozen in the graph, or of another step; a token of the step before that is not there yet."""
-    world = replace(WORLD, limits=replace(WORLD.limits, lookahead=lookahead), depth=depth)
+    world = replace(WORLD, limits=replace(WORLD.limits, lookahead=lookahead), depth=1 + lookahead)
     state = state_for(model, world, watched=lookahead > 0)
     runner, counted = runner_with_graphs(model, state, late_queues(eager))
     assert answers(world, runner) == eager_answers

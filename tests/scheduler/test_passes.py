@@ -4,42 +4,14 @@ from __future__ import annotations
 
 from sluice.engine.messages import Submit
 from sluice.testing import resolved
-from sluice.types import BatchPlan
+from support import shape, steps_of
 from worlds import Bench, World, check_ends, limits_of
-
-
-def steps_of(bench: Bench, count: int) -> list[BatchPlan]:
-    """The next plans, each committed at once."""
-    plans = []
-    for _ in range(count):
-        plan = bench.scheduler.schedule()
-        if plan is None:
-            break
-        bench.scheduler.commit(plan, bench.engine.runner.launch(plan).wait())
-        plans.append(plan)
-    return plans
-
-
-def shape(plan: BatchPlan) -> list[tuple[int, int, int]]:
-    return [(chunk.request_id, chunk.start, chunk.length) for chunk in plan.chunks]
 
 
 def add(bench: Bench, request_id: int, length: int, max_tokens: int = 8, *, token: int | None = None) -> None:
     bench.scheduler.add(
         Submit(request_id, (request_id % 2 if token is None else token,) * length, resolved(max_tokens))
     )
-
-
-def test_12000_tokens_with_a_budget_of_8192_take_two_rounds() -> None:
-    """Mini-SGLang's example: 8,192 now, it stays in front, 3,808 next, then it decodes."""
-    bench = Bench.of(World(limits_of(chunk=8192, running=4), num_pages=300, page_size=64))
-    add(bench, 0, 12_000)
-    add(bench, 1, 10, token=1)
-    first, second, third = steps_of(bench, 3)
-    assert shape(first) == [(0, 0, 8192)]
-    assert shape(second) == [(0, 8192, 3808), (1, 0, 10)]
-    assert [chunk.samples for chunk in first.chunks + second.chunks] == [False, True, True]
-    assert shape(third) == [(0, 12_000, 1), (1, 10, 1)]
 
 
 def decoding(bench: Bench, count: int, max_tokens: int) -> None:
@@ -57,16 +29,6 @@ def test_mixed_decodes_ride_in_every_step_of_a_long_prompt() -> None:
         assert [chunk.length for chunk in plan.chunks] == [1, 1, 1, 1, 8]
         assert plan.chunks[-1].start == 8 * index
         assert plan.chunks[-1].samples == (index == 39)
-
-
-def test_prefill_first_lets_no_decode_run_until_the_prompt_is_done() -> None:
-    bench = Bench.of(World(limits_of(schedule="prefill-first", chunk=8, running=5), num_pages=400, page_size=2))
-    decoding(bench, 4, max_tokens=100)
-    add(bench, 9, 40 * 8, token=5)
-    for plan in steps_of(bench, 40):
-        assert [chunk.request_id for chunk in plan.chunks] == [9]
-    (plan,) = steps_of(bench, 1)
-    assert [chunk.length for chunk in plan.chunks] == [1, 1, 1, 1, 1]
 
 
 def test_decodes_come_off_the_batch_budget_and_not_off_the_chunk() -> None:
@@ -115,18 +77,6 @@ def test_without_chunking_a_prompt_goes_whole_or_waits() -> None:
     assert shape(second) == [(0, 9, 1), (1, 9, 1), (2, 0, 9)]
 
 
-def test_without_chunking_a_prompt_over_the_budget_goes_alone() -> None:
-    """Or it would never run; the running decodes go with it."""
-    bench = Bench.of(World(limits_of(chunk=0, batch=20, running=4), num_pages=400, page_size=4))
-    add(bench, 0, 5)
-    steps_of(bench, 1)
-    add(bench, 1, 50)
-    add(bench, 2, 2)
-    first, second = steps_of(bench, 2)
-    assert shape(first) == [(0, 5, 1), (1, 0, 50)]
-    assert shape(second) == [(0, 6, 1), (1, 50, 1), (2, 0, 2)]
-
-
 def test_first_come_first_served_never_passes_over_the_head() -> None:
     """A small request behind one that does not fit waits, so that the large one is not starved."""
     bench = Bench.of(World(limits_of(chunk=8, running=4), num_pages=8, page_size=2))
@@ -136,16 +86,6 @@ def test_first_come_first_served_never_passes_over_the_head() -> None:
     add(bench, 2, 1, max_tokens=1)
     (plan,) = steps_of(bench, 1)
     assert shape(plan) == [(0, 6, 1)]
-
-
-def test_no_request_is_admitted_beside_a_half_read_prompt() -> None:
-    """The cut leaves a token of budget; taking the next prompt's would let it run ahead of the one before it."""
-    bench = Bench.of(World(limits_of(chunk=5, running=4), num_pages=40, page_size=4))
-    add(bench, 0, 22)
-    add(bench, 1, 1, token=1)
-    plans = steps_of(bench, 6)
-    assert [shape(plan) for plan in plans[:4]] == [[(0, start, 4)] for start in (0, 4, 8, 12)]
-    assert [shape(plan) for plan in plans[4:]] == [[(0, 16, 6)], [(0, 22, 1), (1, 0, 1)]]
 
 
 def test_no_more_requests_than_slots() -> None:

@@ -236,15 +236,6 @@ def test_a_failed_step_ends_its_requests_and_spares_the_waiting() -> None:
     quiet_means_empty(bench.scheduler.state)
 
 
-def test_more_samples_than_rows_is_a_bug_of_the_runner() -> None:
-    bench = bench_of()
-    bench.scheduler.add(Submit(0, (1,) * 3, resolved(3)))
-    plan = bench.scheduler.schedule()
-    assert plan is not None
-    with pytest.raises(AssertionError, match="more samples than rows"):
-        bench.scheduler.scheduler.commit(plan, BatchResult(0, ((5,), (6,))))
-
-
 def test_a_result_for_another_step_is_a_bug_of_the_runner() -> None:
     bench = bench_of()
     bench.scheduler.add(Submit(0, (1,) * 3, resolved(3)))

@@ -47,9 +47,9 @@ def arrivals(seconds: float, rate: float) -> list[Arrival]:
 
 def test_intervals_hold_what_the_whole_run_shows() -> None:
     """A sample without its error would be taken for the whole."""
-    workload = arrivals(400, 6)
+    workload = arrivals(240, 6)
     options = WindowOptions(windows=12, seconds=10, warm_up=4, seed=3)
-    results = simulate_windows(slices_of(workload), 400, MACHINE, options, replicas=2)
+    results = simulate_windows(slices_of(workload), 240, MACHINE, options, replicas=2)
     found = {each.name: each for each in estimates(results, 10)}
     whole = list(run(workload, LocalFleet(replicas_of(SETUP, WORLD, 2)), in_turn(2)))
     ends = sorted(record.ended - record.due for record in whole)

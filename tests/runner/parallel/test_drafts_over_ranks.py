@@ -12,6 +12,7 @@ import torch
 import tiny_models
 from drafted import Planner, guesser, plain
 from ranks import FakeGrammar, running
+from slow import products
 from sluice.attention.reference import ReferenceAttention
 from sluice.models.base import PagedLM
 from sluice.models.loader import load_model
@@ -59,9 +60,8 @@ def shape_of(folder: Path, member: Member) -> DeviceShape:
     return DeviceShape.of(spec, CPU, num_slots=SLOTS, num_pages=PAGES, page_size=PAGE, row_pages=PAGES)
 
 
-@pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2), Layout(2, 2)], ids=["tp2", "pp2", "tp2 pp2"])
-@pytest.mark.parametrize("is_ahead", [False, True])
-def test_no_rank_changes_an_answer(folder: Path, layout: Layout, *, is_ahead: bool) -> None:
+@products(layout=[Layout(2), Layout(1, 2), Layout(2, 2)], is_ahead=[True, False])
+def test_no_rank_changes_an_answer(folder: Path, layout: Layout, is_ahead: bool) -> None:
     """Every rank verifies the same drafts: one that kept another token, or counted others, would go its own way."""
     parts = partial(part, folder), partial(shape_of, folder)
     state = DeviceState(shape_of(folder, ALONE), new_grammars=partial(GrammarMasks, grammars=GRAMMAR))
