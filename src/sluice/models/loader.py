@@ -169,7 +169,7 @@ def _load_native(
     if stored_as is not None:
         whole.spec = replace(whole.spec, stored_as=Quantization(stored_as.name, stored_as.description))
     model.spec = whole.spec
-    filler = Filler(whole, model, device)
+    filler = Filler(whole, model, device, packer)
     total = sum(path.stat().st_size for path in weight_files(folder))
     with tqdm(total=total, desc="loading weights", unit="B", unit_scale=True, leave=False, disable=not progress) as bar:
         _fill(filler, _tensors(folder, stored_as, whole, filler.rows), bar, report)
@@ -177,7 +177,7 @@ def _load_native(
         number_bytes = filler.kept_bytes / max(1, filler.kept_numbers)
         stored = replace(model.spec.stored_as, kept=filler.kept, number_bytes=number_bytes)
         model.spec = replace(model.spec, stored_as=stored)
-    filler.finish(packer)
+    filler.finish()
     if packer.widened:
         LOGGER.info(
             "%d layers are dequantised to %s: their parts are quantised in different ways, or no product takes them",
