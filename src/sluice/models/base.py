@@ -85,7 +85,10 @@ class PagedLM(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits [R, vocab_size] of hidden states [R, hidden_size], in the model's dtype.
+        """Return the logits [R, vocab_size] of hidden states [R, hidden_size].
+
+        They are in the model's dtype, or, of a model in bfloat16, in float32: in bfloat16, two numbers near 20 differ
+        by an eighth or not at all.
 
         This is separate from `forward` so that a caller can compute many rows in slices: a row of logits is as large as
         dozens of hidden states.
@@ -142,7 +145,7 @@ class CausalLM(PagedLM):
             embedding, self.lm_head = packer.tied(embedding, self.member.place.vocabulary(self.spec.vocab_size))
             return embedding
         if not isinstance(self.lm_head, NoHead):
-            self.lm_head = packer.linear(self.lm_head)
+            self.lm_head = packer.head(self.lm_head)
         return None if embedding is None else packer.embedding(embedding)
 
     def with_kv(

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from sluice.models.base import CausalLM, Report, no_report
+from sluice.models.block_quantizers import EightBits, FourBits, q4_0_blocks
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.linear import Packer
 from sluice.models.quantized import (
@@ -20,10 +21,13 @@ from sluice.models.quantized import (
     Quantizer,
 )
 from sluice.models.shards import INPUTS, OUTPUTS, Cut, cut_of
-from sluice.models.spec import DTYPES, FP8, INT4, ON_LOAD
+from sluice.models.spec import BLOCKS, DTYPES, FP8, INT4, ON_LOAD
 from sluice.models.stored_blocks import StoredBlocks
 from sluice.models.unused import Unused
 from sluice.models.weights import StoredTensor
+
+Kind = Quantizer | type[EightBits] | type[FourBits]
+"""What quantises a weight."""
 
 
 class Filler:
@@ -34,17 +38,20 @@ class Filler:
     Args:
         whole: all of the model, on the meta device. It is `model` itself unless that is a part.
         device: of the weights.
+        packer: what `finish` packs them with; weights are quantised to what it multiplies.
         unused: tells which tensors may be skipped that are not the model's.
     """
 
-    def __init__(self, whole: CausalLM, model: CausalLM, device: torch.device, unused: Unused) -> None:
+    def __init__(self, whole: CausalLM, model: CausalLM, device: torch.device, packer: Packer, unused: Unused) -> None:
         self.model = model
         self.device = device
         self.unused = unused
         self.is_tied = whole.tied
         self.expected = {name: weight.shape for name, weight in whole.named_parameters()}
         self.own = frozenset(name for name, _ in model.named_parameters())
-        self.kinds = kinds_of(model, model.spec.quantization)
+        self.takes_blocks = packer.why_not(BLOCKS, model.spec.dtype) is None
+        self.kinds = kinds_of(model, model.spec.quantization, takes_blocks=self.takes_blocks)
+        self._packer = packer
         self.filled: dict[str, torch.Tensor] = {}
         self.quantized: dict[str, QuantizedWeight] = {}
         self.sources: dict[str, tuple[str, str]] = {}
@@ -89,7 +96,7 @@ class Filler:
         cut = self._cut(weight, target)
         return range(self.expected[weight][0]) if cut is None or cut.dim != OUTPUTS else cut.ranges[0]
 
-    def finish(self, packer: Packer, report: Report = no_report) -> None:
+    def finish(self, report: Report = no_report) -> None:
         """Load the tensors into the model, and pack them.
 
         Args:
@@ -106,7 +113,7 @@ class Filler:
         self.model.load_state_dict(self.filled, assign=True)
         self.model.requires_grad_(False)
         self.filled.clear()  # otherwise every weight would exist twice until all are packed
-        self.model.pack(packer, report)
+        self.model.pack(self._packer, report)
 
     def _names(self, name: str) -> tuple[str, str]:
         """Return the parameter of the whole model that a tensor is for, and that of the rank's part."""
@@ -144,7 +151,9 @@ class Filler:
                 self.kept += 1
                 self.kept_bytes += tensor.nbytes
                 self.kept_numbers += stored.out_features * stored.in_features
-                return self._cut_quantized(tensor, stored, cut).to(self.device)
+                own = self._cut_quantized(tensor, stored, cut).to(self.device)
+                blocks = q4_0_blocks(own) if self.takes_blocks and isinstance(own, Int4Weight) else None
+                return own if blocks is None else blocks
             stored = stored.dense(torch.float32)
         value = self._oriented(tensor, stored, weight)
         if target not in self.own:
@@ -210,19 +219,27 @@ class Filler:
             raise CheckpointError(f"tensor {tensor.name} in {tensor.file} is also there as {name} in {file}")
 
 
-def kinds_of(model: CausalLM, quantization: str) -> Mapping[str, Quantizer]:
+def kinds_of(model: CausalLM, quantization: str, *, takes_blocks: bool) -> Mapping[str, Kind]:
     """Return the names of the weights that are quantised while they are loaded, and what to.
 
     Args:
         quantization: of a model's spec; none are quantised unless it is one of `ON_LOAD`.
+        takes_blocks: weights whose inputs blocks divide become blocks, which cost less accuracy.
     """
     if quantization not in ON_LOAD:
         return {}
     layers = {f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     if quantization == FP8:
         return {name: Fp8Weight for name in layers if name != model.rules.head}
-    kinds: dict[str, Quantizer] = {model.rules.embedding: Int8Weight}
-    for name, layer in layers.items():
-        in_groups = layer.in_features % GROUP == 0 and name != model.rules.head
-        kinds[name] = Int4Weight if quantization == INT4 and in_groups else Int8Weight
-    return kinds
+    inputs = {name: layer.in_features for name, layer in layers.items()}
+    inputs[model.rules.embedding] = model.spec.hidden_size
+    tables = (model.rules.embedding, model.rules.head)
+
+    def kind(name: str, size: int) -> Kind:
+        if size % GROUP:
+            return Int8Weight
+        if quantization == INT4 and name not in tables:
+            return FourBits if takes_blocks else Int4Weight
+        return EightBits if takes_blocks else Int8Weight
+
+    return {name: kind(name, size) for name, size in inputs.items()}

@@ -16,6 +16,8 @@ from sluice.models.stored_blocks import StoredBlocks
 
 BLOCK = 32
 """Outputs in a block of the packed weight (`kernels/cpu/packed_groups.h`)."""
+GROUP = 32
+"""Inputs of a block of type Q8_0."""
 
 
 class PackedBlocks(NamedTuple):
@@ -60,6 +62,7 @@ class GroupedLinear(nn.Module):
         bias: [outputs of all parts] bfloat16.
         activation: a number of `abi.h`.
         is_gated: there are two parts of equal size; the first is activated and multiplied with the second.
+        dtype: of the outputs, bfloat16 or float32.
     """
 
     def __init__(
@@ -70,13 +73,14 @@ class GroupedLinear(nn.Module):
         activation: int = 0,
         *,
         is_gated: bool = False,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         super().__init__()
         self._kernels = kernels
         # Kept alive: the kernel has their addresses. As buffers they count in the memory of the weights.
         for number, part in enumerate(parts):
             self.register_buffer(f"packed_{number}", part.values, persistent=False)
-        self._bias = bias
+        self._bias, self._dtype = bias, dtype
         self._listed = (GroupedPart * len(parts))(
             *(GroupedPart(part.values.data_ptr(), BLOCK_TYPES[part.kind].id, part.out_features) for part in parts)
         )
@@ -90,13 +94,14 @@ class GroupedLinear(nn.Module):
             count=len(parts),
             activation=activation,
             is_gated=is_gated,
+            is_float_y=dtype == torch.float32,
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in_features] to [N, out_features]; the rows of x may be strided."""
         if x.stride(1) != 1:
             x = x.contiguous()
-        y = torch.empty((x.shape[0], self.out_features), dtype=x.dtype)
+        y = torch.empty((x.shape[0], self.out_features), dtype=self._dtype)
         call = self._call
         call.x, call.x_stride, call.rows, call.y = x.data_ptr(), x.stride(0), x.shape[0], y.data_ptr()
         self._kernels.grouped_linear(call)
@@ -110,6 +115,8 @@ class StoredEmbedding(nn.Module):
         super().__init__()
         self._kernels = kernels
         self.weight = weight
+        if not weight.is_mapped:  # then it counts in the memory of the weights
+            self.register_buffer("blocks", weight.blocks, persistent=False)
         self._call = EmbedRowsCall(
             blocks=weight.blocks.data_ptr(),
             order=None if weight.order is None else weight.order.data_ptr(),
@@ -126,3 +133,19 @@ class StoredEmbedding(nn.Module):
         call.ids, call.count, call.out = ids.data_ptr(), len(ids), rows.data_ptr()
         self._kernels.embed_rows(call)
         return rows
+
+
+class PackedRows(nn.Module):
+    """Looks up tokens in a packed weight of type Q8_0, which the head shares."""
+
+    def __init__(self, weight: PackedBlocks) -> None:
+        super().__init__()
+        parts = weight.values.unflatten(1, (weight.in_features // GROUP, -1))
+        self.numbers = parts[..., : GROUP * BLOCK].view(torch.int8).unflatten(2, (GROUP // 4, 2, BLOCK // 2, 4))
+        self.scales = parts[..., GROUP * BLOCK :].view(torch.float16)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """[N] int64 to [N, in_features] bfloat16."""
+        block, output = ids // BLOCK, ids % BLOCK
+        numbers = self.numbers[block, :, :, output // (BLOCK // 2), output % (BLOCK // 2)].flatten(2)
+        return (numbers * self.scales[block, :, output].float()[..., None]).flatten(1).bfloat16()

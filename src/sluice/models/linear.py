@@ -210,6 +210,10 @@ class Packer:
         dtype = parts[0].dtype if isinstance(parts[0], QuantizedLinear) else parts[0].weight.dtype
         return activated(self._product(*self._joined(*parts), dtype), activation)
 
+    def head(self, layer: Source) -> nn.Module:
+        """Create a head: a linear layer whose outputs are logits, in the model's dtype or in float32."""
+        return self.linear(layer)
+
     def gated(self, gate: Source, up: Source, activation: str) -> nn.Module:
         """Join two layers with the same input: the activation of the first, times the second.
 

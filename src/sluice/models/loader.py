@@ -207,7 +207,7 @@ def _load_native(
         stored = Quantization(stored_as.name, stored_as.description, stored_as.level, stored_as.dequantized)
         whole.spec = replace(whole.spec, stored_as=stored)
     model.spec = whole.spec
-    filler = Filler(whole, model, device, Unused(checkpoint.fields, whole.rules.prefix))
+    filler = Filler(whole, model, device, packer, Unused(checkpoint.fields, whole.rules.prefix))
     total = sum(path.stat().st_size for path in weight_files(folder))
     with tqdm(total=total, desc="loading weights", unit="B", unit_scale=True, leave=False, disable=not progress) as bar:
         _fill(filler, _tensors(folder, stored_as, whole, filler.rows), bar, report)
@@ -215,7 +215,7 @@ def _load_native(
         number_bytes = filler.kept_bytes / max(1, filler.kept_numbers)
         stored = replace(model.spec.stored_as, kept=filler.kept, number_bytes=number_bytes)
         model.spec = replace(model.spec, stored_as=stored)
-    filler.finish(packer, packing)
+    filler.finish(packing)
     if packer.widened:
         LOGGER.info(
             "%d layers are dequantised to %s: their parts are quantised in different ways, or no product takes them",

@@ -12,7 +12,7 @@ from torch.nn import functional
 from sluice.kernels.cpu.abi import PackedLinearCall
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.cuda_packer import CudaPacker
-from sluice.models.grouped_layers import BLOCK, GroupedLinear, StoredEmbedding, pack_blocks
+from sluice.models.grouped_layers import BLOCK, GroupedLinear, PackedRows, StoredEmbedding, pack_blocks
 from sluice.models.linear import Packer, PlainLinear, Source, Tied, activated, int8_of, joined_bias
 from sluice.models.ops import Ops
 from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight, narrowest
@@ -108,6 +108,7 @@ class NativeLinear(nn.Module):
         out_features: outputs of the layer, half of the packed ones if gated.
         activation: a key of `CODES`.
         is_gated: the first half of the outputs is activated and multiplied with the second.
+        dtype: of the outputs, bfloat16 or float32.
     """
 
     def __init__(
@@ -119,9 +120,11 @@ class NativeLinear(nn.Module):
         activation: str | None = None,
         *,
         is_gated: bool = False,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         super().__init__()
         self._kernels = kernels
+        self._dtype = dtype
         # Kept alive: the kernel has their addresses.
         self.packed, self.scales, self.sums, self.minimums = weight.values, weight.scales, weight.sums, weight.minimums
         self._bias = bias
@@ -139,13 +142,14 @@ class NativeLinear(nn.Module):
             is_gated=is_gated,
             group=weight.group,
             scale_type=0 if weight.scales is None else SCALE_TYPES.index(weight.scales.dtype),
+            is_float_y=dtype == torch.float32,
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in_features] to [N, out_features]; the rows of x may be strided."""
         if x.stride(1) != 1:
             x = x.contiguous()
-        y = torch.empty((x.shape[0], self.out_features), dtype=x.dtype)
+        y = torch.empty((x.shape[0], self.out_features), dtype=self._dtype)
         call = self._call
         call.x, call.x_stride, call.rows, call.y = x.data_ptr(), x.stride(0), x.shape[0], y.data_ptr()
         self._kernels.packed_linear(call)
@@ -195,14 +199,11 @@ class NativePacker(Packer):
         if not all(map(_can_be_packed, parts)):
             return super().linear(*parts, activation=activation)
         fused = activation if activation in CODES else None
-        blocks = _blocks_of(parts)
-        if blocks is not None:
-            layer: nn.Module = self._grouped(blocks, joined_bias(parts), fused)
-        else:
-            weight, bias = self._joined(*parts)
-            outputs = sum(part.out_features for part in parts)
-            layer = NativeLinear(self._kernels, self._packed(weight), bias, outputs, fused)
+        layer = self._layer(*parts, activation=fused)
         return layer if fused == activation else activated(layer, activation)
+
+    def head(self, layer: Source) -> nn.Module:
+        return self._layer(layer, dtype=torch.float32) if _can_be_packed(layer) else super().head(layer)
 
     def gated(self, gate: Source, up: Source, activation: str) -> nn.Module:
         outputs = gate.out_features
@@ -216,19 +217,47 @@ class NativePacker(Packer):
 
     def tied(self, embedding: nn.Embedding | QuantizedLinear, rows: range) -> Tied:
         if isinstance(embedding, QuantizedLinear) and isinstance(embedding.weight, StoredBlocks):
+            if rows and embedding.weight.kind == "Q8_0" and not embedding.weight.is_mapped:
+                return self._tied_rows(embedding.weight, rows)
             own = embedding.weight.outputs(rows)
-            head = self._grouped([own], None) if rows else PlainLinear(own.dense(embedding.dtype), None)
+            head = (
+                self._grouped([own], None, dtype=torch.float32)
+                if rows
+                else PlainLinear(own.dense(embedding.dtype), None)
+            )
             return Tied(StoredEmbedding(self._kernels, embedding.weight), head)
         if not _can_be_packed(embedding) or not rows:
             return super().tied(embedding, rows)
         weight = int8_of(embedding) if isinstance(embedding, QuantizedLinear) else embedding.weight.data
         packed = self._packed(weight)
-        return Tied(PackedEmbedding(packed), NativeLinear(self._kernels, packed.rows(rows), None, len(rows)))
+        own_rows = NativeLinear(self._kernels, packed.rows(rows), None, len(rows), dtype=torch.float32)
+        return Tied(PackedEmbedding(packed), own_rows)
+
+    def _tied_rows(self, weight: StoredBlocks, rows: range) -> Tied:
+        """Create an embedding and a head from one packed weight: no file holds another."""
+        packed = pack_blocks(self._kernels, weight)
+        return Tied(PackedRows(packed), GroupedLinear(self._kernels, [packed.rows(rows)], None, dtype=torch.float32))
 
     def embedding(self, embedding: nn.Embedding | QuantizedLinear) -> nn.Module:
         if isinstance(embedding, QuantizedLinear) and isinstance(embedding.weight, StoredBlocks):
             return StoredEmbedding(self._kernels, embedding.weight)
         return super().embedding(embedding)
+
+    def _layer(
+        self, *parts: Source, activation: str | None = None, dtype: torch.dtype = torch.bfloat16
+    ) -> NativeLinear | GroupedLinear:
+        """Return the joined layer of parts that can be packed.
+
+        Args:
+            activation: a key of `CODES`.
+            dtype: of the outputs.
+        """
+        blocks = _blocks_of(parts)
+        if blocks is not None:
+            return self._grouped(blocks, joined_bias(parts), activation, dtype=dtype)
+        weight, bias = self._joined(*parts)
+        outputs = sum(part.out_features for part in parts)
+        return NativeLinear(self._kernels, self._packed(weight), bias, outputs, activation, dtype=dtype)
 
     def _grouped(
         self,
@@ -237,10 +266,11 @@ class NativePacker(Packer):
         activation: str | None = None,
         *,
         is_gated: bool = False,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> GroupedLinear:
         """Return the layer of blocks as they are stored, packed one after the other."""
         parts = [pack_blocks(self._kernels, weight) for weight in weights]
-        return GroupedLinear(self._kernels, parts, bias, CODES[activation], is_gated=is_gated)
+        return GroupedLinear(self._kernels, parts, bias, CODES[activation], is_gated=is_gated, dtype=dtype)
 
     def _packed(self, weight: torch.Tensor | QuantizedWeight) -> PackedWeight:
         """Return the weight [out, in] in blocks, packed in place if it fills whole blocks."""

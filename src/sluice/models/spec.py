@@ -94,14 +94,14 @@ class ModelSpec:
         kind = self.quantization.removesuffix(AS_STORED)
         if kind == BLOCKS and self.stored_as is not None and self.stored_as.kept:
             return self.stored_as.number_bytes
-        return {"int8": 1, FP8: 1, INT4: 0.5 + 2 / 32}.get(kind, self.dtype.itemsize)
+        return {"int8": 1 + 2 / 32, FP8: 1, INT4: 0.5 + 2 / 32}.get(kind, self.dtype.itemsize)
 
     @property
     def table_bytes(self) -> float:
         """Bytes of one number in the embedding and the head."""
         if holds(self.quantization, BLOCKS):
             return self.weight_bytes
-        return 1 if self.quantization in ("int8", INT4) else self.dtype.itemsize
+        return 1 + 2 / 32 if self.quantization in ("int8", INT4) else self.dtype.itemsize
 
     @property
     def attention(self) -> AttentionSpec:

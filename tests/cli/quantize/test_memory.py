@@ -27,7 +27,8 @@ SMALL = 24 << 10
 @pytest.fixture
 def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint of several files, in which no layer is larger than the embedding; slices are as small for it."""
-    monkeypatch.setattr("sluice.models.quantized.AT_ONCE", 512)
+    for module in ("quantized", "block_quantizers"):
+        monkeypatch.setattr(f"sluice.models.{module}.AT_ONCE", 512)
     sizes = {"hidden_size": 64, "intermediate_size": 512, "num_hidden_layers": 4, "vocab_size": 1024}
     tiny_models.llama(**sizes).bfloat16().save_pretrained(tmp_path / "plain", max_shard_size="200KB")
     assert len(list((tmp_path / "plain").glob("*.safetensors"))) == 7

@@ -18,6 +18,7 @@ from paged_model import chunked_logits
 from sluice import cli
 from sluice.cli.quantize.report import relative_error
 from sluice.kernels.cpu.library import Kernels
+from sluice.models.block_quantizers import EightBits
 from sluice.models.loader import load_model
 from sluice.models.packers import NativePacker
 from sluice.models.quantized import Int8Weight
@@ -57,7 +58,7 @@ def test_figures_are_those_of_the_definitions(text: Path, capsys: pytest.Capture
     found = {weight["name"]: weight["relative_error"]["int8"] for weight in report["weights"]}
     assert found.keys() == matrices.keys()
     for name, value in matrices.items():
-        difference = Int8Weight.quantize(value).dense(torch.float32) - value
+        difference = EightBits.quantize(value).dense(torch.float32) - value
         assert found[name] == pytest.approx(float(difference.norm() / value.norm()), rel=1e-3)
     (plain, best), (int8, best_int8) = (expected_reading(text, name) for name in ("none", "int8"))
     assert report["text"]["tokens"] == len(best)

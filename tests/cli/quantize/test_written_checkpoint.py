@@ -27,6 +27,7 @@ from sluice.kernels.cpu.library import Kernels
 from sluice.models.base import PagedLM
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.hub import resolve_checkpoint
+from sluice.models.linear import Packer
 from sluice.models.loader import load_model
 from sluice.models.packers import NativePacker
 from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedWeight
@@ -43,8 +44,8 @@ def written(source: Path, target: Path, scheme: str = "int8") -> Path:
     return target
 
 
-def loaded(folder: Path, quantization: str | None, dtype: str = "bfloat16") -> PagedLM:
-    packer = NativePacker(Kernels(library(), library().best(), 1))
+def loaded(folder: Path, quantization: str | None, dtype: str = "bfloat16", packer: Packer | None = None) -> PagedLM:
+    packer = packer or NativePacker(Kernels(library(), library().best(), 1))
     return load_model(folder, dtype=dtype, device=CPU, progress=False, quantization=quantization, packer=packer)[0]
 
 
@@ -64,11 +65,15 @@ def plain(tmp_path: Path) -> Path:
 def test_it_computes_what_quantising_at_load_time_does(
     family: Callable[..., transformers.PreTrainedModel], scheme: str, tmp_path: Path
 ) -> None:
-    """Scales rounded on the way to the disk, or weights that are quantised twice, would give other tokens."""
+    """Scales rounded on the way to the disk, or weights that are quantised twice, would give other tokens.
+
+    The kernels have groups in int8, which W8A8 has not: there the definitions compute.
+    """
     source = tmp_path / "source"
     family(**IN_GROUPS).save_pretrained(source)
     folder = written(source, tmp_path / "out", scheme)
-    assert torch.equal(logits(loaded(folder, scheme)), logits(loaded(source, scheme)))
+    packer = Packer() if scheme == "int8" else None
+    assert torch.equal(logits(loaded(folder, scheme, packer=packer)), logits(loaded(source, scheme, packer=packer)))
 
 
 def test_shards_stay_shards(tmp_path: Path) -> None:
@@ -78,7 +83,8 @@ def test_shards_stay_shards(tmp_path: Path) -> None:
     assert len(list(source.glob("*.safetensors"))) > 2
     written(source, folder)
     assert {path.name for path in folder.glob("*.safetensors")} == {path.name for path in source.glob("*.safetensors")}
-    assert torch.equal(logits(loaded(folder, "int8")), logits(loaded(source, "int8")))
+    packer = Packer()
+    assert torch.equal(logits(loaded(folder, "int8", packer=packer)), logits(loaded(source, "int8", packer=packer)))
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(
         value.nbytes for path in folder.glob("*.safetensors") for value in load_file(path).values()

@@ -53,7 +53,7 @@ def test_a_tied_head_is_held_once_and_read_for_every_token() -> None:
     untied = Estimate(ModelSizes.of(fields, "m"))
     assert tied.read_bytes == untied.read_bytes == tied.weights_bytes - 800 == untied.weights_bytes - 800
     small = ModelSizes.of({**fields, "tie_word_embeddings": True}, "m")
-    assert Estimate(small, "int8").read_bytes == Estimate(small, "int8").weights_bytes == tied.read_bytes / 2
+    assert Estimate(small, "int8").read_bytes == Estimate(small, "int8").weights_bytes == tied.read_bytes / 2 * 17 / 16
     assert untied.rate(untied.read_bytes * 10.0) == 10
     assert untied.rate(1e6, context=100) < untied.rate(1e6)
 
@@ -87,7 +87,7 @@ def test_explain_tells_what_the_shapes_say(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "config.json").write_text(json.dumps(dict(SUGGESTED[1].config)))
     assert cli.main(["explain", str(tmp_path), "--quantization", "int8", "--device", "cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["weights_bytes"]["value"] == pytest.approx(596e6, rel=0.01)
+    assert found["weights_bytes"]["value"] == pytest.approx(633e6, rel=0.01)
     rate, bandwidth = found["most_tokens_per_second"]["value"], found["memory_bandwidth"]["value"]
     assert rate == pytest.approx(bandwidth / found["weights_bytes"]["value"], rel=0.01)
     assert cli.main(["explain", SUGGESTED[1].id, "--device", "cpu"]) == 0

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from sluice.cli.quantize.source import PlainCheckpoint
 from sluice.cli.quantize.text_quality import TextQuality, read_text, windows_of
 from sluice.models.checkpoint import CheckpointError
-from sluice.models.quantized import Quantizer
+from sluice.models.filler import Kind
 from sluice.text.tokenizer_files import load_tokenizer
 
 BASE = "bfloat16"
@@ -141,7 +141,7 @@ def weight_errors(source: PlainCheckpoint, quantizations: Sequence[str], *, prog
     return found
 
 
-def relative_error(weight: torch.Tensor, kind: Quantizer) -> float:
+def relative_error(weight: torch.Tensor, kind: Kind) -> float:
     """Return the norm of what quantising changes in a weight [outputs, inputs], over the weight's norm."""
     changed = total = 0.0
     for rows in weight.split(max(1, AT_ONCE // weight.shape[1])):

@@ -11,10 +11,9 @@ from torch import nn
 
 from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError, Fields, read_config, refuse_unsupported
-from sluice.models.filler import kinds_of
+from sluice.models.filler import Kind, kinds_of
 from sluice.models.formats.gguf_config import METHOD, PLAIN
 from sluice.models.loader import ARCHITECTURES, is_native, model_class
-from sluice.models.quantized import Quantizer
 from sluice.models.spec import DTYPES
 from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors
 
@@ -62,9 +61,9 @@ class PlainCheckpoint:
         """Return the model's name of a tensor."""
         return name.removeprefix(self.model.rules.prefix)
 
-    def kinds(self, quantization: str) -> Mapping[str, Quantizer]:
-        """Return what a value of `--quantization` makes of weights, by their names in the model."""
-        return kinds_of(self.model, quantization)
+    def kinds(self, quantization: str) -> Mapping[str, Kind]:
+        """Return what `--quantization` makes of weights with the compiled kernels, by their names in the model."""
+        return kinds_of(self.model, quantization, takes_blocks=True)
 
     def weights(self) -> Iterator[Weight]:
         """Iterate over the weights that `--quantization` would quantise, in the order of the files.

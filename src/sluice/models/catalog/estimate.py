@@ -15,11 +15,11 @@ from sluice.models.catalog.sizes import ModelSizes
 
 NUMBER_SIZES: Mapping[str, tuple[float, float]] = {
     "none": (2, 2),
-    "int8": (1, 1),
-    "int4": (0.5 + 2 / 32, 1),
+    "int8": (1 + 2 / 32, 1 + 2 / 32),
+    "int4": (0.5 + 2 / 32, 1 + 2 / 32),
 }
 """`--quantization` -> bytes of a number in a linear layer, and in the embedding or the head, as `models.spec` has
-them. Scales of int8, one for each row, are left out."""
+them."""
 
 
 class StoredBytes(NamedTuple):
