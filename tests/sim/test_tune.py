@@ -108,10 +108,10 @@ def test_combinations_that_cannot_be_honoured_are_told() -> None:
 
 def test_the_best_of_all_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Halving and abandoned runs must not lose the setting that a whole search finds."""
-    found, arrivals = chunks(16, 32, 64, 256), traffic(128)
+    found, arrivals = chunks(16, 32, 64, 128, 256), traffic(128)
     monkeypatch.setattr("sluice.sim.tune.FINALISTS", 2)
     halved = Tuner(arrivals, SLO, repeats=1).tune(found, [1])
-    monkeypatch.setattr("sluice.sim.tune.FINALISTS", 4)
+    monkeypatch.setattr("sluice.sim.tune.FINALISTS", 5)
     monkeypatch.setattr("sluice.sim.tune.LEAST_REQUESTS", 1000)
     whole = Tuner(arrivals, SLO, repeats=1).tune(found, [1])
     assert halved.requests < 0.5 * whole.requests
