@@ -15,6 +15,7 @@ from sluice.bench.html import page
 from sluice.bench.records import Failure
 from sluice.bench.workload import LONG
 
+pytestmark = pytest.mark.slow
 STALLS = ((1.0, 0.6), (3.0, 0.5))
 """When long prompts arrive, and how long streams stand still then, which have a token each 50 ms otherwise."""
 PLOTS = ("itl-over-time", "cdf-ttft", "cdf-itl", "cdf-e2e")

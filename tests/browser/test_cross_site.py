@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Browser, Error
 
 from serve_process import announced, server, shadow
 
+pytestmark = pytest.mark.slow
 ALLOWED, OTHER = "https://chat.example", "https://evil.example"
 CALL = """
 async ([url, type]) => {

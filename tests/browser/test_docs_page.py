@@ -15,6 +15,7 @@ from sluice.http.base.backend import Backend
 from sluice.http.edge.http_server import HttpServer
 from sluice.http.serve import listen
 
+pytestmark = pytest.mark.slow
 START_MS = 120_000.0
 """Swagger UI is a megabyte and a half of JavaScript, and the machine may be busy."""
 

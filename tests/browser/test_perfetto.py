@@ -25,6 +25,7 @@ from sluice.tracing.format import Step
 from sluice.tracing.perfetto import write_perfetto
 from worlds import Arrival, World, limits_of
 
+pytestmark = pytest.mark.slow
 WORLD = World(limits_of(chunk=16, running=3), num_pages=11, page_size=2)
 WORLD = replace(WORLD, limits=replace(WORLD.limits, lookahead=1, conservativeness=0.3), depth=2, late=True)
 PROMPTS = (((0, 1), 20), ((1, 0, 1, 0, 1), 8), ((1, 1, 0), 8), ((1,), 2), ((1,) * 300, 1), ((0, 0), 9))

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from serving import Caller, serving
+from serving import Caller, run, serving
 from sluice.http.base.body import BODIES, LONG_BODY
 from sluice.http.base.errors import ApiError
 from sluice.http.call import generation
@@ -25,40 +25,48 @@ from sluice.http.edge.timeouts import STALL_SECONDS, TimeLimitedProtocol, kernel
 from sluice.http.serve import listen
 
 
-async def test_the_long_bodies_of_all_calls_are_bounded() -> None:
+def test_the_long_bodies_of_all_calls_are_bounded() -> None:
     """A thousand clients that send 32 MB each would end the server. Those that send little are not refused."""
-    async with serving(max_body_bytes=2 * LONG_BODY) as server:
-        # As many as are accepted together. Their ends never come.
-        callers = [HalfSent(server, 2 * LONG_BODY) for _ in range(BODIES)]
-        for caller in callers:
-            await caller.is_received.wait()
-        answer = await server.post("/v1/completions", prompt="a" * LONG_BODY)
-        assert answer.status_code == 503
-        assert answer.headers["retry-after"] == "1"
-        assert answer.json()["error"]["code"] == "overloaded"
-        await server.complete(prompt="ab", max_tokens=1)
-        for caller in callers:
-            caller.leave()
-            await caller.call
-        assert (await server.post("/v1/completions", prompt="a" * LONG_BODY)).status_code == 400
+
+    async def test() -> None:
+        async with serving(max_body_bytes=2 * LONG_BODY) as server:
+            # As many as are accepted together. Their ends never come.
+            callers = [HalfSent(server, 2 * LONG_BODY) for _ in range(BODIES)]
+            for caller in callers:
+                await caller.is_received.wait()
+            answer = await server.post("/v1/completions", prompt="a" * LONG_BODY)
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"] == "1"
+            assert answer.json()["error"]["code"] == "overloaded"
+            await server.complete(prompt="ab", max_tokens=1)
+            for caller in callers:
+                caller.leave()
+                await caller.call
+            assert (await server.post("/v1/completions", prompt="a" * LONG_BODY)).status_code == 400
+
+    run(test)
 
 
-async def test_the_requests_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_requests_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call may be thousands of requests, and there may be thousands of calls."""
     monkeypatch.setattr(generation, "MAX_OPEN", 5)
-    async with serving() as server:
-        caller = Caller(server, "/v1/completions", {"prompt": "a", "n": 3, "max_tokens": 100, "ignore_eos": True})
-        server.hold()
-        while server.client.num_open < 3:
-            await asyncio.sleep(0)
-        answer = await server.post("/v1/completions", prompt=["a", "b", "c"])
-        assert answer.status_code == 503
-        assert answer.json()["error"]["code"] == "overloaded"
-        assert 1 <= int(answer.headers["retry-after"]) <= 60
-        caller.leave()
-        await caller.call
-        server.let_go()
-        assert (await server.post("/v1/completions", prompt=["a", "b", "c"], max_tokens=1)).status_code == 200
+
+    async def test() -> None:
+        async with serving() as server:
+            caller = Caller(server, "/v1/completions", {"prompt": "a", "n": 3, "max_tokens": 100, "ignore_eos": True})
+            server.hold()
+            while server.client.num_open < 3:
+                await asyncio.sleep(0)
+            answer = await server.post("/v1/completions", prompt=["a", "b", "c"])
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "overloaded"
+            assert 1 <= int(answer.headers["retry-after"]) <= 60
+            caller.leave()
+            await caller.call
+            server.let_go()
+            assert (await server.post("/v1/completions", prompt=["a", "b", "c"], max_tokens=1)).status_code == 200
+
+    run(test)
 
 
 def test_messages_are_bounded() -> None:
@@ -131,36 +139,44 @@ async def endless_answer(receive_bytes: int) -> AsyncIterator[tuple[TimeLimitedP
     await serving
 
 
-async def test_a_client_that_takes_nothing_is_left() -> None:
+def test_a_client_that_takes_nothing_is_left() -> None:
     """Its connection, and an answer that grows, would be held for ever."""
-    async with endless_answer(1 << 20) as (connection, client):
-        unsent = await filled(connection)
-        connection.check_stall(0.0)
-        connection.check_stall(STALL_SECONDS - 1)
-        while connection.transport.get_write_buffer_size() == unsent:
-            await take(client, 1 << 20)
-        await filled(connection)
-        connection.check_stall(STALL_SECONDS)  # it took something
-        connection.check_stall(2 * STALL_SECONDS - 1)
-        assert not connection.transport.is_closing()
-        connection.check_stall(2 * STALL_SECONDS)
-        assert connection.transport.is_closing()
+
+    async def test() -> None:
+        async with endless_answer(1 << 20) as (connection, client):
+            unsent = await filled(connection)
+            connection.check_stall(0.0)
+            connection.check_stall(STALL_SECONDS - 1)
+            while connection.transport.get_write_buffer_size() == unsent:
+                await take(client, 1 << 20)
+            await filled(connection)
+            connection.check_stall(STALL_SECONDS)  # it took something
+            connection.check_stall(2 * STALL_SECONDS - 1)
+            assert not connection.transport.is_closing()
+            connection.check_stall(2 * STALL_SECONDS)
+            assert connection.transport.is_closing()
+
+    run(test)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how much the kernel has not sent")
-async def test_a_client_that_reads_slowly_is_served() -> None:
+def test_a_client_that_reads_slowly_is_served() -> None:
     """The kernel sends from its own buffer for minutes before it takes more from the server."""
-    async with endless_answer(1 << 14) as (connection, client):
-        unsent = await filled(connection)
-        connection.check_stall(0.0)
-        in_kernel = kernel_unsent(connection.transport)
-        while kernel_unsent(connection.transport) == in_kernel:
-            await take(client, 1 << 12)
-        assert await filled(connection) == unsent, "the server's own buffer shows nothing"
-        connection.check_stall(STALL_SECONDS)
-        assert not connection.transport.is_closing()
-        connection.check_stall(2 * STALL_SECONDS)
-        assert connection.transport.is_closing()
+
+    async def test() -> None:
+        async with endless_answer(1 << 14) as (connection, client):
+            unsent = await filled(connection)
+            connection.check_stall(0.0)
+            in_kernel = kernel_unsent(connection.transport)
+            while kernel_unsent(connection.transport) == in_kernel:
+                await take(client, 1 << 12)
+            assert await filled(connection) == unsent, "the server's own buffer shows nothing"
+            connection.check_stall(STALL_SECONDS)
+            assert not connection.transport.is_closing()
+            connection.check_stall(2 * STALL_SECONDS)
+            assert connection.transport.is_closing()
+
+    run(test)
 
 
 async def take(client: socket.socket, most: int) -> None:

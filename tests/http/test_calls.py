@@ -54,47 +54,54 @@ def lines(log: io.StringIO, logger: str = "sluice.requests") -> list[dict[str, A
     return [line for line in found if line["logger"] == logger]
 
 
-async def test_a_call_is_logged_by_sizes_and_times(log: io.StringIO) -> None:
-    async with serving(listeners=[RequestLog()]) as server:
-        headers = {"x-request-id": "mine-1"}
-        body = {"prompt": SECRET, "max_tokens": 5, "ignore_eos": True, "n": 2}
-        answer = await server.http.post("/v1/completions", json=body, headers=headers)
-        assert answer.headers["x-request-id"] == "mine-1"
-        (line,) = lines(log)
-        assert line["request_id"] == "mine-1"
-        assert (line["level"], line["status"], line["method"], line["path"]) == (
-            *("info", 200, "POST"),
-            "/v1/completions",
-        )
-        assert (line["prompt_tokens"], line["output_tokens"]) == (len(SECRET), 10)
-        assert line["finish_reasons"] == ["length", "length"]
-        assert line["engine_requests"] == [1, 2]
-        assert 0 < line["first_chunk_seconds"] <= line["seconds"]
-        assert line["message"].startswith("POST /v1/completions 200: seconds ")
+def test_a_call_is_logged_by_sizes_and_times(log: io.StringIO) -> None:
+    async def test() -> None:
+        async with serving(listeners=[RequestLog()]) as server:
+            headers = {"x-request-id": "mine-1"}
+            body = {"prompt": SECRET, "max_tokens": 5, "ignore_eos": True, "n": 2}
+            answer = await server.http.post("/v1/completions", json=body, headers=headers)
+            assert answer.headers["x-request-id"] == "mine-1"
+            (line,) = lines(log)
+            assert line["request_id"] == "mine-1"
+            assert (line["level"], line["status"], line["method"], line["path"]) == (
+                *("info", 200, "POST"),
+                "/v1/completions",
+            )
+            assert (line["prompt_tokens"], line["output_tokens"]) == (len(SECRET), 10)
+            assert line["finish_reasons"] == ["length", "length"]
+            assert line["engine_requests"] == [1, 2]
+            assert 0 < line["first_chunk_seconds"] <= line["seconds"]
+            assert line["message"].startswith("POST /v1/completions 200: seconds ")
+
+    run(test)
 
 
-async def test_no_text_of_a_call_is_logged(log: io.StringIO) -> None:
+def test_no_text_of_a_call_is_logged(log: io.StringIO) -> None:
     """At no level and by no logger: in a stream, in a whole answer, in a refusal, in a failure."""
-    async with serving(listeners=[RequestLog()]) as server:
-        said = []
-        for body in (
-            {},
-            {"stream": True},
-            {"logprobs": 2},
-            {"seed": "five"},
-            {"stop": [SECRET]},
-            {"max_tokens": -1},
-        ):
-            answer = await server.post("/v1/completions", **({"prompt": SECRET, "max_tokens": 9} | body))
-            said.append(answer.text)
-        message = {"role": "user", "content": SECRET}
-        for extra in ({}, {"stream": True}, {"messages": [message, {"role": "user", "content": "refuse me"}]}):
-            body = {"messages": [message], "max_tokens": 9} | extra
-            said.append((await server.post("/v1/chat/completions", **body)).text)
-        whole = await server.complete(prompt=SECRET, max_tokens=30)
-    assert len(lines(log)) == len(said) + 1
-    assert SECRET not in log.getvalue()
-    assert whole["choices"][0]["text"] not in log.getvalue()
+
+    async def test() -> None:
+        async with serving(listeners=[RequestLog()]) as server:
+            said = []
+            for body in (
+                {},
+                {"stream": True},
+                {"logprobs": 2},
+                {"seed": "five"},
+                {"stop": [SECRET]},
+                {"max_tokens": -1},
+            ):
+                answer = await server.post("/v1/completions", **({"prompt": SECRET, "max_tokens": 9} | body))
+                said.append(answer.text)
+            message = {"role": "user", "content": SECRET}
+            for extra in ({}, {"stream": True}, {"messages": [message, {"role": "user", "content": "refuse me"}]}):
+                body = {"messages": [message], "max_tokens": 9} | extra
+                said.append((await server.post("/v1/chat/completions", **body)).text)
+            whole = await server.complete(prompt=SECRET, max_tokens=30)
+        assert len(lines(log)) == len(said) + 1
+        assert SECRET not in log.getvalue()
+        assert whole["choices"][0]["text"] not in log.getvalue()
+
+    run(test)
 
 
 @pytest.mark.parametrize("given", ["", "two words", "line\x0bbreak", "x" * 129, 'quo"te', "sm\u00f6rg\u00e5s"])
@@ -109,10 +116,13 @@ def test_ids_that_could_break_a_line_are_replaced(given: str) -> None:
     run(test)
 
 
-async def test_every_answer_has_an_id_of_its_own() -> None:
-    async with serving() as server:
-        ids = {(await server.http.get(path)).headers["x-request-id"] for path in ("/version", "/no", "/health") * 3}
-        assert len(ids) == 9
+def test_every_answer_has_an_id_of_its_own() -> None:
+    async def test() -> None:
+        async with serving() as server:
+            ids = {(await server.http.get(path)).headers["x-request-id"] for path in ("/version", "/no", "/health") * 3}
+            assert len(ids) == 9
+
+    run(test)
 
 
 class BrokenEncoder(Tokenizer):
@@ -127,23 +137,27 @@ def with_tokenizer(server: Server, kind: type[Tokenizer]) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_bug_is_answered_with_the_id_of_its_call(stream: bool, log: io.StringIO) -> None:
+def test_a_bug_is_answered_with_the_id_of_its_call(stream: bool, log: io.StringIO) -> None:
     """A 500 from outside of all middleware has no id by which its traceback could be found."""
-    async with serving(listeners=[recorded := Recorded()]) as server:
-        with_tokenizer(server, BrokenEncoder)
-        body = {"prompt": SECRET, "stream": stream}
-        answer = await server.http.post("/v1/completions", json=body, headers={"x-request-id": "mine-7"})
-        assert (answer.status_code, answer.headers["x-request-id"]) == (500, "mine-7")
-        assert answer.json()["error"] == {
-            "message": "internal error: ZeroDivisionError",
-            "type": "server_error",
-            "param": None,
-            "code": None,
-        }
-        assert [(call.status, call.request_id) for call in recorded.calls] == [(500, "mine-7")]
-        (line,) = lines(log, "sluice.server")
-        assert line["request_id"] == "mine-7"
-        assert "ZeroDivisionError" in line["exception"]
+
+    async def test() -> None:
+        async with serving(listeners=[recorded := Recorded()]) as server:
+            with_tokenizer(server, BrokenEncoder)
+            body = {"prompt": SECRET, "stream": stream}
+            answer = await server.http.post("/v1/completions", json=body, headers={"x-request-id": "mine-7"})
+            assert (answer.status_code, answer.headers["x-request-id"]) == (500, "mine-7")
+            assert answer.json()["error"] == {
+                "message": "internal error: ZeroDivisionError",
+                "type": "server_error",
+                "param": None,
+                "code": None,
+            }
+            assert [(call.status, call.request_id) for call in recorded.calls] == [(500, "mine-7")]
+            (line,) = lines(log, "sluice.server")
+            assert line["request_id"] == "mine-7"
+            assert "ZeroDivisionError" in line["exception"]
+
+    run(test)
 
 
 def test_a_bug_within_an_answer_breaks_it_off() -> None:
@@ -171,13 +185,19 @@ def test_a_bug_within_an_answer_breaks_it_off() -> None:
     assert sent == [{**begun[0], "headers": [(b"x-request-id", b"mine")]}, begun[1]]
 
 
-async def test_concurrent_calls_do_not_mix(log: io.StringIO) -> None:
+def test_concurrent_calls_do_not_mix(log: io.StringIO) -> None:
     """Each call's tokens are its own, however their tasks interleave."""
-    async with serving(listeners=[recorded := Recorded()]) as server:
-        bodies = [{"prompt": "ab" * (i + 1), "max_tokens": i + 1, "ignore_eos": True} for i in range(6)]
-        await asyncio.gather(*(server.post("/v1/completions", stream=i % 2 == 0, **b) for i, b in enumerate(bodies)))
-    seen = sorted((call.prompt_tokens, call.output_tokens, call.streams) for call in recorded.calls)
-    assert seen == [(2 * (i + 1), i + 1, i % 2 == 0) for i in range(6)]
+
+    async def test() -> None:
+        async with serving(listeners=[recorded := Recorded()]) as server:
+            bodies = [{"prompt": "ab" * (i + 1), "max_tokens": i + 1, "ignore_eos": True} for i in range(6)]
+            await asyncio.gather(
+                *(server.post("/v1/completions", stream=i % 2 == 0, **b) for i, b in enumerate(bodies))
+            )
+        seen = sorted((call.prompt_tokens, call.output_tokens, call.streams) for call in recorded.calls)
+        assert seen == [(2 * (i + 1), i + 1, i % 2 == 0) for i in range(6)]
+
+    run(test)
 
 
 def test_text_lines_end_with_the_id() -> None:

@@ -58,37 +58,44 @@ def close(*connections: Ends) -> None:
         writer.close()
 
 
-async def test_one_too_many_gets_503_but_its_health_check_is_answered() -> None:
-    async with http_server() as address:
-        idle = await connected(address, LIMIT)
-        extra = await asyncio.open_connection(*address)
-        status, headers, body = await answer(extra, "/v1/completions", b"x" * 100_000)
-        assert status == 503
-        assert (headers["retry-after"], headers["connection"]) == ("1", "close")
-        assert json.loads(body)["error"]["code"] == "too_many_connections"
-        assert await extra[0].read() == b"", "it stays open"
-        probe = await asyncio.open_connection(*address)
-        assert (await answer(probe, "/live"))[0] == 200
-        assert await probe[0].read() == b""
-        assert (await answer(idle[0], "/version"))[0] == 200, "those before it suffer"
-        close(*idle, extra, probe)
+def test_one_too_many_gets_503_but_its_health_check_is_answered() -> None:
+    async def test() -> None:
+        async with http_server() as address:
+            idle = await connected(address, LIMIT)
+            extra = await asyncio.open_connection(*address)
+            status, headers, body = await answer(extra, "/v1/completions", b"x" * 100_000)
+            assert status == 503
+            assert (headers["retry-after"], headers["connection"]) == ("1", "close")
+            assert json.loads(body)["error"]["code"] == "too_many_connections"
+            assert await extra[0].read() == b"", "it stays open"
+            probe = await asyncio.open_connection(*address)
+            assert (await answer(probe, "/live"))[0] == 200
+            assert await probe[0].read() == b""
+            assert (await answer(idle[0], "/version"))[0] == 200, "those before it suffer"
+            close(*idle, extra, probe)
+
+    run(test)
 
 
-async def test_those_beyond_wait_until_one_ends() -> None:
+def test_those_beyond_wait_until_one_ends() -> None:
     """Not refused by the kernel, and not forgotten."""
-    async with http_server() as address:
-        idle = await connected(address, LIMIT)
-        many = [await asyncio.open_connection(*address) for _ in range(20)]
-        close(*idle)
-        statuses = await asyncio.gather(*(answer(each, "/version") for each in many))
-        assert {status for status, _, _ in statuses} <= {200, 503}
-        close(*many)
-        for _ in range(LIMIT):
-            again = await asyncio.open_connection(*address)
-            while (await answer(again, "/version"))[0] != 200:
-                close(again)
+
+    async def test() -> None:
+        async with http_server() as address:
+            idle = await connected(address, LIMIT)
+            many = [await asyncio.open_connection(*address) for _ in range(20)]
+            close(*idle)
+            statuses = await asyncio.gather(*(answer(each, "/version") for each in many))
+            assert {status for status, _, _ in statuses} <= {200, 503}
+            close(*many)
+            for _ in range(LIMIT):
                 again = await asyncio.open_connection(*address)
-            close(again)
+                while (await answer(again, "/version"))[0] != 200:
+                    close(again)
+                    again = await asyncio.open_connection(*address)
+                close(again)
+
+    run(test)
 
 
 class NoDescriptors(socket.socket):
@@ -140,35 +147,39 @@ def test_descriptors_are_left_for_other_uses(descriptors: int, limit: int) -> No
 
 
 @pytest.mark.parametrize("descriptors", [54, 56, 60, 64, 72, 80])
-async def test_no_more_are_accepted_than_there_are_descriptors_for(descriptors: int) -> None:
+def test_no_more_are_accepted_than_there_are_descriptors_for(descriptors: int) -> None:
     """Those that are accepted to be refused count, too: they would use the descriptors for an engine's start."""
-    opened: list[Idle] = []
-    seen = [0, 0, 0]
 
-    class Idle(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            opened.append(self)
-            self.is_lost = asyncio.Event()
+    async def test() -> None:
+        opened: list[Idle] = []
+        seen = [0, 0, 0]
 
-        def connection_lost(self, error: Exception | None) -> None:
-            self.is_lost.set()
+        class Idle(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                opened.append(self)
+                self.is_lost = asyncio.Event()
 
-    def num_open() -> int:
-        seen.append(len(opened))
-        return len(opened)
+            def connection_lost(self, error: Exception | None) -> None:
+                self.is_lost.set()
 
-    with ExitStack() as sockets:
-        listener = sockets.enter_context(socket.create_server(("127.0.0.1", 0)))
-        acceptor = Acceptor(listener, lambda is_refused: Idle(), num_open, max_connections(None, descriptors))
-        for _ in range(40):
-            sockets.enter_context(socket.create_connection(listener.getsockname()))
-        acceptor.start()
-        while not seen[-3] == seen[-1] > 0:  # it looks again after each pause, and accepts no more
-            await asyncio.sleep(0)
-        acceptor.close()
-    assert 2 <= len(opened) <= descriptors - LEAST_RESERVED
-    for connection in opened:
-        await connection.is_lost.wait()
+        def num_open() -> int:
+            seen.append(len(opened))
+            return len(opened)
+
+        with ExitStack() as sockets:
+            listener = sockets.enter_context(socket.create_server(("127.0.0.1", 0)))
+            acceptor = Acceptor(listener, lambda is_refused: Idle(), num_open, max_connections(None, descriptors))
+            for _ in range(40):
+                sockets.enter_context(socket.create_connection(listener.getsockname()))
+            acceptor.start()
+            while not seen[-3] == seen[-1] > 0:  # it looks again after each pause, and accepts no more
+                await asyncio.sleep(0)
+            acceptor.close()
+        assert 2 <= len(opened) <= descriptors - LEAST_RESERVED
+        for connection in opened:
+            await connection.is_lost.wait()
+
+    run(test)
 
 
 def test_more_than_there_are_descriptors_for() -> None:

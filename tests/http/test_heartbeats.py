@@ -14,7 +14,7 @@ import pytest
 from starlette.applications import Starlette
 
 from scripted import CHAT_TEMPLATE, MEMORY
-from serving import Caller
+from serving import Caller, run
 from sluice.engine.messages import Abort, Message, QueryStats, Stats
 from sluice.engine.prompt_meter import PromptProgress
 from sluice.http.app import create_app
@@ -128,208 +128,252 @@ async def patient(*, knows_progress: bool = True) -> AsyncIterator[Patient]:
 
 
 @pytest.mark.parametrize("path", ROUTES)
-async def test_a_silent_stream_gets_its_headers_and_then_heartbeats(path: str) -> None:
+def test_a_silent_stream_gets_its_headers_and_then_heartbeats(path: str) -> None:
     """A proxy, or an impatient client, that gives up before a long prompt is read."""
-    async with patient() as server:
-        caller = await server.begin(path)
-        await server.pass_seconds(SILENT_SECONDS - 0.1)
-        assert caller.sent.empty(), "a failure until now has a status of its own"
-        for _ in range(3):
-            await server.pass_seconds(SILENT_SECONDS)
-            beat, *more = body_of(caller)
-            assert not more
-            if path.startswith("/api/"):
-                line = json.loads(beat)
-                assert line["done"] is False
-                assert (line["message"]["content"] if "message" in line else line["response"]) == ""
-            elif path == "/v1/messages":
-                assert beat == b'event: ping\ndata: {"type":"ping"}\n\n'
-            else:
-                assert beat == COMMENT
+
+    async def test() -> None:
+        async with patient() as server:
+            caller = await server.begin(path)
             await server.pass_seconds(SILENT_SECONDS - 0.1)
-            assert caller.sent.empty()
-        await server.say("hello", ends=FinishReason.LENGTH)
-        await caller.call
-        body = b"".join(body_of(caller))
-        assert all(letter in body for letter in (b"h", b"e", b"l", b"o"))
-        assert COMMENT not in body
-        (call,) = server.calls
-        assert call.status == 200
-        assert call.streams
+            assert caller.sent.empty(), "a failure until now has a status of its own"
+            for _ in range(3):
+                await server.pass_seconds(SILENT_SECONDS)
+                beat, *more = body_of(caller)
+                assert not more
+                if path.startswith("/api/"):
+                    line = json.loads(beat)
+                    assert line["done"] is False
+                    assert (line["message"]["content"] if "message" in line else line["response"]) == ""
+                elif path == "/v1/messages":
+                    assert beat == b'event: ping\ndata: {"type":"ping"}\n\n'
+                else:
+                    assert beat == COMMENT
+                await server.pass_seconds(SILENT_SECONDS - 0.1)
+                assert caller.sent.empty()
+            await server.say("hello", ends=FinishReason.LENGTH)
+            await caller.call
+            body = b"".join(body_of(caller))
+            assert all(letter in body for letter in (b"h", b"e", b"l", b"o"))
+            assert COMMENT not in body
+            (call,) = server.calls
+            assert call.status == 200
+            assert call.streams
+
+    run(test)
 
 
 @pytest.mark.parametrize("path", ROUTES)
-async def test_a_failure_has_its_own_status_until_the_first_heartbeat(path: str) -> None:
+def test_a_failure_has_its_own_status_until_the_first_heartbeat(path: str) -> None:
     """A status sent at once would turn every refusal into a 200, which no client tries again."""
-    async with patient() as server:
-        caller = await server.begin(path)
-        await server.pass_seconds(SILENT_SECONDS - 0.1)
-        await server.say("", ends=FinishReason.OVERLOAD, error="full")
-        assert (await caller.sent.get())["status"] == (529 if path == "/v1/messages" else 503)
-        await caller.call
-        late = await server.begin(path)
-        await server.pass_seconds(SILENT_SECONDS)
-        assert (await late.sent.get())["status"] == 200
-        await server.say("", ends=FinishReason.OVERLOAD, error="full")
-        await late.call
-        beat, *rest = body_of(late)
-        assert b"full" not in beat
-        ending = b"".join(rest)
-        assert b"full" in ending
-        assert b"[DONE]" not in ending
-        if path == "/v1/responses":  # OpenAI's client reads no end of a response that did not begin
-            assert ending.index(b"event: response.created") < ending.index(b"event: response.failed")
+
+    async def test() -> None:
+        async with patient() as server:
+            caller = await server.begin(path)
+            await server.pass_seconds(SILENT_SECONDS - 0.1)
+            await server.say("", ends=FinishReason.OVERLOAD, error="full")
+            assert (await caller.sent.get())["status"] == (529 if path == "/v1/messages" else 503)
+            await caller.call
+            late = await server.begin(path)
+            await server.pass_seconds(SILENT_SECONDS)
+            assert (await late.sent.get())["status"] == 200
+            await server.say("", ends=FinishReason.OVERLOAD, error="full")
+            await late.call
+            beat, *rest = body_of(late)
+            assert b"full" not in beat
+            ending = b"".join(rest)
+            assert b"full" in ending
+            assert b"[DONE]" not in ending
+            if path == "/v1/responses":  # OpenAI's client reads no end of a response that did not begin
+                assert ending.index(b"event: response.created") < ending.index(b"event: response.failed")
+
+    run(test)
 
 
-async def test_a_client_that_leaves_in_the_silence_is_noticed() -> None:
+def test_a_client_that_leaves_in_the_silence_is_noticed() -> None:
     """Noticed only at the next heartbeat or token, it would leave a long prefill running for no client."""
-    async with patient() as server:
-        for silence in (0.0, SILENT_SECONDS):
+
+    async def test() -> None:
+        async with patient() as server:
+            for silence in (0.0, SILENT_SECONDS):
+                caller = await server.begin("/v1/completions")
+                await server.pass_seconds(silence)
+                caller.leave()
+                await caller.call
+                assert isinstance(server.sent[-1], Abort)
+                assert server.client.num_open == 0
+
+    run(test)
+
+
+def test_tokens_put_heartbeats_off() -> None:
+    """Heartbeats between tokens that come every few seconds are of no use."""
+
+    async def test() -> None:
+        async with patient() as server:
             caller = await server.begin("/v1/completions")
-            await server.pass_seconds(silence)
+            for index in range(4):
+                await server.pass_seconds(SILENT_SECONDS - 0.1)
+                await server.say("a", index)
+            assert COMMENT not in body_of(caller)
+            await server.pass_seconds(SILENT_SECONDS)
+            assert body_of(caller) == [COMMENT]
+            await server.say("a", 4, ends=FinishReason.LENGTH)
+            await caller.call
+
+    run(test)
+
+
+def test_a_slow_client_gets_one_heartbeat_for_all_that_were_due() -> None:
+    """A heartbeat for each tick would wait for it in memory, and hide the tokens behind them."""
+
+    async def test() -> None:
+        async with patient() as server:
+            caller = await server.begin("/v1/completions")
+            server.now[0] += SILENT_SECONDS
+            for _ in range(5):
+                server.heartbeats.beat()
+            await settle()
+            assert body_of(caller) == [COMMENT]
+            await server.say("a", ends=FinishReason.LENGTH)
+            await caller.call
+
+    run(test)
+
+
+def test_the_first_chunk_is_that_of_the_answer() -> None:
+    """The time to the first token in logs and traces would be that of the first heartbeat."""
+
+    async def test() -> None:
+        async with patient() as server:
+            caller = await server.begin("/v1/completions")
+            await server.pass_seconds(SILENT_SECONDS)
             caller.leave()
             await caller.call
-            assert isinstance(server.sent[-1], Abort)
-            assert server.client.num_open == 0
+            assert server.calls[-1].first_chunk is None
+            caller = await server.begin("/v1/completions")
+            await server.pass_seconds(SILENT_SECONDS)
+            await server.say("a", ends=FinishReason.LENGTH)
+            await caller.call
+            assert server.calls[-1].first_chunk is not None
+
+    run(test)
 
 
-async def test_tokens_put_heartbeats_off() -> None:
-    """Heartbeats between tokens that come every few seconds are of no use."""
-    async with patient() as server:
-        caller = await server.begin("/v1/completions")
-        for index in range(4):
-            await server.pass_seconds(SILENT_SECONDS - 0.1)
-            await server.say("a", index)
-        assert COMMENT not in body_of(caller)
-        await server.pass_seconds(SILENT_SECONDS)
-        assert body_of(caller) == [COMMENT]
-        await server.say("a", 4, ends=FinishReason.LENGTH)
-        await caller.call
-
-
-async def test_a_slow_client_gets_one_heartbeat_for_all_that_were_due() -> None:
-    """A heartbeat for each tick would wait for it in memory, and hide the tokens behind them."""
-    async with patient() as server:
-        caller = await server.begin("/v1/completions")
-        server.now[0] += SILENT_SECONDS
-        for _ in range(5):
-            server.heartbeats.beat()
-        await settle()
-        assert body_of(caller) == [COMMENT]
-        await server.say("a", ends=FinishReason.LENGTH)
-        await caller.call
-
-
-async def test_the_first_chunk_is_that_of_the_answer() -> None:
-    """The time to the first token in logs and traces would be that of the first heartbeat."""
-    async with patient() as server:
-        caller = await server.begin("/v1/completions")
-        await server.pass_seconds(SILENT_SECONDS)
-        caller.leave()
-        await caller.call
-        assert server.calls[-1].first_chunk is None
-        caller = await server.begin("/v1/completions")
-        await server.pass_seconds(SILENT_SECONDS)
-        await server.say("a", ends=FinishReason.LENGTH)
-        await caller.call
-        assert server.calls[-1].first_chunk is not None
-
-
-async def test_an_answer_in_one_piece_gets_none() -> None:
+def test_an_answer_in_one_piece_gets_none() -> None:
     """JSON has no place for them."""
-    async with patient() as server:
-        caller = await server.begin("/v1/completions", stream=False)
-        await server.pass_seconds(10 * SILENT_SECONDS)
-        assert caller.sent.empty()
-        await server.say("abc", ends=FinishReason.LENGTH)
-        await caller.call
-        (body,) = body_of(caller)
-        assert json.loads(body)["choices"][0]["text"] == "abc"
+
+    async def test() -> None:
+        async with patient() as server:
+            caller = await server.begin("/v1/completions", stream=False)
+            await server.pass_seconds(10 * SILENT_SECONDS)
+            assert caller.sent.empty()
+            await server.say("abc", ends=FinishReason.LENGTH)
+            await caller.call
+            (body,) = body_of(caller)
+            assert json.loads(body)["choices"][0]["text"] == "abc"
+
+    run(test)
 
 
-async def test_time_alone_wakes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_alone_wakes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heartbeats that nothing calls. A timer that stays when no stream is open would keep a loop busy for ever."""
     monkeypatch.setattr("sluice.http.base.heartbeats.TICK_SECONDS", 0.0)
-    now, woken = [0.0], asyncio.Event()
-    heartbeats = Heartbeats(lambda: now[0])
-    with heartbeats.watch(woken.set) as silence:
-        now[0] = SILENT_SECONDS
-        await woken.wait()
-        assert silence.is_due
-        heartbeats.sent(silence)
-        assert not silence.is_due
-    woken.clear()
-    now[0] *= 3.0
-    await settle()
-    assert not woken.is_set()
-    assert heartbeats.is_resting
+
+    async def test() -> None:
+        now, woken = [0.0], asyncio.Event()
+        heartbeats = Heartbeats(lambda: now[0])
+        with heartbeats.watch(woken.set) as silence:
+            now[0] = SILENT_SECONDS
+            await woken.wait()
+            assert silence.is_due
+            heartbeats.sent(silence)
+            assert not silence.is_due
+        woken.clear()
+        now[0] *= 3.0
+        await settle()
+        assert not woken.is_set()
+        assert heartbeats.is_resting
+
+    run(test)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("usage", [True, False])
-async def test_a_client_that_asks_sees_how_far_its_prompt_is_read(path: str, usage: bool) -> None:
+def test_a_client_that_asks_sees_how_far_its_prompt_is_read(path: str, usage: bool) -> None:
     """One event a second until the first token, with what the engine says, and none for those who do not ask."""
-    async with patient() as server:
-        options = {"include_progress": True, "include_usage": usage}
-        caller = await server.begin(path, stream_options=options)
-        total = len(server.submitted().prompt)
-        await server.pass_seconds(0.9)
-        assert caller.sent.empty()
-        seen = []
-        for read, left in ((None, None), (1, None), (2, 3.25)):
+
+    async def test() -> None:
+        async with patient() as server:
+            options = {"include_progress": True, "include_usage": usage}
+            caller = await server.begin(path, stream_options=options)
+            total = len(server.submitted().prompt)
+            await server.pass_seconds(0.9)
+            assert caller.sent.empty()
+            seen = []
+            for read, left in ((None, None), (1, None), (2, 3.25)):
+                await server.pass_seconds(1.0)
+                server.answer_queries(read, left)
+                await settle()
+                (event,) = body_of(caller)
+                seen.append(json.loads(event.removeprefix(b"data: ")))
+            await server.say("a")
             await server.pass_seconds(1.0)
-            server.answer_queries(read, left)
-            await settle()
-            (event,) = body_of(caller)
-            seen.append(json.loads(event.removeprefix(b"data: ")))
-        await server.say("a")
-        await server.pass_seconds(1.0)
-        assert not any(isinstance(each, QueryStats) for each in server.sent)
-        await server.say("b", 1, ends=FinishReason.LENGTH)
-        await caller.call
-        for event, (read, left) in zip(seen, ((0, None), (1, None), (2, 3.25)), strict=True):
-            assert event["choices"] == []
-            assert event["progress"] == {
-                "prompt_tokens_read": read,
-                "prompt_tokens": total,
-                "seconds_left": left,
-            }
-            assert ("usage" in event) == usage
-        assert b"progress" not in b"".join(body_of(caller))
+            assert not any(isinstance(each, QueryStats) for each in server.sent)
+            await server.say("b", 1, ends=FinishReason.LENGTH)
+            await caller.call
+            for event, (read, left) in zip(seen, ((0, None), (1, None), (2, 3.25)), strict=True):
+                assert event["choices"] == []
+                assert event["progress"] == {
+                    "prompt_tokens_read": read,
+                    "prompt_tokens": total,
+                    "seconds_left": left,
+                }
+                assert ("usage" in event) == usage
+            assert b"progress" not in b"".join(body_of(caller))
+
+    run(test)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_progress_goes_on_when_the_engine_answers_late(path: str) -> None:
+def test_progress_goes_on_when_the_engine_answers_late(path: str) -> None:
     """The timer wakes the stream again while it waits for the engine: that is neither a token nor a second event."""
-    async with patient() as server:
-        caller = await server.begin(path, stream_options={"include_progress": True})
-        for read in (1, 2, 2):
-            await server.pass_seconds(1.0)
-            await server.pass_seconds(0.4)
-            assert caller.sent.empty(), "the engine has not answered"
-            server.answer_queries(read, None)
-            await settle()
-            (event,) = body_of(caller)
-            assert json.loads(event.removeprefix(b"data: "))["progress"]["prompt_tokens_read"] == read
-        await server.say("a", ends=FinishReason.LENGTH)
-        await caller.call
-        body = b"".join(body_of(caller))
-        assert b'"a"' in body
-        assert (b'"role":"assistant"' in body) == ("chat" in path)
+
+    async def test() -> None:
+        async with patient() as server:
+            caller = await server.begin(path, stream_options={"include_progress": True})
+            for read in (1, 2, 2):
+                await server.pass_seconds(1.0)
+                await server.pass_seconds(0.4)
+                assert caller.sent.empty(), "the engine has not answered"
+                server.answer_queries(read, None)
+                await settle()
+                (event,) = body_of(caller)
+                assert json.loads(event.removeprefix(b"data: "))["progress"]["prompt_tokens_read"] == read
+            await server.say("a", ends=FinishReason.LENGTH)
+            await caller.call
+            body = b"".join(body_of(caller))
+            assert b'"a"' in body
+            assert (b'"role":"assistant"' in body) == ("chat" in path)
+
+    run(test)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_progress_that_is_not_known_is_refused(path: str) -> None:
+def test_progress_that_is_not_known_is_refused(path: str) -> None:
     """Events that say for ever that nothing is read are worse than none."""
-    async with patient(knows_progress=False) as server:
-        caller = await server.begin(path, stream_options={"include_progress": True})
-        await caller.call
-        assert (await caller.sent.get())["status"] == 400
-        assert b"stream_options.include_progress is not supported by a fleet" in b"".join(body_of(caller))
-        caller = await server.begin(path, stream_options={"include_progress": False})
-        await server.say("a", ends=FinishReason.LENGTH)
-        await caller.call
-        assert (await caller.sent.get())["status"] == 200
+
+    async def test() -> None:
+        async with patient(knows_progress=False) as server:
+            caller = await server.begin(path, stream_options={"include_progress": True})
+            await caller.call
+            assert (await caller.sent.get())["status"] == 400
+            assert b"stream_options.include_progress is not supported by a fleet" in b"".join(body_of(caller))
+            caller = await server.begin(path, stream_options={"include_progress": False})
+            await server.say("a", ends=FinishReason.LENGTH)
+            await caller.call
+            assert (await caller.sent.get())["status"] == 200
+
+    run(test)
 
 
 def test_progress_of_several_prompts_is_that_of_all_of_them() -> None:
@@ -340,19 +384,23 @@ def test_progress_of_several_prompts_is_that_of_all_of_them() -> None:
     assert together([(1, 40, False), (2, 60, False)], known) == Progress(10, 100, None)
 
 
-async def test_progress_does_not_wait_for_an_engine_that_does_not_answer() -> None:
+def test_progress_does_not_wait_for_an_engine_that_does_not_answer() -> None:
     """The last answer counts; an engine that died has none, and a comment goes in its place."""
-    async with patient() as server:
-        caller = await server.begin("/generate")
-        queries = PromptQueries()
-        asking = [asyncio.create_task(queries.prompts(server.client)) for _ in range(3)]
-        await settle()
-        assert sum(isinstance(each, QueryStats) for each in server.sent) == 1
-        server.answer_queries(1, None)
-        assert [len(each) for each in await asyncio.gather(*asking)] == [1, 1, 1]
-        asking = [asyncio.create_task(queries.prompts(server.client))]
-        await settle()
-        server.client.detach("died", ())
-        assert await asking[0] == ()
-        caller.leave()
-        await caller.call
+
+    async def test() -> None:
+        async with patient() as server:
+            caller = await server.begin("/generate")
+            queries = PromptQueries()
+            asking = [asyncio.create_task(queries.prompts(server.client)) for _ in range(3)]
+            await settle()
+            assert sum(isinstance(each, QueryStats) for each in server.sent) == 1
+            server.answer_queries(1, None)
+            assert [len(each) for each in await asyncio.gather(*asking)] == [1, 1, 1]
+            asking = [asyncio.create_task(queries.prompts(server.client))]
+            await settle()
+            server.client.detach("died", ())
+            assert await asking[0] == ()
+            caller.leave()
+            await caller.call
+
+    run(test)

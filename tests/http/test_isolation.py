@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from serving import MODEL, Server, serving
+from serving import MODEL, Server, run, serving
 from shadow_engine import PAGE_SIZE
 from sluice.config import CacheConfig, ConfigError, EngineConfig, ServerConfig, SpeculativeConfig
 from sluice.http.base.isolation import SECRET, CacheIsolation, read_isolation, secret_path
@@ -47,48 +47,61 @@ async def cached(one: Server, path: str, key: str = "", salt: str | None = None)
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_keys_do_not_share(path: str) -> None:
-    async with serving(api_keys=KEYS, isolation=BY_KEY) as one:
-        assert await cached(one, path, "alice") == 0
-        assert await cached(one, path, "bob") == 0
-        assert await cached(one, path, "alice") > 0, "a key finds its own"
-        assert await cached(one, path, "alice", "x") == 0
-        assert await cached(one, path, "bob", "x") == 0
-        assert await cached(one, path, "alice", "x") > 0
-        salts = {message.extra_key for message in one.sent if hasattr(message, "extra_key")}
-        assert len(salts) == 4
-        for salt in salts:
-            assert await cached(one, path, "bob", salt) == 0, "a salt that a page file shows opens nothing"
+def test_keys_do_not_share(path: str) -> None:
+    async def test() -> None:
+        async with serving(api_keys=KEYS, isolation=BY_KEY) as one:
+            assert await cached(one, path, "alice") == 0
+            assert await cached(one, path, "bob") == 0
+            assert await cached(one, path, "alice") > 0, "a key finds its own"
+            assert await cached(one, path, "alice", "x") == 0
+            assert await cached(one, path, "bob", "x") == 0
+            assert await cached(one, path, "alice", "x") > 0
+            salts = {message.extra_key for message in one.sent if hasattr(message, "extra_key")}
+            assert len(salts) == 4
+            for salt in salts:
+                assert await cached(one, path, "bob", salt) == 0, "a salt that a page file shows opens nothing"
+
+    run(test)
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_without_isolation_all_share(path: str) -> None:
-    async with serving(api_keys=KEYS) as one:
-        assert await cached(one, path, "alice") == 0
-        assert await cached(one, path, "bob") > 0
-        assert await cached(one, path, "bob", "x") == 0
+def test_without_isolation_all_share(path: str) -> None:
+    async def test() -> None:
+        async with serving(api_keys=KEYS) as one:
+            assert await cached(one, path, "alice") == 0
+            assert await cached(one, path, "bob") > 0
+            assert await cached(one, path, "bob", "x") == 0
+
+    run(test)
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_required_salt(path: str) -> None:
-    async with serving(isolation=CacheIsolation("salt-required")) as one:
-        field = SALT.get(path, "cache_salt")
-        for empty in ({}, {field: None}):
-            answer = await one.post(path, **BODIES[path], **empty)
-            assert answer.status_code == 400
-            assert answer.json()["error"].get("param", field) == field
-            assert f"{field} is required" in answer.json()["error"]["message"]
-        assert one.sent == []
-        assert [await cached(one, path, salt=salt) for salt in ("x", "y")] == [0, 0]
-        assert await cached(one, path, salt="x") > 0
-        assert (await one.post("/tokenize", prompt="a")).status_code == 200, "it caches nothing"
+def test_a_required_salt(path: str) -> None:
+    async def test() -> None:
+        async with serving(isolation=CacheIsolation("salt-required")) as one:
+            field = SALT.get(path, "cache_salt")
+            for empty in ({}, {field: None}):
+                answer = await one.post(path, **BODIES[path], **empty)
+                assert answer.status_code == 400
+                assert answer.json()["error"].get("param", field) == field
+                assert f"{field} is required" in answer.json()["error"]["message"]
+            assert one.sent == []
+            assert [await cached(one, path, salt=salt) for salt in ("x", "y")] == [0, 0]
+            assert await cached(one, path, salt="x") > 0
+            assert (await one.post("/tokenize", prompt="a")).status_code == 200, "it caches nothing"
+
+    run(test)
 
 
-async def test_simultaneous_requests_of_two_keys_share_no_computation() -> None:
+def test_simultaneous_requests_of_two_keys_share_no_computation() -> None:
     """A prefix that is being computed is shared with those that wait for it, too."""
-    async with serving(api_keys=KEYS, isolation=BY_KEY) as one:
-        found = await asyncio.gather(*(cached(one, "/v1/completions", key) for key in KEYS))
-        assert found == [0, 0]
+
+    async def test() -> None:
+        async with serving(api_keys=KEYS, isolation=BY_KEY) as one:
+            found = await asyncio.gather(*(cached(one, "/v1/completions", key) for key in KEYS))
+            assert found == [0, 0]
+
+    run(test)
 
 
 def test_options_that_isolate_nothing_are_refused() -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from serving import serving
+from serving import run, serving
 from sluice.http.base.errors import ApiError
 from sluice.http.base.json_bounds import MAX_LISTS, MAX_VALUES, PIECE, check_contents
 
@@ -47,8 +47,11 @@ def test_as_many_as_are_accepted() -> None:
     check_contents(b"[" + b"[]," * (MAX_LISTS - 2) + b"[]]")
 
 
-async def test_the_refusal_reaches_the_client() -> None:
-    async with serving(max_body_bytes=1 << 20) as server:
-        body = b'{"prompt": [' + b"[1]," * MAX_LISTS + b"[1]]}"
-        answer = await server.http.post("/v1/completions", content=body)
-        assert (answer.status_code, answer.json()["error"]["type"]) == (413, "invalid_request_error")
+def test_the_refusal_reaches_the_client() -> None:
+    async def test() -> None:
+        async with serving(max_body_bytes=1 << 20) as server:
+            body = b'{"prompt": [' + b"[1]," * MAX_LISTS + b"[1]]}"
+            answer = await server.http.post("/v1/completions", content=body)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (413, "invalid_request_error")
+
+    run(test)

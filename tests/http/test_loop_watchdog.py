@@ -10,6 +10,7 @@ from itertools import count
 
 import pytest
 
+from serving import run
 from sluice.http.observe.loop_watchdog import LOG_SECONDS, LoopWatchdog, Pause, PauseLog
 
 STEP = 0.03
@@ -37,33 +38,41 @@ def block_until(lock: threading.Lock) -> None:
     lock.acquire()
 
 
-async def test_a_blocked_loop_is_reported_with_what_ran() -> None:
+def test_a_blocked_loop_is_reported_with_what_ran() -> None:
     """Without it an operator sees slow health checks and has nothing to look for."""
-    lock, pauses = threading.Lock(), asyncio.Queue[Pause]()
-    lock.acquire()
-    clock = Clock(STEP, looks=20, then=lock.release)
-    with LoopWatchdog(pauses.put_nowait, clock=clock, cpu_clock=lambda: 1.0, queue_clock=count().__next__):
-        block_until(lock)
-        pause = await pauses.get()
-    assert pause.seconds > 0.1
-    assert pause.queued_seconds == 1
-    assert f"{__name__}.block_until:" in pause.running
+
+    async def test() -> None:
+        lock, pauses = threading.Lock(), asyncio.Queue[Pause]()
+        lock.acquire()
+        clock = Clock(STEP, looks=20, then=lock.release)
+        with LoopWatchdog(pauses.put_nowait, clock=clock, cpu_clock=lambda: 1.0, queue_clock=count().__next__):
+            block_until(lock)
+            pause = await pauses.get()
+        assert pause.seconds > 0.1
+        assert pause.queued_seconds == 1
+        assert f"{__name__}.block_until:" in pause.running
+
+    run(test)
 
 
-async def test_a_suspended_machine_is_no_pause() -> None:
+def test_a_suspended_machine_is_no_pause() -> None:
     """After a laptop was closed for a night, no pause of eight hours is reported: the watchdog slept as well."""
-    lock, pauses = threading.Lock(), asyncio.Queue[Pause]()
-    lock.acquire()
 
-    def sleep() -> None:
-        clock.now += 8 * 3600.0
-        lock.release()
+    async def test() -> None:
+        lock, pauses = threading.Lock(), asyncio.Queue[Pause]()
+        lock.acquire()
 
-    clock = Clock(0.0, looks=4, then=sleep)
-    with LoopWatchdog(pauses.put_nowait, clock=clock, cpu_clock=lambda: 1.0):
-        block_until(lock)
-    await asyncio.sleep(0)
-    assert pauses.empty()
+        def sleep() -> None:
+            clock.now += 8 * 3600.0
+            lock.release()
+
+        clock = Clock(0.0, looks=4, then=sleep)
+        with LoopWatchdog(pauses.put_nowait, clock=clock, cpu_clock=lambda: 1.0):
+            block_until(lock)
+        await asyncio.sleep(0)
+        assert pauses.empty()
+
+    run(test)
 
 
 def test_messages_are_limited_and_counts_are_not(caplog: pytest.LogCaptureFixture) -> None:

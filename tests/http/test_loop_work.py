@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serving import CHAT_TEMPLATE, MEMORY
+from serving import CHAT_TEMPLATE, MEMORY, run
 from sluice.engine.messages import Message
 from sluice.http.app import create_app
 from sluice.http.base.backend import Backend, Service
@@ -160,22 +160,26 @@ WORST: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", WORST)
-async def test_no_body_does_much_in_one_callback(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_body_does_much_in_one_callback(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path, body = WORST[name]
-    engine, work = Engine(), FrontWork()
-    backend = Backend(EngineState())
-    backend.engine.serving(1, {})
-    limits = Limits(vocab_size=127, max_model_len=10_000, max_total_tokens=10_000)
-    tokenizer = Tokenizer(byte_tokenizer(), chat_template=CHAT_TEMPLATE)
-    backend.open(Service("m", tokenizer, limits, frozenset(), engine.client, [], MEMORY))
-    app = create_app(backend, body_limits=BodyLimits(1 << 25))
-    running = asyncio.create_task(engine.run())
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    content = json.dumps(body).encode()
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-        with work.counted(monkeypatch):
-            answer = await http.post(path, content=content)
-    running.cancel()
-    assert answer.status_code in (200, 400, 413), answer.text[:500]
 
-    assert work.most <= MOST_CALLS, work.where
+    async def test() -> None:
+        engine, work = Engine(), FrontWork()
+        backend = Backend(EngineState())
+        backend.engine.serving(1, {})
+        limits = Limits(vocab_size=127, max_model_len=10_000, max_total_tokens=10_000)
+        tokenizer = Tokenizer(byte_tokenizer(), chat_template=CHAT_TEMPLATE)
+        backend.open(Service("m", tokenizer, limits, frozenset(), engine.client, [], MEMORY))
+        app = create_app(backend, body_limits=BodyLimits(1 << 25))
+        running = asyncio.create_task(engine.run())
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        content = json.dumps(body).encode()
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            with work.counted(monkeypatch):
+                answer = await http.post(path, content=content)
+        running.cancel()
+        assert answer.status_code in (200, 400, 413), answer.text[:500]
+
+        assert work.most <= MOST_CALLS, work.where
+
+    run(test)

@@ -12,7 +12,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families as parse
 from starlette.applications import Starlette
 
-from serving import MODEL, serving
+from serving import MODEL, run, serving
 from sluice.engine.messages import Message, QueryStats, Stats
 from sluice.engine.meter import Totals
 from sluice.http.base.backend import Backend
@@ -53,158 +53,192 @@ def value(samples: Samples, name: str, **labels: str) -> float:
     return samples[name, tuple(sorted(labels.items()))]
 
 
-async def test_tokens_and_ends_are_counted() -> None:
-    async with serving() as server:
-        await server.complete(prompt="a" * 40, max_tokens=5, ignore_eos=True)
-        await server.events("/v1/completions", prompt="a" * 40, max_tokens=3, n=2)
-        samples = await scrape(server.http)
-        assert value(samples, "vllm:prompt_tokens_total") == 120
-        assert value(samples, "vllm:generation_tokens_total") == 5 + 2 * 3
-        assert value(samples, "vllm:prefix_cache_queries_total") == 120
-        assert value(samples, "vllm:prefix_cache_hits_total") == 2 * 36
-        assert value(samples, "sluice:cached_requests_total") == 2
-        ends = {
-            dict(labels)["finished_reason"]: count
-            for (name, labels), count in samples.items()
-            if name == "vllm:request_success_total"
-        }
-        assert ends == dict.fromkeys(FinishReason, 0) | {"length": 3}
-        for name in ("time_to_first_token", "e2e_request_latency", "request_time_per_output_token"):
-            assert value(samples, f"vllm:{name}_seconds_count") == 3
-        assert value(samples, "vllm:inter_token_latency_seconds_count") == 4 + 2 + 2
-        assert value(samples, "vllm:request_generation_tokens_sum") == 11
-        assert value(samples, "vllm:request_prompt_tokens_bucket", le="20.0") == 0
-        assert value(samples, "vllm:request_prompt_tokens_bucket", le="50.0") == 3
-        assert value(samples, "vllm:request_params_max_tokens_sum") == 11
+def test_tokens_and_ends_are_counted() -> None:
+    async def test() -> None:
+        async with serving() as server:
+            await server.complete(prompt="a" * 40, max_tokens=5, ignore_eos=True)
+            await server.events("/v1/completions", prompt="a" * 40, max_tokens=3, n=2)
+            samples = await scrape(server.http)
+            assert value(samples, "vllm:prompt_tokens_total") == 120
+            assert value(samples, "vllm:generation_tokens_total") == 5 + 2 * 3
+            assert value(samples, "vllm:prefix_cache_queries_total") == 120
+            assert value(samples, "vllm:prefix_cache_hits_total") == 2 * 36
+            assert value(samples, "sluice:cached_requests_total") == 2
+            ends = {
+                dict(labels)["finished_reason"]: count
+                for (name, labels), count in samples.items()
+                if name == "vllm:request_success_total"
+            }
+            assert ends == dict.fromkeys(FinishReason, 0) | {"length": 3}
+            for name in ("time_to_first_token", "e2e_request_latency", "request_time_per_output_token"):
+                assert value(samples, f"vllm:{name}_seconds_count") == 3
+            assert value(samples, "vllm:inter_token_latency_seconds_count") == 4 + 2 + 2
+            assert value(samples, "vllm:request_generation_tokens_sum") == 11
+            assert value(samples, "vllm:request_prompt_tokens_bucket", le="20.0") == 0
+            assert value(samples, "vllm:request_prompt_tokens_bucket", le="50.0") == 3
+            assert value(samples, "vllm:request_params_max_tokens_sum") == 11
+
+    run(test)
 
 
-async def test_what_the_engine_reports() -> None:
-    async with serving() as server:
-        await server.complete(prompt="b" * 50, max_tokens=4, ignore_eos=True)
-        samples = await scrape(server.http)
-        steps = value(samples, "sluice:steps_total")
-        assert steps == len(server.engine.runner.plans) == 5
-        assert value(samples, "sluice:prefill_chunks_total") == 2
-        assert value(samples, "sluice:prefill_tokens_total") == 50
-        assert value(samples, "sluice:decode_tokens_total") == 3
-        assert value(samples, "sluice:failed_steps_total") == 0
-        assert value(samples, "sluice:bound_by_total", limit="chunked_prefill_size") == 1
-        assert value(samples, "sluice:bound_by_total", limit="nothing") == steps - 1
-        assert value(samples, "vllm:iteration_tokens_total_count") == steps
-        assert value(samples, "vllm:iteration_tokens_total_sum") == 53
-        assert value(samples, "sluice:step_seconds_count") == steps
-        for name in ("queue", "prefill", "decode", "inference"):
-            assert value(samples, f"vllm:request_{name}_time_seconds_count") == 1
-        assert value(samples, "sluice:engine_up") == 1
-        assert value(samples, "vllm:num_requests_running") == value(samples, "vllm:num_requests_waiting") == 0
-        assert value(samples, "vllm:kv_cache_usage_perc") == 0
-        assert value(samples, "sluice:free_pages") + value(samples, "sluice:cached_pages") == 64
-        assert value(samples, "sluice:total_pages") == 64
-        assert value(samples, "vllm:num_preemptions_total") == value(samples, "sluice:retractions_total") == 0
-        assert value(samples, "sluice:partial_prefills") == 0
-        assert value(samples, "vllm:cache_config_info", block_size="4", num_gpu_blocks="64") == 1
+def test_what_the_engine_reports() -> None:
+    async def test() -> None:
+        async with serving() as server:
+            await server.complete(prompt="b" * 50, max_tokens=4, ignore_eos=True)
+            samples = await scrape(server.http)
+            steps = value(samples, "sluice:steps_total")
+            assert steps == len(server.engine.runner.plans) == 5
+            assert value(samples, "sluice:prefill_chunks_total") == 2
+            assert value(samples, "sluice:prefill_tokens_total") == 50
+            assert value(samples, "sluice:decode_tokens_total") == 3
+            assert value(samples, "sluice:failed_steps_total") == 0
+            assert value(samples, "sluice:bound_by_total", limit="chunked_prefill_size") == 1
+            assert value(samples, "sluice:bound_by_total", limit="nothing") == steps - 1
+            assert value(samples, "vllm:iteration_tokens_total_count") == steps
+            assert value(samples, "vllm:iteration_tokens_total_sum") == 53
+            assert value(samples, "sluice:step_seconds_count") == steps
+            for name in ("queue", "prefill", "decode", "inference"):
+                assert value(samples, f"vllm:request_{name}_time_seconds_count") == 1
+            assert value(samples, "sluice:engine_up") == 1
+            assert value(samples, "vllm:num_requests_running") == value(samples, "vllm:num_requests_waiting") == 0
+            assert value(samples, "vllm:kv_cache_usage_perc") == 0
+            assert value(samples, "sluice:free_pages") + value(samples, "sluice:cached_pages") == 64
+            assert value(samples, "sluice:total_pages") == 64
+            assert value(samples, "vllm:num_preemptions_total") == value(samples, "sluice:retractions_total") == 0
+            assert value(samples, "sluice:partial_prefills") == 0
+            assert value(samples, "vllm:cache_config_info", block_size="4", num_gpu_blocks="64") == 1
+
+    run(test)
 
 
-async def test_a_busy_engine() -> None:
-    async with serving(max_running_requests=2, max_batch_tokens=40) as server:
-        server.hold()
-        calls = [asyncio.create_task(server.complete(prompt="ab", max_tokens=100)) for _ in range(5)]
-        await server.arrived(5)
-        samples = await scrape(server.http)
-        assert value(samples, "vllm:num_requests_running") == 2
-        assert value(samples, "vllm:num_requests_waiting") == 3
-        free = value(samples, "sluice:free_pages") + value(samples, "sluice:cached_pages")
-        assert value(samples, "vllm:kv_cache_usage_perc") == 1 - free / 64 > 0
-        server.let_go()
-        await asyncio.gather(*calls)
-        assert value(await scrape(server.http), "vllm:kv_cache_usage_perc") == 0, "what is only cached is not used"
+def test_a_busy_engine() -> None:
+    async def test() -> None:
+        async with serving(max_running_requests=2, max_batch_tokens=40) as server:
+            server.hold()
+            calls = [asyncio.create_task(server.complete(prompt="ab", max_tokens=100)) for _ in range(5)]
+            await server.arrived(5)
+            samples = await scrape(server.http)
+            assert value(samples, "vllm:num_requests_running") == 2
+            assert value(samples, "vllm:num_requests_waiting") == 3
+            free = value(samples, "sluice:free_pages") + value(samples, "sluice:cached_pages")
+            assert value(samples, "vllm:kv_cache_usage_perc") == 1 - free / 64 > 0
+            server.let_go()
+            await asyncio.gather(*calls)
+            assert value(await scrape(server.http), "vllm:kv_cache_usage_perc") == 0, "what is only cached is not used"
+
+    run(test)
 
 
-async def test_failures_have_their_reason() -> None:
-    async with serving(faults=Faults(launch_raises=frozenset({0}))) as server:
-        assert (await server.post("/v1/completions", prompt="a")).status_code == 500
-        inbox = server.client.submit([Submit(server.client.next_id(), tuple(b"abc"), resolved(150))])
-        await inbox.get()
-        inbox.close()
-        samples = await scrape(server.http)
-        assert value(samples, "sluice:failed_steps_total") == 1
-        assert value(samples, "vllm:request_success_total", finished_reason="error") == 1
-        assert value(samples, "vllm:request_success_total", finished_reason="abort") == 1
-        assert value(samples, "vllm:e2e_request_latency_seconds_count") == 2
-        assert value(samples, "vllm:time_to_first_token_seconds_count") == 1
+def test_failures_have_their_reason() -> None:
+    async def test() -> None:
+        async with serving(faults=Faults(launch_raises=frozenset({0}))) as server:
+            assert (await server.post("/v1/completions", prompt="a")).status_code == 500
+            inbox = server.client.submit([Submit(server.client.next_id(), tuple(b"abc"), resolved(150))])
+            await inbox.get()
+            inbox.close()
+            samples = await scrape(server.http)
+            assert value(samples, "sluice:failed_steps_total") == 1
+            assert value(samples, "vllm:request_success_total", finished_reason="error") == 1
+            assert value(samples, "vllm:request_success_total", finished_reason="abort") == 1
+            assert value(samples, "vllm:e2e_request_latency_seconds_count") == 2
+            assert value(samples, "vllm:time_to_first_token_seconds_count") == 1
+
+    run(test)
 
 
-async def test_requests_lost_with_their_engine_are_counted() -> None:
+def test_requests_lost_with_their_engine_are_counted() -> None:
     """And forgotten: metrics that time requests which never end would keep all of them."""
-    async with serving() as server:
-        client = EngineClient(lambda message: None, server.metrics)
-        client.submit([Submit(client.next_id(), (1,), resolved(1))])
-        assert server.metrics.num_open == 1
-        client.fail("killed")
-        assert server.metrics.num_open == 0
-        assert server.metrics.finished == {FinishReason.ERROR: 1}
+
+    async def test() -> None:
+        async with serving() as server:
+            client = EngineClient(lambda message: None, server.metrics)
+            client.submit([Submit(client.next_id(), (1,), resolved(1))])
+            assert server.metrics.num_open == 1
+            client.fail("killed")
+            assert server.metrics.num_open == 0
+            assert server.metrics.finished == {FinishReason.ERROR: 1}
+
+    run(test)
 
 
-async def test_a_long_step_does_not_hold_a_scrape_up() -> None:
+def test_a_long_step_does_not_hold_a_scrape_up() -> None:
     """Prometheus gives up after a while, and then knows nothing of a server that is only busy. It reads how the engine
     last stood instead."""
-    async with serving() as server:
-        asked: list[Message] = []
-        client = EngineClient(asked.append)
-        backend = Backend(server.backend.engine)
-        backend.open(replace(server.backend.service(), client=client))
-        routes = Routes()
-        add_metrics(routes, backend, server.metrics, wait_seconds=0.001)
-        app = Starlette(routes=routes.starlette_routes())
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
-            samples = await scrape(http)
-            assert value(samples, "sluice:engine_up") == 1
-            assert ("sluice:steps_total", ()) not in samples, "nothing is known yet"
-            (query,) = asked
-            assert isinstance(query, QueryStats)
-            client.deliver(Stats(query.query_id, Occupancy(3, 1, 5, 2, 10), None, Totals(steps=7)))
-            samples = await scrape(http)
-            assert value(samples, "sluice:steps_total") == 7
-            assert value(samples, "vllm:num_requests_running") == 3
-            assert value(samples, "vllm:kv_cache_usage_perc") == 0.3
+
+    async def test() -> None:
+        async with serving() as server:
+            asked: list[Message] = []
+            client = EngineClient(asked.append)
+            backend = Backend(server.backend.engine)
+            backend.open(replace(server.backend.service(), client=client))
+            routes = Routes()
+            add_metrics(routes, backend, server.metrics, wait_seconds=0.001)
+            app = Starlette(routes=routes.starlette_routes())
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+                samples = await scrape(http)
+                assert value(samples, "sluice:engine_up") == 1
+                assert ("sluice:steps_total", ()) not in samples, "nothing is known yet"
+                (query,) = asked
+                assert isinstance(query, QueryStats)
+                client.deliver(Stats(query.query_id, Occupancy(3, 1, 5, 2, 10), None, Totals(steps=7)))
+                samples = await scrape(http)
+                assert value(samples, "sluice:steps_total") == 7
+                assert value(samples, "vllm:num_requests_running") == 3
+                assert value(samples, "vllm:kv_cache_usage_perc") == 0.3
+
+    run(test)
 
 
-async def test_without_an_engine() -> None:
+def test_without_an_engine() -> None:
     """While the model loads, and after its end: what the server itself counted is there, and an alarm can be set."""
-    async with serving() as server:
-        await server.complete(prompt="a", max_tokens=2)
-        server.backend.close("killed")
-        samples = await scrape(server.http)
-        assert value(samples, "sluice:engine_up") == 0
-        assert value(samples, "vllm:request_success_total", finished_reason="length") == 1
-        assert ("sluice:steps_total", ()) not in samples
+
+    async def test() -> None:
+        async with serving() as server:
+            await server.complete(prompt="a", max_tokens=2)
+            server.backend.close("killed")
+            samples = await scrape(server.http)
+            assert value(samples, "sluice:engine_up") == 0
+            assert value(samples, "vllm:request_success_total", finished_reason="length") == 1
+            assert ("sluice:steps_total", ()) not in samples
+
+    run(test)
 
 
-async def test_calls_are_counted_by_handler() -> None:
+def test_calls_are_counted_by_handler() -> None:
     """Not by path: a client that asks for a new path each time would fill the memory of server and Prometheus."""
-    async with serving() as server:
-        await server.complete(prompt="a", max_tokens=1)
-        await server.post("/v1/completions", prompt=5)
-        for name in ("a", "b", "c/d"):
-            assert (await server.http.get(f"/v1/models/{name}")).status_code == 404
-            assert (await server.http.get(f"/nothing/{name}")).status_code == 404
-        samples = await scrape(server.http)
-        calls = {labels: count for (name, labels), count in samples.items() if name == "http_requests_total"}
-        assert sorted((dict(labels)["handler"], dict(labels)["code"], count) for labels, count in calls.items()) == [
-            ("/v1/completions", "200", 1),
-            ("/v1/completions", "400", 1),
-            ("/v1/models/{name:path}", "404", 3),
-            ("none", "404", 3),
-        ]
+
+    async def test() -> None:
+        async with serving() as server:
+            await server.complete(prompt="a", max_tokens=1)
+            await server.post("/v1/completions", prompt=5)
+            for name in ("a", "b", "c/d"):
+                assert (await server.http.get(f"/v1/models/{name}")).status_code == 404
+                assert (await server.http.get(f"/nothing/{name}")).status_code == 404
+            samples = await scrape(server.http)
+            calls = {labels: count for (name, labels), count in samples.items() if name == "http_requests_total"}
+            assert sorted(
+                (dict(labels)["handler"], dict(labels)["code"], count) for labels, count in calls.items()
+            ) == [
+                ("/v1/completions", "200", 1),
+                ("/v1/completions", "400", 1),
+                ("/v1/models/{name:path}", "404", 3),
+                ("none", "404", 3),
+            ]
+
+    run(test)
 
 
-async def test_names_are_the_same_for_every_scraper() -> None:
+def test_names_are_the_same_for_every_scraper() -> None:
     """In OpenMetrics the colon of vLLM's names becomes an underscore, and every dashboard is empty."""
-    async with serving() as server:
-        accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
-        page = await server.http.get("/metrics", headers={"accept": accept})
-        assert page.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-        assert "vllm:num_requests_running" in page.text
+
+    async def test() -> None:
+        async with serving() as server:
+            accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+            page = await server.http.get("/metrics", headers={"accept": accept})
+            assert page.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+            assert "vllm:num_requests_running" in page.text
+
+    run(test)
 
 
 def test_times_are_those_of_the_clock() -> None:
@@ -234,27 +268,35 @@ def names_in(text: str) -> set[str]:
     return set(re.findall(r"\b((?:vllm|sluice):\w+|http_requests\w*|process_\w+)", text))
 
 
-async def test_the_dashboard_shows_metrics_that_exist() -> None:
+def test_the_dashboard_shows_metrics_that_exist() -> None:
     """A panel without data is believed to be a quiet server."""
-    async with serving() as server:
-        await server.complete(prompt="a", max_tokens=2)
-        existing = {name for name, _ in await scrape(server.http)}
-    board = json.loads((DOCS / "grafana.json").read_text())
-    asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
-    wanted = set().union(*map(names_in, asked))
-    assert wanted <= existing, wanted - existing
-    assert {"vllm:time_to_first_token_seconds_bucket", "sluice:bound_by_total"} <= wanted
-    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+    async def test() -> None:
+        async with serving() as server:
+            await server.complete(prompt="a", max_tokens=2)
+            existing = {name for name, _ in await scrape(server.http)}
+        board = json.loads((DOCS / "grafana.json").read_text())
+        asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+        wanted = set().union(*map(names_in, asked))
+        assert wanted <= existing, wanted - existing
+        assert {"vllm:time_to_first_token_seconds_bucket", "sluice:bound_by_total"} <= wanted
+        assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+    run(test)
 
 
-async def test_every_metric_is_described() -> None:
+def test_every_metric_is_described() -> None:
     """The page in docs/ lists what is served, and nothing else."""
-    async with serving() as server:
-        page = (await server.http.get("/metrics")).text
-    served = {f"{family.name}_total" if family.type == "counter" else family.name for family in parse(page)}
-    listed = names_in((DOCS / "metrics.md").read_text())
-    ours = {name for name in served if not name.startswith("process_")}
-    assert {name for name in listed if not name.startswith("process_")} == ours
+
+    async def test() -> None:
+        async with serving() as server:
+            page = (await server.http.get("/metrics")).text
+        served = {f"{family.name}_total" if family.type == "counter" else family.name for family in parse(page)}
+        listed = names_in((DOCS / "metrics.md").read_text())
+        ours = {name for name in served if not name.startswith("process_")}
+        assert {name for name in listed if not name.startswith("process_")} == ours
+
+    run(test)
 
 
 def test_tiers_behind_the_device_are_shown() -> None:
@@ -310,21 +352,25 @@ VALUES_OF_VLLM = {
 """Panel -> the metric that it shows, and the labels that it selects or sums by beside model_name."""
 
 
-async def test_vllms_dashboards_have_data() -> None:
+def test_vllms_dashboards_have_data() -> None:
     """Empty panels are taken for an idle server."""
-    async with serving() as server:
-        for _ in range(2):
-            await server.complete(prompt="a" * 40, max_tokens=4, ignore_eos=True)
-        samples = await scrape(server.http)
-    for panel, name in HISTOGRAMS_OF_VLLM.items():
-        assert value(samples, f"vllm:{name}_count") > 0, panel
-        assert value(samples, f"vllm:{name}_bucket", le="+Inf") > 0, panel
-        assert (f"vllm:{name}_sum", ()) in samples, panel
-    for panel, (name, labels) in VALUES_OF_VLLM.items():
-        assert (f"vllm:{name}", tuple(labels.items())) in samples, panel
-    for name in ("prompt_tokens_total", "generation_tokens_total", "prompt_tokens_cached_total"):
-        assert value(samples, f"vllm:{name}") > 0, name
-    assert not SWAPPED & {name for name, _ in samples}
+
+    async def test() -> None:
+        async with serving() as server:
+            for _ in range(2):
+                await server.complete(prompt="a" * 40, max_tokens=4, ignore_eos=True)
+            samples = await scrape(server.http)
+        for panel, name in HISTOGRAMS_OF_VLLM.items():
+            assert value(samples, f"vllm:{name}_count") > 0, panel
+            assert value(samples, f"vllm:{name}_bucket", le="+Inf") > 0, panel
+            assert (f"vllm:{name}_sum", ()) in samples, panel
+        for panel, (name, labels) in VALUES_OF_VLLM.items():
+            assert (f"vllm:{name}", tuple(labels.items())) in samples, panel
+        for name in ("prompt_tokens_total", "generation_tokens_total", "prompt_tokens_cached_total"):
+            assert value(samples, f"vllm:{name}") > 0, name
+        assert not SWAPPED & {name for name, _ in samples}
+
+    run(test)
 
 
 def test_the_longest_sample_of_a_prompt() -> None:
@@ -357,9 +403,13 @@ def test_the_longest_sample_of_prompts_that_are_submitted_in_parts() -> None:
     assert metrics.longest_outputs.tally().total == 3 + 4
 
 
-async def test_the_share_of_failed_calls() -> None:
+def test_the_share_of_failed_calls() -> None:
     """vLLM's panel of failed calls selects status="5xx"; with the code there, it would show none for ever."""
-    async with serving(faults=Faults(launch_raises=frozenset({0}))) as server:
-        await server.post("/v1/completions", prompt="a")
-        calls = {labels: n for (name, labels), n in (await scrape(server.http)).items() if "http_requests" in name}
-    assert {tuple(dict(labels)[name] for name in ("status", "code")) for labels in calls} == {("5xx", "500")}
+
+    async def test() -> None:
+        async with serving(faults=Faults(launch_raises=frozenset({0}))) as server:
+            await server.post("/v1/completions", prompt="a")
+            calls = {labels: n for (name, labels), n in (await scrape(server.http)).items() if "http_requests" in name}
+        assert {tuple(dict(labels)[name] for name in ("status", "code")) for labels in calls} == {("5xx", "500")}
+
+    run(test)

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serving import Caller, Server, expected_text, serving
+from serving import Caller, Server, expected_text, run, serving
 from shadow_engine import MAX_MODEL_LEN
 from sluice.engine.messages import Abort, Submit
 from sluice.process.start_rate import MAX_RETRY_SECONDS, StartRate
@@ -27,50 +27,61 @@ def assert_refused(answer: httpx.Response, status: int, code: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_full_queue_refuses_with_a_time_to_come_back(stream: bool) -> None:
+def test_a_full_queue_refuses_with_a_time_to_come_back(stream: bool) -> None:
     """A stream whose status went out before the engine had a say would be 200 with an error inside: no client tries
     that again."""
-    async with serving(max_queued_requests=2, **ONE_AT_A_TIME) as server:
-        server.hold()
-        calls = [
-            asyncio.create_task(server.post(COMPLETIONS, prompt=f"{n:02}", max_tokens=30, seed=0, stream=stream))
-            for n in range(12)
-        ]
-        await server.arrived(12)
-        server.let_go()
-        answers = await asyncio.gather(*calls)
-        served = [number for number, answer in enumerate(answers) if answer.status_code == 200]
-        assert len(served) in (2, 3), "two wait; one may run before they come"
-        for number, answer in enumerate(answers):
-            if number not in served:
-                assert_refused(answer, 503, "overloaded")
-                assert "--max-queued-requests is 2" in answer.json()["error"]["message"]
-            elif not stream:
-                assert answer.json()["choices"][0]["text"] == expected_text(f"{number:02}", 30)
-        assert (await server.complete(prompt="ab", seed=0))["choices"][0]["text"] == expected_text("ab", 16)
+
+    async def test() -> None:
+        async with serving(max_queued_requests=2, **ONE_AT_A_TIME) as server:
+            server.hold()
+            calls = [
+                asyncio.create_task(server.post(COMPLETIONS, prompt=f"{n:02}", max_tokens=30, seed=0, stream=stream))
+                for n in range(12)
+            ]
+            await server.arrived(12)
+            server.let_go()
+            answers = await asyncio.gather(*calls)
+            served = [number for number, answer in enumerate(answers) if answer.status_code == 200]
+            assert len(served) in (2, 3), "two wait; one may run before they come"
+            for number, answer in enumerate(answers):
+                if number not in served:
+                    assert_refused(answer, 503, "overloaded")
+                    assert "--max-queued-requests is 2" in answer.json()["error"]["message"]
+                elif not stream:
+                    assert answer.json()["choices"][0]["text"] == expected_text(f"{number:02}", 30)
+            assert (await server.complete(prompt="ab", seed=0))["choices"][0]["text"] == expected_text("ab", 16)
+
+    run(test)
 
 
-async def test_a_call_is_refused_as_a_whole() -> None:
+def test_a_call_is_refused_as_a_whole() -> None:
     """Of five prompts in one call some would fit; their tokens reach no client, and are not generated to the end."""
-    async with serving(max_queued_requests=1, **ONE_AT_A_TIME) as server:
-        server.hold()
-        answer = await server.post(COMPLETIONS, prompt=["a", "b", "c", "d", "e"], max_tokens=190)
-        assert_refused(answer, 503, "overloaded")
-        assert server.client.num_open == 0
-        assert 1 in {abort.request_id for abort in server.aborts()}, "it runs on for no client"
+
+    async def test() -> None:
+        async with serving(max_queued_requests=1, **ONE_AT_A_TIME) as server:
+            server.hold()
+            answer = await server.post(COMPLETIONS, prompt=["a", "b", "c", "d", "e"], max_tokens=190)
+            assert_refused(answer, 503, "overloaded")
+            assert server.client.num_open == 0
+            assert 1 in {abort.request_id for abort in server.aborts()}, "it runs on for no client"
+
+    run(test)
 
 
-async def test_uncached_tokens_fill_the_queue() -> None:
-    async with serving(max_queued_tokens=50, **ONE_AT_A_TIME) as server:
-        server.hold()
-        calls = [asyncio.create_task(server.post(COMPLETIONS, prompt=f"{n}" * 40, max_tokens=40)) for n in range(4)]
-        await server.arrived(4)
-        server.let_go()
-        answers = await asyncio.gather(*calls)
-        assert [answer.status_code for answer in answers].count(503) in (2, 3)
-        for answer in answers:
-            if answer.status_code == 503:
-                assert_refused(answer, 503, "overloaded")
+def test_uncached_tokens_fill_the_queue() -> None:
+    async def test() -> None:
+        async with serving(max_queued_tokens=50, **ONE_AT_A_TIME) as server:
+            server.hold()
+            calls = [asyncio.create_task(server.post(COMPLETIONS, prompt=f"{n}" * 40, max_tokens=40)) for n in range(4)]
+            await server.arrived(4)
+            server.let_go()
+            answers = await asyncio.gather(*calls)
+            assert [answer.status_code for answer in answers].count(503) in (2, 3)
+            for answer in answers:
+                if answer.status_code == 503:
+                    assert_refused(answer, 503, "overloaded")
+
+    run(test)
 
 
 async def busy(server: Server) -> asyncio.Task[dict[str, Any]]:
@@ -83,51 +94,62 @@ async def busy(server: Server) -> asyncio.Task[dict[str, Any]]:
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/generate"])
 @pytest.mark.parametrize("stream", [True, False])
-async def test_what_does_not_begin_in_time_is_dropped_before_prefill(path: str, stream: bool) -> None:
+def test_what_does_not_begin_in_time_is_dropped_before_prefill(path: str, stream: bool) -> None:
     asked: dict[str, Any] = {
         COMPLETIONS: {"prompt": "late"},
         CHAT: {"messages": [{"role": "user", "content": "late"}]},
         "/generate": {"text": "late"},
     }[path]
-    async with serving(**ONE_AT_A_TIME) as server:
-        first = await busy(server)
-        answer = await server.post(path, stream=stream, max_queue_time=1e-6, **asked)
-        assert_refused(answer, 503, "queue_timeout")
-        assert answer.json()["error"]["param"] == "max_queue_time"
-        assert "1e-06 seconds" in answer.json()["error"]["message"]
-        assert (await first)["usage"]["completion_tokens"] == MAX_MODEL_LEN - 4
-        plans = server.engine.runner.plans
-        begun = next(message.request_id for message in server.sent if isinstance(message, Submit))
-        assert {chunk.request_id for plan in plans for chunk in plan.chunks} == {begun}
+
+    async def test() -> None:
+        async with serving(**ONE_AT_A_TIME) as server:
+            first = await busy(server)
+            answer = await server.post(path, stream=stream, max_queue_time=1e-6, **asked)
+            assert_refused(answer, 503, "queue_timeout")
+            assert answer.json()["error"]["param"] == "max_queue_time"
+            assert "1e-06 seconds" in answer.json()["error"]["message"]
+            assert (await first)["usage"]["completion_tokens"] == MAX_MODEL_LEN - 4
+            plans = server.engine.runner.plans
+            begun = next(message.request_id for message in server.sent if isinstance(message, Submit))
+            assert {chunk.request_id for plan in plans for chunk in plan.chunks} == {begun}
+
+    run(test)
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_deadline_has_a_code_of_its_own(stream: bool) -> None:
-    async with serving() as server:
-        answer = await server.post(COMPLETIONS, prompt="late", stream=stream, timeout=1e-6)
-        assert_refused(answer, 408, "timeout")
-        assert "0 tokens were generated" in answer.json()["error"]["message"]
-        in_time = await server.complete(prompt="ab", seed=0, timeout=1000, max_queue_time=1000)
-        assert in_time["choices"][0]["text"] == expected_text("ab", 16)
-        submit = [message for message in server.sent if isinstance(message, Submit)][-1]
-        assert submit.start_deadline is not None
-        assert submit.start_deadline == submit.deadline
-        assert 900 < submit.start_deadline - server.client.now() < 1000
+def test_a_deadline_has_a_code_of_its_own(stream: bool) -> None:
+    async def test() -> None:
+        async with serving() as server:
+            answer = await server.post(COMPLETIONS, prompt="late", stream=stream, timeout=1e-6)
+            assert_refused(answer, 408, "timeout")
+            assert "0 tokens were generated" in answer.json()["error"]["message"]
+            in_time = await server.complete(prompt="ab", seed=0, timeout=1000, max_queue_time=1000)
+            assert in_time["choices"][0]["text"] == expected_text("ab", 16)
+            submit = [message for message in server.sent if isinstance(message, Submit)][-1]
+            assert submit.start_deadline is not None
+            assert submit.start_deadline == submit.deadline
+            assert 900 < submit.start_deadline - server.client.now() < 1000
+
+    run(test)
 
 
-async def test_a_deadline_within_a_stream_is_its_last_event() -> None:
+def test_a_deadline_within_a_stream_is_its_last_event() -> None:
     """The status was sent long ago; the engine is asked to end it, as its own clock would."""
-    async with serving() as server:
-        caller = Caller(server, COMPLETIONS, {"prompt": "a", "max_tokens": 190, "stream": True, "timeout": 1000})
-        assert (await caller.sent.get())["status"] == 200
-        await caller.sent.get()
-        server.channel.send(Abort(1, FinishReason.TIMEOUT))
-        body = b""
-        while (message := await caller.sent.get()).get("more_body"):
-            body += message["body"]
-        await caller.call
-        if b"[DONE]" not in body:  # it had not ended by itself
-            assert b'"code":"timeout"' in body.split(b"\n\n")[-2]
+
+    async def test() -> None:
+        async with serving() as server:
+            caller = Caller(server, COMPLETIONS, {"prompt": "a", "max_tokens": 190, "stream": True, "timeout": 1000})
+            assert (await caller.sent.get())["status"] == 200
+            await caller.sent.get()
+            server.channel.send(Abort(1, FinishReason.TIMEOUT))
+            body = b""
+            while (message := await caller.sent.get()).get("more_body"):
+                body += message["body"]
+            await caller.call
+            if b"[DONE]" not in body:  # it had not ended by itself
+                assert b'"code":"timeout"' in body.split(b"\n\n")[-2]
+
+    run(test)
 
 
 class Hand:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from serving import serving
+from serving import run, serving
 from sluice.http.observe.engine_metrics import Page
 from sluice.http.observe.http_metrics import Metrics
 from sluice.testing import resolved
@@ -25,21 +25,25 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_class_is_named_as_priority_or_service_tier(path: str) -> None:
+def test_a_class_is_named_as_priority_or_service_tier(path: str) -> None:
     """On every route; what names none is standard, so that metrics and the trace need not guess."""
-    async with serving(**OPTIONS) as server:
-        for more in (
-            {},
-            {"priority": "batch"},
-            {"priority": 0, "service_tier": "auto"},
-            {"service_tier": "flex"},
-            {"service_tier": "priority", "priority": "interactive"},
-        ):
-            answer = await server.post(path, **BODIES[path], **more)
-            assert answer.status_code == 200, answer.text
-        sent = [each for each in server.sent if isinstance(each, Submit)]
-        assert [each.priority_class for each in sent] == ["standard", "batch", "standard", "batch", "interactive"]
-        assert all(before.arrived < after.arrived for before, after in pairwise(sent))
+
+    async def test() -> None:
+        async with serving(**OPTIONS) as server:
+            for more in (
+                {},
+                {"priority": "batch"},
+                {"priority": 0, "service_tier": "auto"},
+                {"service_tier": "flex"},
+                {"service_tier": "priority", "priority": "interactive"},
+            ):
+                answer = await server.post(path, **BODIES[path], **more)
+                assert answer.status_code == 200, answer.text
+            sent = [each for each in server.sent if isinstance(each, Submit)]
+            assert [each.priority_class for each in sent] == ["standard", "batch", "standard", "batch", "interactive"]
+            assert all(before.arrived < after.arrived for before, after in pairwise(sent))
+
+    run(test)
 
 
 @pytest.mark.parametrize(
@@ -54,41 +58,54 @@ async def test_a_class_is_named_as_priority_or_service_tier(path: str) -> None:
         ),
     ],
 )
-async def test_refused(more: dict[str, Any], param: str, said: str) -> None:
-    async with serving(**OPTIONS) as server:
-        answer = await server.post("/v1/completions", **BODIES["/v1/completions"], **more)
-        error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (400, param)
-        assert said in error["message"]
+def test_refused(more: dict[str, Any], param: str, said: str) -> None:
+    async def test() -> None:
+        async with serving(**OPTIONS) as server:
+            answer = await server.post("/v1/completions", **BODIES["/v1/completions"], **more)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, param)
+            assert said in error["message"]
+
+    run(test)
 
 
-async def test_a_service_tier_has_no_effect_without_classes() -> None:
+def test_a_service_tier_has_no_effect_without_classes() -> None:
     """A client that sends it by default is served as ever."""
-    async with serving() as server:
-        answer = await server.post("/v1/completions", prompt="ab", max_tokens=2, service_tier="flex")
-        assert answer.status_code == 200
-        assert [each.priority_class for each in server.sent if isinstance(each, Submit)] == [""]
+
+    async def test() -> None:
+        async with serving() as server:
+            answer = await server.post("/v1/completions", prompt="ab", max_tokens=2, service_tier="flex")
+            assert answer.status_code == 200
+            assert [each.priority_class for each in server.sent if isinstance(each, Submit)] == [""]
+
+    run(test)
 
 
-async def test_classes_order_a_full_engine() -> None:
-    async with serving(**OPTIONS) as server:
-        names = ("interactive", "batch", "standard", "interactive")
-        body: dict[str, Any] = {"prompt": "ab", "max_tokens": 100}
-        await asyncio.gather(*(server.complete(**body, priority=name) for name in names))
-        opened = [new.request_id for plan in server.engine.runner.plans for new in plan.new_slots]
-        assert opened == [1, 4, 3, 2]
+def test_classes_order_a_full_engine() -> None:
+    async def test() -> None:
+        async with serving(**OPTIONS) as server:
+            names = ("interactive", "batch", "standard", "interactive")
+            body: dict[str, Any] = {"prompt": "ab", "max_tokens": 100}
+            await asyncio.gather(*(server.complete(**body, priority=name) for name in names))
+            opened = [new.request_id for plan in server.engine.runner.plans for new in plan.new_slots]
+            assert opened == [1, 4, 3, 2]
+
+    run(test)
 
 
-async def test_server_info_has_the_targets() -> None:
-    async with serving(itl_target="100ms", priority_classes="interactive:ttft=500ms") as server:
-        info = (await server.http.get("/server_info")).json()
-        assert info["priority_classes"] == {
-            "interactive": {"ttft_target": 0.5, "itl_target": 0.1},
-            "standard": {"ttft_target": 10.0, "itl_target": 0.1},
-            "batch": {"ttft_target": 600.0, "itl_target": 0.4},
-        }
-    async with serving() as server:
-        assert (await server.http.get("/server_info")).json()["priority_classes"] == {}
+def test_server_info_has_the_targets() -> None:
+    async def test() -> None:
+        async with serving(itl_target="100ms", priority_classes="interactive:ttft=500ms") as server:
+            info = (await server.http.get("/server_info")).json()
+            assert info["priority_classes"] == {
+                "interactive": {"ttft_target": 0.5, "itl_target": 0.1},
+                "standard": {"ttft_target": 10.0, "itl_target": 0.1},
+                "batch": {"ttft_target": 600.0, "itl_target": 0.4},
+            }
+        async with serving() as server:
+            assert (await server.http.get("/server_info")).json()["priority_classes"] == {}
+
+    run(test)
 
 
 def test_first_tokens_within_the_target_are_counted() -> None:

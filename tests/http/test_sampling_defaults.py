@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serving import Server, serving
+from serving import Server, run, serving
 from sluice.engine.messages import Submit
 from sluice.types import SamplingDefaults, SamplingParams
 
@@ -29,27 +29,38 @@ async def sampling_of(server: Server, route: str, body: dict[str, Any]) -> Sampl
 
 
 @pytest.mark.parametrize("route", ROUTES)
-async def test_they_fill_what_is_open(route: str) -> None:
+def test_they_fill_what_is_open(route: str) -> None:
     everything_open, with_temperature, max_tokens = ROUTES[route]
-    async with serving(sampling_defaults=DEFAULTS) as server:
-        first = await sampling_of(server, route, everything_open)
-        second = await sampling_of(server, route, with_temperature)
-    assert (first.temperature, first.top_k, first.repetition_penalty) == (0.0, 7, 1.5)
-    assert (second.temperature, second.top_k, second.repetition_penalty) == (0.5, 7, 1.5)
-    assert first.max_tokens == second.max_tokens == max_tokens
+
+    async def test() -> None:
+        async with serving(sampling_defaults=DEFAULTS) as server:
+            first = await sampling_of(server, route, everything_open)
+            second = await sampling_of(server, route, with_temperature)
+        assert (first.temperature, first.top_k, first.repetition_penalty) == (0.0, 7, 1.5)
+        assert (second.temperature, second.top_k, second.repetition_penalty) == (0.5, 7, 1.5)
+        assert first.max_tokens == second.max_tokens == max_tokens
+
+    run(test)
 
 
-async def test_the_length_of_an_answer_stays_within_the_context() -> None:
+def test_the_length_of_an_answer_stays_within_the_context() -> None:
     """The client did not ask for it, so a prompt that leaves less room is not refused, and `min_tokens` hold."""
-    async with serving(sampling_defaults=SamplingDefaults(max_tokens=1 << 20)) as server:
-        await sampling_of(server, CHAT, {"messages": MESSAGES})
-    async with serving(sampling_defaults=DEFAULTS) as server:
-        sampling = await sampling_of(server, CHAT, {"messages": MESSAGES, "min_tokens": 12})
-        assert sampling.max_tokens == 12
+
+    async def test() -> None:
+        async with serving(sampling_defaults=SamplingDefaults(max_tokens=1 << 20)) as server:
+            await sampling_of(server, CHAT, {"messages": MESSAGES})
+        async with serving(sampling_defaults=DEFAULTS) as server:
+            sampling = await sampling_of(server, CHAT, {"messages": MESSAGES, "min_tokens": 12})
+            assert sampling.max_tokens == 12
+
+    run(test)
 
 
-async def test_without_settings_the_defaults_are_openais() -> None:
-    async with serving() as server:
-        sampling = await sampling_of(server, "/v1/completions", {"prompt": "hello"})
-    plain = SamplingParams()
-    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (plain.temperature, plain.top_k, plain.top_p)
+def test_without_settings_the_defaults_are_openais() -> None:
+    async def test() -> None:
+        async with serving() as server:
+            sampling = await sampling_of(server, "/v1/completions", {"prompt": "hello"})
+        plain = SamplingParams()
+        assert (sampling.temperature, sampling.top_k, sampling.top_p) == (plain.temperature, plain.top_k, plain.top_p)
+
+    run(test)

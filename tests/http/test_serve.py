@@ -26,7 +26,6 @@ from collecting import collector
 from processes import free_port
 from serve_process import PATIENCE, announced, errors_of, server, shadow
 from serving import expected_text, parse_events
-from slow import slow
 from sluice.cli import main
 
 
@@ -277,7 +276,7 @@ def test_a_drain_is_bounded(tmp_path: Path) -> None:
         assert process.wait(timeout=PATIENCE) == 0
 
 
-@pytest.mark.parametrize("first", [signal.SIGTERM, slow(signal.SIGINT)])
+@pytest.mark.parametrize("first", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, first: signal.Signals) -> None:
     port = free_port()
     with server(*shadow(port, tmp_path, **faulty("slow@5=60"), drain_timeout=60.0)) as process:

@@ -11,7 +11,7 @@ import pytest
 
 from processes import free_port
 from serve_process import announced, server, shadow
-from serving import serving
+from serving import run, serving
 from sluice.cli import main
 
 BOSS = {"Authorization": "Bearer boss"}
@@ -73,31 +73,38 @@ def test_a_server_unloads_an_idle_engine_and_loads_it_for_the_next_request(tmp_p
         assert process.wait(40) == 0
 
 
-async def test_requests_are_refused_while_the_last_ones_end() -> None:
+def test_requests_are_refused_while_the_last_ones_end() -> None:
     """Else a server with clients never sleeps."""
-    async with serving() as running:
-        running.hold()
-        call = asyncio.create_task(running.complete(**PROMPT))
-        await running.arrived(1)
-        running.backend.engine.is_put_to_sleep = True
-        refused = await running.post("/v1/completions", **PROMPT)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "sleeping")
-        answers = [await running.http.get(path) for path in ("/live", "/ready", "/health")]
-        assert [answer.status_code for answer in answers] == [200, 503, 200]
-        running.let_go()
-        assert (await call)["choices"]
-        running.backend.engine.is_put_to_sleep = False
+
+    async def test() -> None:
+        async with serving() as running:
+            running.hold()
+            call = asyncio.create_task(running.complete(**PROMPT))
+            await running.arrived(1)
+            running.backend.engine.is_put_to_sleep = True
+            refused = await running.post("/v1/completions", **PROMPT)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "sleeping")
+            answers = [await running.http.get(path) for path in ("/live", "/ready", "/health")]
+            assert [answer.status_code for answer in answers] == [200, 503, 200]
+            running.let_go()
+            assert (await call)["choices"]
+            running.backend.engine.is_put_to_sleep = False
+
+    run(test)
 
 
-async def test_a_closed_server_is_not_well_because_it_sleeps() -> None:
-    async with serving() as running:
-        engine = running.backend.engine
-        engine.asleep()
-        assert (await running.http.get("/ready")).status_code == 200
-        running.backend.drain()
-        for path in ("/ready", "/health"):
-            answer = await running.http.get(path)
-            assert (answer.status_code, answer.json()["status"]) == (503, "the server is shutting down")
+def test_a_closed_server_is_not_well_because_it_sleeps() -> None:
+    async def test() -> None:
+        async with serving() as running:
+            engine = running.backend.engine
+            engine.asleep()
+            assert (await running.http.get("/ready")).status_code == 200
+            running.backend.drain()
+            for path in ("/ready", "/health"):
+                answer = await running.http.get(path)
+                assert (answer.status_code, answer.json()["status"]) == (503, "the server is shutting down")
+
+    run(test)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from serving import run
 from sluice.http.app import create_app
 from sluice.http.base.backend import Backend
 from sluice.http.edge.timeouts import TimeLimitedProtocol
@@ -52,52 +53,72 @@ async def connected(
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /ver", HEAD, HEAD + b"X: " + b"a" * 1000])
-async def test_a_head_that_does_not_end_is_given_up(sent: bytes) -> None:
-    async with connected() as (reader, writer):
-        writer.write(sent)
-        assert await reader.read() == b""
+def test_a_head_that_does_not_end_is_given_up(sent: bytes) -> None:
+    async def test() -> None:
+        async with connected() as (reader, writer):
+            writer.write(sent)
+            assert await reader.read() == b""
+
+    run(test)
 
 
-async def test_so_is_the_second_one_of_a_connection() -> None:
+def test_so_is_the_second_one_of_a_connection() -> None:
     """The timer of the first request that is not started again."""
-    async with connected() as (reader, writer):
-        writer.write(HEAD + b"\r\n")
-        first = await reader.readuntil(b"}")
-        assert b"200 OK" in first
-        writer.write(HEAD)
-        assert await reader.read() == b""
+
+    async def test() -> None:
+        async with connected() as (reader, writer):
+            writer.write(HEAD + b"\r\n")
+            first = await reader.readuntil(b"}")
+            assert b"200 OK" in first
+            writer.write(HEAD)
+            assert await reader.read() == b""
+
+    run(test)
 
 
-async def test_a_whole_head_is_answered_in_pieces_too() -> None:
-    async with connected(Patient) as (reader, writer):
-        for byte in HEAD + b"\r\n":
-            writer.write(bytes([byte]))
-            await asyncio.sleep(0)
-        assert b"200 OK" in await reader.readuntil(b"}")
+def test_a_whole_head_is_answered_in_pieces_too() -> None:
+    async def test() -> None:
+        async with connected(Patient) as (reader, writer):
+            for byte in HEAD + b"\r\n":
+                writer.write(bytes([byte]))
+                await asyncio.sleep(0)
+            assert b"200 OK" in await reader.readuntil(b"}")
+
+    run(test)
 
 
-async def test_a_body_that_drips_on_after_the_answer_is_given_up() -> None:
+def test_a_body_that_drips_on_after_the_answer_is_given_up() -> None:
     """uvicorn's limit for idle connections begins anew with every byte, so a client could hold a connection for ever,
     even if it was refused for having no key."""
-    async with connected(Brief) as (reader, writer):
-        writer.write(REFUSED + b"12345")
-        answer = await reader.read()
-        assert answer.startswith(b"HTTP/1.1 404")
-        assert answer.endswith(b"}"), "the answer was cut"
+
+    async def test() -> None:
+        async with connected(Brief) as (reader, writer):
+            writer.write(REFUSED + b"12345")
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 404")
+            assert answer.endswith(b"}"), "the answer was cut"
+
+    run(test)
 
 
-async def test_a_client_that_sends_the_rest_of_it_may_stay() -> None:
-    async with connected(Patient) as (reader, writer):
-        writer.write(REFUSED + b"12345")
-        assert b"404" in await reader.readuntil(b"}}")
-        writer.write(b"67890" + HEAD + b"\r\n")
-        assert b"200 OK" in await reader.readuntil(b"}")
+def test_a_client_that_sends_the_rest_of_it_may_stay() -> None:
+    async def test() -> None:
+        async with connected(Patient) as (reader, writer):
+            writer.write(REFUSED + b"12345")
+            assert b"404" in await reader.readuntil(b"}}")
+            writer.write(b"67890" + HEAD + b"\r\n")
+            assert b"200 OK" in await reader.readuntil(b"}")
+
+    run(test)
 
 
-async def test_what_is_no_http_is_refused_like_all_else() -> None:
-    async with connected(Patient) as (reader, writer):
-        writer.write(b"\x16\x03\x01 hello\r\n\r\n")
-        answer = await reader.read()
-        head, _, body = answer.partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 400")
-        assert json.loads(body)["error"]["type"] == "invalid_request_error"
+def test_what_is_no_http_is_refused_like_all_else() -> None:
+    async def test() -> None:
+        async with connected(Patient) as (reader, writer):
+            writer.write(b"\x16\x03\x01 hello\r\n\r\n")
+            answer = await reader.read()
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400")
+            assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+    run(test)

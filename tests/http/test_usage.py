@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from serving import expected_text, serving
+from serving import expected_text, run, serving
 from sluice.http.call.generation import Usage
 from sluice.http.call.usage import usage_json
 from sluice.types import CachedTokens, Drafted
@@ -41,30 +41,34 @@ def test_guessed_tokens_are_counted_as_openai_does() -> None:
     assert "completion_tokens_details" not in spelled(Usage(20, CachedTokens(), 9))
 
 
-async def test_the_guesses_of_a_server_are_seen() -> None:
+def test_the_guesses_of_a_server_are_seen() -> None:
     """In the usage of an answer, of all samples together, and in the metrics; the answer is that of one that does not
     guess."""
-    async with serving(speculative_algorithm="ngram", speculative_num_steps=4) as server:
-        for _ in range(2):  # the second is guessed from the first
-            answer = await server.complete(prompt="abc", max_tokens=40, ignore_eos=True, seed=3)
-        assert answer["choices"][0]["text"] == expected_text("abc", 40, seed=3)
-        details = answer["usage"]["completion_tokens_details"]
-        assert details["accepted_prediction_tokens"] > 10
-        page = (await server.http.get("/metrics")).text
-        drafted = counted(page, "vllm:spec_decode_num_draft_tokens_total")
-        accepted = counted(page, "vllm:spec_decode_num_accepted_tokens_total")
-        rows = counted(page, "vllm:spec_decode_num_drafts_total")
-        assert drafted >= accepted >= details["accepted_prediction_tokens"]
-        assert drafted - accepted >= details["rejected_prediction_tokens"]
-        by_position = [
-            counted(page, "vllm:spec_decode_num_accepted_tokens_per_pos_total", f'position="{position}"')
-            for position in range(4)
-        ]
-        assert sum(by_position) == accepted
-        assert rows >= by_position[0] >= by_position[1] >= by_position[3] > 0
-        assert counted(page, "sluice:request_acceptance_length_count") >= 1
-        info = (await server.http.get("/server_info")).json()
-        assert info["last_step"]["drafted"] >= info["last_step"]["accepted"] >= 0
+
+    async def test() -> None:
+        async with serving(speculative_algorithm="ngram", speculative_num_steps=4) as server:
+            for _ in range(2):  # the second is guessed from the first
+                answer = await server.complete(prompt="abc", max_tokens=40, ignore_eos=True, seed=3)
+            assert answer["choices"][0]["text"] == expected_text("abc", 40, seed=3)
+            details = answer["usage"]["completion_tokens_details"]
+            assert details["accepted_prediction_tokens"] > 10
+            page = (await server.http.get("/metrics")).text
+            drafted = counted(page, "vllm:spec_decode_num_draft_tokens_total")
+            accepted = counted(page, "vllm:spec_decode_num_accepted_tokens_total")
+            rows = counted(page, "vllm:spec_decode_num_drafts_total")
+            assert drafted >= accepted >= details["accepted_prediction_tokens"]
+            assert drafted - accepted >= details["rejected_prediction_tokens"]
+            by_position = [
+                counted(page, "vllm:spec_decode_num_accepted_tokens_per_pos_total", f'position="{position}"')
+                for position in range(4)
+            ]
+            assert sum(by_position) == accepted
+            assert rows >= by_position[0] >= by_position[1] >= by_position[3] > 0
+            assert counted(page, "sluice:request_acceptance_length_count") >= 1
+            info = (await server.http.get("/server_info")).json()
+            assert info["last_step"]["drafted"] >= info["last_step"]["accepted"] >= 0
+
+    run(test)
 
 
 def counted(page: str, name: str, label: str = "") -> float:

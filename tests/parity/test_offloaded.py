@@ -14,7 +14,7 @@ from slow import slow
 from sluice import LLM, SamplingParams
 from sluice.llm.outputs import Result
 
-GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 LONG = [tiny_models.prompt(450, 1), tiny_models.prompt(333, 2)]
 SHORT = [tiny_models.prompt(40, 3), tiny_models.prompt(90, 4)]
 SIZES = {"page_size": 8, "chunked_prefill_size": 32}

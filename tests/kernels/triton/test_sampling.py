@@ -102,7 +102,7 @@ def params_of(chooser: random.Random) -> SamplingParams:
     ("vocab", "dtype"),
     [
         (1, torch.float32),
-        (7, torch.float16),
+        slow(7, torch.float16),
         (1000, torch.bfloat16),
         slow(9000, torch.float32),
         (9000, torch.bfloat16),
