@@ -51,7 +51,7 @@ def talk(url: str) -> None:
         print(f"{token!r}: {logprob:.3f}")
 
     try:
-        client.completions.create(model=model, prompt="The water", max_tokens=-1)
+        client.completions.create(model=model, prompt="The water", temperature=-0.5)
     except openai.BadRequestError as error:
         print(f"refused: {error.message}")
 

@@ -67,6 +67,7 @@ def test_downloads_go_where_they_should(folder: Path, tmp_path: Path, monkeypatc
     asked: list[tuple[str, dict[str, Any]]] = []
 
     def resolved(model: str, **options: Any) -> Path:
+        options.pop("report", None)
         asked.append((model, options))
         return folder
 

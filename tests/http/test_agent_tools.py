@@ -177,7 +177,7 @@ def test_a_call_that_is_cut_off_is_told() -> None:
     answering('<tool_call>\n{"name": "weather", "arguments": {"city": "U', test, ends=FinishReason.LENGTH)
 
 
-@pytest.mark.parametrize("arguments", ['{"city": Ulm}', '{"city": "U\nlm"}', '{"city": "\\ud800"}'])
+@pytest.mark.parametrize("arguments", ['{"city": Ulm}', '{"city": "\\ud800"}'])
 def test_a_call_that_is_no_json_is_told(arguments: str) -> None:
     """The whole answer would be a 500, or an agent would run what it cannot parse."""
 

@@ -73,7 +73,7 @@ def test_ids_of_other_servers() -> None:
         one, other = (plain_id(id) if id else plain_id("call 2") for id in ids)
         first, second = ids
         assert (
-            text == f"user:u;call {one};call {other};result {other}:{second[:1]};result {one}:{first[:1]};"
+            text == f"user:u;call {one};call {other};result {one}:{first[:1]};result {other}:{second[:1]};"
             or not second
         )
         assert len({one, other}) == 2

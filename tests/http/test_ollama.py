@@ -221,7 +221,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (GENERATE, {"prompt": "hi", "images": ["aa"]}, "images is not supported"),
     (GENERATE, {"prompt": "hi", "template": "{{ .Prompt }}"}, "template is not supported"),
     (GENERATE, {"prompt": "hi", "context": [1, 2]}, "context is not supported"),
-    (GENERATE, {"prompt": "hi", "suffix": "ho"}, "suffix is not supported"),
+    (GENERATE, {"prompt": "hi", "suffix": "ho"}, "leave suffix out"),
     (GENERATE, {"prompt": "hi", "messages": HI}, "messages is not supported"),
     (GENERATE, {"prompt": "hi", "top_logprobs": 3}, "top_logprobs is only allowed with logprobs"),
     (GENERATE, {"prompt": "hi", "model": ""}, "model"),

@@ -252,7 +252,7 @@ def test_options_that_cannot_be_honoured_are_refused(folder: Path, options: dict
 
 
 def test_a_missing_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no folder"):
+    with pytest.raises(CheckpointError, match="no file or folder"):
         LLM(tmp_path / "nothing")
 
 

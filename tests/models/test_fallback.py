@@ -188,10 +188,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_run_is_refused_with_the_reason(case: str, tmp_path: Path) -> None:
-    """Before any weight is read: the folder has none."""
+    """Before any weight is read: the file has none, but could hold layers and dimensions."""
     config, reason = REFUSED[case]
     (tmp_path / "config.json").write_text(json.dumps({"dtype": "float32"} | config))
-    (tmp_path / "model.safetensors").touch()
+    nothing = {f"nothing.{number}": torch.empty(0, 1 << 20) for number in range(99)}
+    safetensors.torch.save_file(nothing, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=reason) as caught:
         load(tmp_path, "float32")
     assert "\n" not in str(caught.value)

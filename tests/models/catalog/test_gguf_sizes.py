@@ -90,7 +90,7 @@ def test_explain_knows_the_default_model(monkeypatch: pytest.MonkeyPatch, capsys
     """If it is on this machine; nothing is downloaded for a figure."""
     monkeypatch.setattr(estimates, "default_file", lambda cache: None)
     reason = explained(capsys)["weights_bytes"]["reason"]
-    assert reason == "not known: the default model is not on this machine yet"
+    assert reason == "not known: the default model, SmolLM2-135M-Instruct, is not on this machine yet"
 
 
 @pytest.mark.parametrize(
