@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from sluice.attention.base import PagedKV
 from sluice.attention.spec import KVShape
 from sluice.runner.device_state import KVMaker
-
-ALIGNMENT = 64
-"""Bytes, as torch aligns its own tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +58,11 @@ class DraftPages:
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return zeros. The system commits those on a CPU page by page as they are written, which `torch.zeros` does at
-    once."""
+    once, and `numpy.zeros` where it takes memory that was freed before."""
     if device.type != "cpu":
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize
-    memory = np.zeros(size + ALIGNMENT, dtype=np.uint8)
-    begin = -memory.ctypes.data % ALIGNMENT
-    return torch.from_numpy(memory[begin : begin + size]).view(dtype).view(tuple(shape))
+    if not size:
+        return torch.zeros(tuple(shape), dtype=dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))
