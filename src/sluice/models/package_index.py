@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +40,7 @@ class PinnedWheel(NamedTuple):
     package: str
     version: str
     size: int
-    """In bytes."""
+    """Bytes of the file."""
     sha256: str
 
     @property
@@ -98,13 +100,15 @@ def _runs(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _largest(folder: Path) -> int:
-    """Return the size of the largest file: pip writes the wheel to a temporary file, and copies it when it is whole."""
+    """Return the size of the largest file: pip writes the wheel to a temporary file, and copies it when it is whole.
+
+    Files and folders that pip removes meanwhile are passed over, as `os.walk` does.
+    """
     sizes = [0]
-    for path in folder.rglob("*"):
-        try:
-            sizes.append(path.stat().st_size)
-        except OSError:  # removed by now
-            continue
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                sizes.append((Path(place) / name).stat().st_size)
     return max(sizes)
 
 
