@@ -17,7 +17,7 @@ import tiny_models
 from processes import free_port
 from serve_process import announced, errors_of, server, shadow
 from serving import serving
-from sluice.http.serve import exposure_warning
+from sluice.http.edge.listening import exposure_warning
 from sluice.models.hub import WANTED
 from sluice.models.loader import load_model
 from sluice.process.wire import WireError, decode

@@ -13,7 +13,7 @@ from serving import PATIENCE
 from sluice.http.app import create_app
 from sluice.http.base.backend import Backend
 from sluice.http.edge.http_server import HttpServer
-from sluice.http.serve import listen
+from sluice.http.edge.listening import listen
 
 pytestmark = pytest.mark.slow
 START_MS = 120_000.0

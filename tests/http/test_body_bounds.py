@@ -21,8 +21,8 @@ from sluice.http.base.errors import ApiError
 from sluice.http.call import generation
 from sluice.http.call.messages import MAX_MESSAGES, checked_messages
 from sluice.http.edge.http_server import HttpServer
+from sluice.http.edge.listening import listen
 from sluice.http.edge.timeouts import STALL_SECONDS, TimeLimitedProtocol, kernel_unsent
-from sluice.http.serve import listen
 
 
 def test_the_long_bodies_of_all_calls_are_bounded() -> None:

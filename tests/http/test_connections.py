@@ -17,7 +17,7 @@ from sluice.http.app import create_app
 from sluice.http.base.backend import Backend
 from sluice.http.edge.connections import LEAST_RESERVED, Acceptor, max_connections
 from sluice.http.edge.http_server import HttpServer
-from sluice.http.serve import listen
+from sluice.http.edge.listening import listen
 
 LIMIT = 3
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -18,8 +18,8 @@ from sluice.http.app import create_app
 from sluice.http.base.backend import Backend
 from sluice.http.base.calls import LONGEST_PATH, Call, RequestLog
 from sluice.http.edge.http_server import HttpServer
+from sluice.http.edge.listening import listen
 from sluice.http.observe.otel import attributes_of
-from sluice.http.serve import listen
 from sluice.process.logs import JsonFormatter, TextFormatter, one_line
 from sluice.text.tokenizer import Tokenizer
 from tokenizer_makers import byte_tokenizer

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from sluice.http.serve import listen
+from sluice.http.edge.listening import listen
 
 HOSTS = ["127.0.0.1", *(["::1"] if socket.has_ipv6 else [])]
 

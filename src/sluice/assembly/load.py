@@ -180,8 +180,7 @@ def find_checkpoint(config: ModelConfig, report: Report | None = None) -> Checkp
     Raises:
         CheckpointError: they cannot be found.
     """
-    cache = None if config.download_dir is None else Path(config.download_dir)
-    model = config.model
+    cache, model = config.cache, config.model
     folder = resolve_checkpoint(model, revision=config.revision, cache=cache, report=report)
     tokenizer = folder if config.tokenizer is None else resolve_checkpoint(config.tokenizer, cache=cache, weights=False)
     if not model:

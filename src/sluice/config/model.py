@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from sluice.config.base import option
 
@@ -226,6 +227,11 @@ class ModelConfig:
         " invalid value; blocks of block diffusion are marked as open or not. If a step reads that value, or a block"
         " that is not open, its request ends with an error.",
     )
+
+    @property
+    def cache(self) -> Path | None:
+        """Folder for downloads; None for the default of `huggingface_hub`."""
+        return None if self.download_dir is None else Path(self.download_dir)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from sluice.http.base.auth import read_keys
 from sluice.http.base.chat_template_file import read_chat_template
 from sluice.http.base.options import check_server, model_names
 from sluice.http.base.parsers import check_parsers
+from sluice.http.edge.listening import exposure_warning, listen, url_of
 from sluice.http.observe.announcement import curl
-from sluice.http.serve import exposure_warning, listen, url_of
 from sluice.process.wire import Ready, decode
 
 ROUTE = "/"

@@ -152,10 +152,9 @@ def tokenizer_folder(plan: FleetPlan, ready: Ready) -> Path:
     if (folder := Path(ready.tokenizer_folder)).is_dir():
         return folder
     model = plan.engine.model
-    cache = None if model.download_dir is None else Path(model.download_dir)
     if model.tokenizer is not None:
-        return resolve_checkpoint(model.tokenizer, cache=cache, weights=False)
-    return resolve_checkpoint(model.model, revision=model.revision, cache=cache, weights=False)
+        return resolve_checkpoint(model.tokenizer, cache=model.cache, weights=False)
+    return resolve_checkpoint(model.model, revision=model.revision, cache=model.cache, weights=False)
 
 
 def ip_address_of(host: str) -> str:

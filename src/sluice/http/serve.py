@@ -11,15 +11,15 @@ import asyncio
 import contextlib
 import logging
 import signal
-import socket
 import sys
 from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, NamedTuple
+
+from starlette.applications import Starlette
 
 from sluice.assembly.ranks import refuse_ranks
 from sluice.config import ConfigError, EngineConfig, ModelConfig, ServerConfig
@@ -32,15 +32,16 @@ from sluice.http.base.body import BodyLimits
 from sluice.http.base.calls import Listener, RequestLog
 from sluice.http.base.chat_template_file import read_chat_template
 from sluice.http.base.early_checks import check_model
-from sluice.http.base.early_tokenizer import EarlyTokenizer, cached_place, nowhere, place_of
-from sluice.http.base.isolation import read_isolation
-from sluice.http.base.origins import allowed_origins
+from sluice.http.base.early_tokenizer import EarlyTokenizer, cached_place, place_of
+from sluice.http.base.isolation import CacheIsolation, read_isolation
+from sluice.http.base.origins import Origins, allowed_origins
 from sluice.http.base.parsers import check_parsers
 from sluice.http.base.served_model import ServedModel
 from sluice.http.base.unknown_fields import IgnoredFieldsLog
 from sluice.http.edge.connections import descriptor_limit, max_connections
 from sluice.http.edge.hosts import answered_names
 from sluice.http.edge.http_server import HttpServer
+from sluice.http.edge.listening import CannotListen, exposure_warning, listen, url_of
 from sluice.http.edge.tls import read_certificate
 from sluice.http.observe.announcement import announcement, own_command
 from sluice.http.observe.http_metrics import Metrics
@@ -69,10 +70,6 @@ turns."""
 EXIT_FAILED, EXIT_USAGE = 1, 2
 CANCEL_SECONDS = 1
 """Time after which the engine's task is cancelled again."""
-
-
-class CannotListen(OSError):
-    """The address cannot be listened on; the message is one line for the user."""
 
 
 class StopSignals:
@@ -175,25 +172,12 @@ async def serve(
         on_loading=report.show,
         early=early,
     )
-    app = create_app(
-        backend,
-        body_limits=BodyLimits(server.max_request_bytes),
-        strict_fields=server.strict_fields,
-        api_keys=keys,
-        admin_keys=admin_keys,
-        hosts=answered_names(server, address),
-        origins=allowed_origins(server),
-        isolation=isolation,
-        metrics=metrics,
-        listeners=listeners,
-        sleep=sleep if server.enable_admin else None,
-        responses=ResponseStore(server.max_stored_responses, server.max_stored_response_bytes),
-        feed=feed,
-    )
+    access = Access(keys, admin_keys, answered_names(server, address), allowed_origins(server), isolation)
+    app = _new_app(server, access, backend, metrics, listeners, sleep, feed)
     http = HttpServer.of(app, server.max_connections, tls)
     serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
     url = url_of(server.host, port, scheme="http" if tls is None else "https")
-    guess = partial(cached_place, engine.model) if engine.model.model else nowhere
+    guess = partial(cached_place, engine.model)
     tokenizers = EarlyTokenizer(server, place_of(engine.model), chat_template, guess)
     living = asyncio.create_task(
         live(backend, supervisor, client, server, engine.model, url, metrics, tokenizers, report, given=given),
@@ -207,6 +191,42 @@ async def serve(
         return 1 if living.done() and living.result() else 0
     finally:
         await _end(backend, living, supervisor, serving, http, signals)
+
+
+class Access(NamedTuple):
+    """Who may call a server, as `create_app` takes it."""
+
+    api_keys: Collection[str]
+    admin_keys: Collection[str]
+    hosts: Collection[str] | None
+    origins: Origins
+    isolation: CacheIsolation
+
+
+def _new_app(
+    server: ServerConfig,
+    access: Access,
+    backend: Backend,
+    metrics: Metrics,
+    listeners: Sequence[Listener],
+    sleep: Sleep,
+    feed: TraceFeed | None,
+) -> Starlette:
+    return create_app(
+        backend,
+        api_keys=access.api_keys,
+        admin_keys=access.admin_keys,
+        hosts=access.hosts,
+        origins=access.origins,
+        isolation=access.isolation,
+        body_limits=BodyLimits(server.max_request_bytes),
+        strict_fields=server.strict_fields,
+        metrics=metrics,
+        listeners=listeners,
+        sleep=sleep if server.enable_admin else None,
+        responses=ResponseStore(server.max_stored_responses, server.max_stored_response_bytes),
+        feed=feed,
+    )
 
 
 def _new_client(state: EngineState, metrics: Metrics, feed: TraceFeed | None) -> EngineClient:
@@ -343,44 +363,3 @@ async def _started(supervisor: Supervisor, *checks: Awaitable[None]) -> Ready:
         starting.cancel()
         checking.cancel()
         await asyncio.gather(starting, checking, return_exceptions=True)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
-
-    Raises:
-        CannotListen: naming the address and what to do.
-    """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
-        is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        listener = socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=is_dual)
-    except (OSError, OverflowError) as error:
-        reason = str(error).partition(" (while attempting to bind")[0]  # `create_server` repeats the address
-        other = "choose another with --host or --port (make serve PORT=8001)"
-        raise CannotListen(f"cannot listen on {host}:{port}: {reason}; {other}") from error
-    # Connections inherit it. asyncio sets it for sockets that name their protocol, and this one does not.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
-
-
-def exposure_warning(address: str, *, has_key: bool) -> str | None:
-    """Return a warning if every client that reaches this machine can use the server, else None.
-
-    Args:
-        address: IP address that is listened on.
-        has_key: clients need an API key.
-    """
-    if has_key or ip_address(address.partition("%")[0]).is_loopback:
-        return None
-    return (
-        f"listening on {address} without an API key: every client that can reach it can use it and read its metrics;"
-        " see docs/security.md"
-    )
-
-
-def url_of(host: str, port: int, *, scheme: str = "http") -> str:
-    """Return the URL by which this machine reaches a server that listens on `host`."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104 - only named
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -5,11 +5,8 @@ from __future__ import annotations
 import torch
 
 from sluice.models.block_types import BLOCK_TYPES
-from sluice.models.quantized import AT_ONCE, GROUP, Int4Weight
+from sluice.models.quantized import AT_ONCE, GROUP, LARGEST, Int4Weight
 from sluice.models.stored_blocks import StoredBlocks
-
-LARGEST = 127
-"""Largest magnitude of a number of eight bits."""
 
 
 class EightBits:

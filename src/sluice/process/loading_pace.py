@@ -6,7 +6,7 @@ from sluice.engine.heartbeat import LoadingPart
 from sluice.process.heartbeat import Reading
 
 MIN_SECONDS = 0.5
-"""Of a part, before its end is estimated."""
+"""Seconds that a part must have taken before its end is estimated."""
 
 
 class LoadingPace:

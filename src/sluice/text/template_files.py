@@ -38,7 +38,7 @@ def template_source(folder: Path, configured: object) -> str | None:
 
 
 def _chosen(named: Mapping[str, str], folder: Path) -> str | None:
-    """Return the template that is used: one alone is, whatever its name."""
+    """Return the template that is used: one alone is, under any name."""
     if len(named) == 1:
         return next(iter(named.values()))
     source = combined(named)

@@ -16,4 +16,4 @@ class StoredWeights:
     numbers: int = 0
     """The model's parameters; 0 if that is not known."""
     nbytes: int = 0
-    """Of the files."""
+    """Bytes of the files."""

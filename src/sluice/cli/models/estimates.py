@@ -18,7 +18,7 @@ from sluice.models.catalog.suggested import SUGGESTED
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.default_model import NAME, default_file
 from sluice.models.formats.gguf_config import METHOD
-from sluice.models.formats.gguf_folder import SUFFIX, gguf_in
+from sluice.models.formats.gguf_folder import SUFFIX, gguf_at
 
 
 def estimate_of(model: ModelConfig) -> tuple[Estimate, str]:
@@ -74,19 +74,20 @@ def _gguf_file(model: ModelConfig) -> Path | None:
         SizesError: there is no such file, or several.
     """
     if not model.model:
-        file = default_file(None if model.download_dir is None else Path(model.download_dir))
+        file = default_file(model.cache)
         if file is None:
             raise SizesError(f"the default model, {NAME}, is not on this machine yet")
         return file
     name, path = model.model, Path(model.model).expanduser()
     try:
-        if path.is_dir():
-            return gguf_in(path)
-        if path.is_file() and path.suffix != SUFFIX:
+        file = gguf_at(path)
+        if file is not None or path.is_dir():
+            return file
+        if path.is_file():
             raise SizesError(f"{name} is neither a folder nor a GGUF file ({SUFFIX})")
-        if path.suffix == SUFFIX and ":" not in name and not path.exists():
+        if path.suffix == SUFFIX and ":" not in name:
             raise SizesError(f"there is no file {name}")
-        return path if path.is_file() else cached_gguf(name, model.download_dir)
+        return cached_gguf(name, model.download_dir)
     except CheckpointError as error:
         raise SizesError(str(error)) from error
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from sluice.assembly.context import check_context
 from sluice.config import ModelConfig
 from sluice.models.formats.gguf_config import model_config
-from sluice.models.formats.gguf_folder import SUFFIX, gguf_in
+from sluice.models.formats.gguf_folder import gguf_at
 from sluice.models.formats.gguf_open import open_gguf
 from sluice.models.hub import check_path
 
@@ -22,7 +22,6 @@ def check_model(model: ModelConfig) -> None:
     if not model.model:
         return
     check_path(model.model)
-    path = Path(model.model).expanduser()
-    file = path if path.suffix == SUFFIX and path.is_file() else gguf_in(path) if path.is_dir() else None
+    file = gguf_at(Path(model.model).expanduser())
     if file is not None:
         check_context(model.context_length, model_config(open_gguf(file))["max_position_embeddings"])

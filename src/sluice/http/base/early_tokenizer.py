@@ -10,12 +10,12 @@ from sluice.config import ServerConfig
 from sluice.config.model import ModelConfig
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.default_model import default_checkpoint, default_file
-from sluice.models.formats.gguf_folder import gguf_in
+from sluice.models.formats.gguf_folder import gguf_at
 from sluice.text.tokenizer import Tokenizer, TokenizerError
-from sluice.text.tokenizer_files import GGUF, SUFFIX, has_tokenizer, load_tokenizer
+from sluice.text.tokenizer_files import GGUF, has_tokenizer, load_tokenizer
 
 SNAPSHOT = "tokenizer.json"
-"""By which the folder of a hub id is found in the hub's cache."""
+"""File by which the folder of a hub id is found in the hub's cache."""
 
 
 def nowhere() -> None:
@@ -100,14 +100,14 @@ def place_of(model: ModelConfig) -> Path | None:
     model's, and it is on this machine."""
     name = model.tokenizer or model.model
     if not name:
-        return _place_of_default(None if model.download_dir is None else Path(model.download_dir))
+        return _place_of_default(model.cache)
     place = Path(name).expanduser()
-    if place.is_dir():
-        try:
-            return place if has_tokenizer(place) else gguf_in(place)
-        except CheckpointError:
-            return None
-    return place if place.suffix == SUFFIX and place.is_file() else None
+    if place.is_dir() and has_tokenizer(place):
+        return place
+    try:
+        return gguf_at(place)
+    except CheckpointError:
+        return None
 
 
 def _place_of_default(cache: Path | None) -> Path | None:

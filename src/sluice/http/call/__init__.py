@@ -1,1 +1,1 @@
-"""From a request's fields to an answer, whatever API asks."""
+"""From a request's fields to an answer, for every API."""

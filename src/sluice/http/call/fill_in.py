@@ -35,7 +35,7 @@ KNOWN = (
     FillTokens("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
     FillTokens("[PREFIX]", "[SUFFIX]", "[MIDDLE]"),
 )
-"""Of Qwen, CodeGemma and Llama's kin; StarCoder; Granite; DeepSeek; GLM; Code Llama; Codestral."""
+"""Tokens of Qwen, CodeGemma and Llama's kin; StarCoder; Granite; DeepSeek; GLM; Code Llama; Codestral."""
 
 
 def fill_tokens(token_id: Callable[[str], int | None]) -> FillTokens | None:

@@ -1,4 +1,4 @@
-"""The content of messages, and the calls in them: texts and objects, of whatever clients send back."""
+"""The content of messages, and the calls in them: texts and objects, made of all that clients send back."""
 
 from __future__ import annotations
 

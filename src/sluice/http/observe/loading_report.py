@@ -10,7 +10,7 @@ from sluice.process.engine_state import Loading
 
 LOGGER = logging.getLogger("sluice.server")
 SECONDS = 5.0
-"""Before the first line, and between two, where lines are written: a start that takes a second needs none."""
+"""Seconds before the first line and between two lines: a start that takes a second needs none."""
 ERASE = "\r\x1b[K"
 HIDDEN = (LoadingPart.FILES,)
 """Parts in which others draw bars: those of downloads."""

@@ -26,9 +26,9 @@ class StoredBytes(NamedTuple):
     """Bytes of weights that are computed as a file stores them."""
 
     held: int
-    """In memory."""
+    """Bytes in memory."""
     read: int
-    """Of those that one token is multiplied by."""
+    """Bytes of the weights that a token is multiplied by."""
 
 
 @dataclass(frozen=True, slots=True)

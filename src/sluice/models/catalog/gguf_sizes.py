@@ -28,7 +28,7 @@ class GGUFSizes(NamedTuple):
     dequantized: str
     """Those among them that are always dequantised."""
     numbers: int
-    """Of all tensors."""
+    """Numbers in all tensors."""
     file_bytes: int
     as_stored: StoredBytes
     """If matrices are multiplied as they are stored."""

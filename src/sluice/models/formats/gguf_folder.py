@@ -48,6 +48,17 @@ def gguf_in(folder: Path) -> Path | None:
     return files[0]
 
 
+def gguf_at(path: Path) -> Path | None:
+    """Return the GGUF file that a path is, or that its folder holds (`gguf_in`); None if there is none.
+
+    Raises:
+        CheckpointError: the folder holds several.
+    """
+    if path.is_dir():
+        return gguf_in(path)
+    return path if path.suffix == SUFFIX and path.is_file() else None
+
+
 def _is_later_part(file: Path) -> bool:
     first = part_name(file.name)
     return first not in (None, file.name) and file.with_name(str(first)).is_file()

@@ -13,7 +13,7 @@ from sluice.text.gguf.model import part_name
 PREFERRED = ("Q4_K_M", "Q8_0")
 """What is taken if none is named; llama.cpp prefers the first, too."""
 NO_MODEL = re.compile(r"mmproj|imatrix|(?:^|[-_.])(?:mtp|eagle3|dflash|dspark)-", re.IGNORECASE)
-"""In names of files beside a model: its vision part, statistics, and what only guesses tokens for it."""
+"""Found in names of files beside a model: its vision part, statistics, and what only guesses tokens for it."""
 
 
 def models_among(names: Sequence[str]) -> list[str]:

@@ -37,7 +37,7 @@ def _answer(decoder: msgspec.msgpack.Decoder[Shape], question: bytes) -> Checked
     except ConstraintError as error:
         return ShapeRefused(error.place, error.reason)
     except (msgspec.MsgspecError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
-        # Whatever a schema does to the code, it is an answer: a process that ended would say nothing.
+        # An error of any kind is an answer: a process that ended would say nothing.
         return ShapeRefused(
             place, f"it cannot be made into a grammar: {type(error).__name__}: {error}"[:LONGEST_REASON]
         )

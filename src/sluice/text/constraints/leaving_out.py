@@ -17,7 +17,7 @@ class Culprit(NamedTuple):
     """What cannot be compiled."""
 
     pointer: str
-    """Of a keyword, or of a subschema of which no single keyword is at fault."""
+    """JSON pointer to a keyword, or to a subschema of which no single keyword is at fault."""
     reason: str
 
 

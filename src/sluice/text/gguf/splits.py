@@ -17,7 +17,7 @@ class SplitRule:
 
     patterns: tuple[str, ...]
     keeps_words: bool = False
-    """A piece that is a token of the vocabulary is that token, whatever its merges would give."""
+    """A piece that is a token of the vocabulary is that token, even where its merges would give others."""
     adds_bos: bool = False
     """Texts begin with the bos token, unless the file says otherwise."""
     adds_sep: bool = False

@@ -44,7 +44,7 @@ class PullFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The former name of `model`."""
     stream: bool = True
     insecure: bool = False
-    """Without effect."""
+    """It has no effect."""
 
 
 PULL_BODY = Body((PullFields,))

@@ -73,7 +73,7 @@ class ReasoningConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, 
 
 class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
-    """Without effect."""
+    """It has no effect."""
 
 
 class ResponseFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):

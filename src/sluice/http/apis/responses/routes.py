@@ -26,6 +26,12 @@ MOST_LISTED, LISTED = 100, 20
 
 def add_responses(routes: Routes, calls: CallHandler, store: ResponseStore) -> None:
     """Add the routes of the Responses API."""
+    _add_making(routes, calls, store)
+    _add_stored(routes, store)
+
+
+def _add_making(routes: Routes, calls: CallHandler, store: ResponseStore) -> None:
+    """Add the routes that take a conversation."""
 
     @routes.add(
         "POST",
@@ -57,6 +63,9 @@ def add_responses(routes: Routes, calls: CallHandler, store: ResponseStore) -> N
 
         return await while_client_is_there(request, counted())
 
+
+def _add_stored(routes: Routes, store: ResponseStore) -> None:
+    """Add the routes of responses that were stored."""
     named = partial(routes.add, answer=ResponseObject)
 
     @named("GET", "/v1/responses/{response_id}", summary="A stored response (OpenAI)")

@@ -44,7 +44,7 @@ class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
     arguments: str
     """JSON text."""
     namespace: str | UnsetType = UNSET
-    """In which the body has the tool."""
+    """Namespace in which the body has the tool."""
 
 
 class CustomCallItem(msgspec.Struct, tag_field="type", tag="custom_tool_call"):
