@@ -1,7 +1,8 @@
 """Reads a checkpoint's tokenizer from its files.
 
 These are `tokenizer.json` (the format of the `tokenizers` library), a GGUF file (`gguf_tokenizer`), SentencePiece's BPE
-(`sentencepiece_files`), `tekken.json` (`tekken`), or another format, which is converted (`conversion`), and, if they exist, `tokenizer_config.json`,
+(`sentencepiece_files`), `tekken.json` (`tekken`), or another format, which is converted (`conversion`),
+and, if they exist, `tokenizer_config.json`,
 `special_tokens_map.json`, `generation_config.json` and the chat template (`template_files`). No other code of a
 checkpoint runs.
 """
