@@ -631,12 +631,6 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "drafts that were not accepted count as computed",
     ),
     (
-        "scheduler/rows.py",
-        "len(request.tokens) - 1)  # a stop token may be among the drafts",
-        "chunk.end)",
-        "a page of tokens behind the stop token is published",
-    ),
-    (
         "scheduler/request.py",
         "self.pending <= self.lookahead and not self.drafts and self.has_more",
         "self.pending <= self.lookahead and self.has_more",
