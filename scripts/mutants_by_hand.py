@@ -626,8 +626,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/rows.py",
-        "end = min(chunk.known_end + row.num_accepted, len(request.tokens) - 1)",
-        "end = min(chunk.end, len(request.tokens) - 1)",
+        "end = chunk.known_end + row.num_accepted",
+        "end = chunk.end",
         "drafts that were not accepted count as computed",
     ),
     (
