@@ -63,6 +63,7 @@ from sluice.version import VERSION as SLUICE_VERSION
 
 LOGGER = logging.getLogger("sluice.engine")
 
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model, and the sizes and limits that follow from it and the options. Several engines may share it."""
