@@ -162,6 +162,8 @@ class Generation:
         if own:
             left = tuple(id for id in request.sampling.stop_token_ids if id not in own)
             request = replace(request, sampling=replace(request.sampling, stop_token_ids=left))
+        if self.choices:
+            request = replace(request, call=self.choices[0].request.request_id)
         text = TextStream(
             detokenizer,
             sampling.stop,
