@@ -57,7 +57,7 @@ def test_two_large_calls_are_served_alike() -> None:
 
 
 def test_a_flood_of_short_calls_does_not_starve_a_large_one() -> None:
-    """There is always a call that has had nothing yet, and more of them in each step: it has the part of one of them."""
+    """More and more calls wait that have had nothing yet; it has its turn among them."""
     bench = bench_of()
     queue_large(bench)
     begun = []
