@@ -29,7 +29,7 @@ from sluice.cli.parsing import (
     add_sampling_arguments,
 )
 from sluice.cli.quantize.command import add_quantize_arguments
-from sluice.config import ENGINE_GROUPS
+from sluice.config import ENGINE_GROUPS, let_threads_sleep
 from sluice.config.arguments import add_foreign_flags, add_options
 from sluice.fleet.arguments import add_fleet_arguments
 from sluice.sim.command import add_simulate_arguments
@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = vars(build_parser().parse_args(arguments))
         command = given.pop("run")
+        let_threads_sleep()
         status: int = command(given)
         return status
     except KeyboardInterrupt:

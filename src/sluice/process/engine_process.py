@@ -29,7 +29,7 @@ from queue import SimpleQueue
 
 from sluice.assembly.peers import Peers
 from sluice.assembly.ranks import layout_of
-from sluice.config import MemoryShortage
+from sluice.config import MemoryShortage, let_threads_sleep
 from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import Heartbeat, LoadingPart, Phase, WatchedRunner
 from sluice.engine.protocols import Pending, Runner
@@ -63,6 +63,7 @@ def main(arguments: list[str]) -> int:
     """Run one engine. Returns the exit status."""
     (folder,) = arguments
     die_with_parent()
+    let_threads_sleep()
     lines = end_with_stdin()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the server decides when to end
