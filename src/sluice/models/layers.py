@@ -9,7 +9,7 @@ from torch import nn
 
 from sluice.models.checkpoint import Fields
 from sluice.models.fp8_rows import Rows, plain
-from sluice.models.linear import Gated, Layer, Packer, takes_fp8
+from sluice.models.linear import EmptyLinear, Gated, Layer, Packer, takes_fp8
 from sluice.models.ops import ACTIVATIONS, Angles, Norm, Ops, compute_dtype
 from sluice.models.rope import Rope
 from sluice.parallel.member import Member
@@ -96,9 +96,9 @@ class GatedMLP(nn.Module):
     ) -> None:
         super().__init__()
         inner = len(member.place.part(inner_size))
-        self.gate_proj = nn.Linear(hidden_size, inner, bias=bias, dtype=dtype)
-        self.up_proj = nn.Linear(hidden_size, inner, bias=bias, dtype=dtype)
-        self.down_proj: Layer = nn.Linear(inner, hidden_size, bias=bias and member.place.shard == 0, dtype=dtype)
+        self.gate_proj = EmptyLinear(hidden_size, inner, bias=bias, dtype=dtype)
+        self.up_proj = EmptyLinear(hidden_size, inner, bias=bias, dtype=dtype)
+        self.down_proj: Layer = EmptyLinear(inner, hidden_size, bias=bias and member.place.shard == 0, dtype=dtype)
         self.activation = activation
         self._group = member.tensor_group
 

@@ -20,6 +20,7 @@ from tokenizers.processors import TemplateProcessing
 
 from sluice.text.chat_template import NAMED_TOKENS, ChatTemplate, ChatTemplateError
 from sluice.text.conversion import ConversionError, convert, other_format
+from sluice.text.expansion import check_expansion
 from sluice.text.gguf.cursor import GGUFError
 from sluice.text.gguf.tokenizer import GGUFTokenizer, gguf_tokenizer, has_gguf_tokenizer
 from sluice.text.sentencepiece_files import sentencepiece_tokenizer
@@ -82,6 +83,10 @@ class TokenizerFiles:
             found = _gguf_tokenizer(file)
             backend, roles, ends = found.backend, dict(found.special_tokens), found.eos_token_ids
             roles |= {} if found.chat_template is None else {"chat_template": found.chat_template}
+        try:
+            check_expansion(backend)
+        except ValueError as error:
+            raise TokenizerError(f"{place}: {error}") from error
         # The map is an older format, and gives only what the config does not.
         settings = roles | _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
         special = _special_tokens(settings)

@@ -15,7 +15,7 @@ from sluice.models.checkpoint import CheckpointConfig
 from sluice.models.families.llama_config import LlamaConfig, read_llama_config
 from sluice.models.fp8_rows import Rows, plain
 from sluice.models.layers import GatedMLP, RMSNorm, Rotary, new_embedding
-from sluice.models.linear import Layer, Packer
+from sluice.models.linear import EmptyLinear, Layer, Packer
 from sluice.models.ops import Angles, HeadNorms, Ops
 from sluice.models.shards import LLAMA, check_layout
 from sluice.parallel.layout import Layout
@@ -35,10 +35,10 @@ class LlamaAttention(nn.Module):
         self.head_counts = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
         self.spec = replace(spec.attention, window=window)
         self.q_proj, self.k_proj, self.v_proj = (
-            nn.Linear(hidden, heads * head_dim, bias=config.qkv_bias, dtype=dtype) for heads in self.head_counts
+            EmptyLinear(hidden, heads * head_dim, bias=config.qkv_bias, dtype=dtype) for heads in self.head_counts
         )
         has_bias = config.output_bias and member.place.shard == 0
-        self.o_proj: Layer = nn.Linear(spec.num_heads * head_dim, hidden, bias=has_bias, dtype=dtype)
+        self.o_proj: Layer = EmptyLinear(spec.num_heads * head_dim, hidden, bias=has_bias, dtype=dtype)
         self._group = member.tensor_group
         self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
         self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
