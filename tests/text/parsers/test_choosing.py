@@ -24,6 +24,7 @@ TEMPLATES: list[tuple[str, str | None, str | None]] = [
     (f"{DEEPSEEK}function```json{{{{ a }}}}```", "deepseek_v3", None),
     (f"{DEEPSEEK}function```json{{{{ a }}}}```{{{{ content.split('</think>') }}}}", "deepseek_v3", "deepseek_r1"),
     (f"{DEEPSEEK}{{% if thinking %}}<think>{{% else %}}</think>{{% endif %}}", "deepseek_v31", "qwen3"),
+    ("<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>{{ arguments }}<|tool_call_end|>", "kimi_k2", None),
     ("<|start|>assistant<|channel|>final<|message|>", "openai", "gpt_oss"),
     ("<seed:think>", None, "seed_oss"),
 ]

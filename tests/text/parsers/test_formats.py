@@ -47,6 +47,11 @@ TWO_CALLS = {
         f"{BEGIN}function{SEP}weather\n```json\n{DAYS}\n```{END}{CALLS_END}"
     ),
     "deepseek_v31": f"{CALLS_BEGIN}{BEGIN}weather{SEP}{CITY}{END}{BEGIN}weather{SEP}{DAYS}{END}{CALLS_END}",
+    "kimi_k2": (
+        f"<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{CITY}"
+        f"<|tool_call_end|><|tool_call_begin|>functions.weather:1<|tool_call_argument_begin|>{DAYS}<|tool_call_end|>"
+        "<|tool_calls_section_end|>"
+    ),
     "openai": (
         f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{CITY}<|call|>"
         f"<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{DAYS}<|call|>"

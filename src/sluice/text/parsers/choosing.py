@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from sluice.text.parsers.formats import FORMATS, deepseek, harmony, hermes, llama3, mistral, qwen3_coder
+from sluice.text.parsers.formats import FORMATS, deepseek, harmony, hermes, kimi, llama3, mistral, qwen3_coder
 from sluice.text.parsers.formats.base import ToolFormat
 from sluice.text.parsers.reasoning import REASONING_FORMATS, ReasoningFormat
 from sluice.text.parsers.replies import ReplyFormat
@@ -45,6 +45,7 @@ TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (HARMONY, (harmony.CHANNEL, harmony.MESSAGE)),
     ("deepseek_v3", (deepseek.BEGIN, "```json")),
     ("deepseek_v31", (deepseek.BEGIN,)),
+    ("kimi_k2", (kimi.BEGIN, kimi.ARGUMENTS)),
     ("qwen3_coder", (qwen3_coder.BEGIN, qwen3_coder.FUNCTION)),
     ("hermes", (hermes.BEGIN, hermes.END, "arguments")),
     ("mistral", (mistral.TAG,)),

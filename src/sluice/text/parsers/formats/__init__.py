@@ -9,6 +9,7 @@ from sluice.text.parsers.formats.base import ToolFormat
 from sluice.text.parsers.formats.deepseek import DeepseekV3, DeepseekV31
 from sluice.text.parsers.formats.harmony import Harmony
 from sluice.text.parsers.formats.hermes import Hermes
+from sluice.text.parsers.formats.kimi import KimiK2
 from sluice.text.parsers.formats.llama3 import Llama3
 from sluice.text.parsers.formats.mistral import Mistral
 from sluice.text.parsers.formats.plain_json import PlainJson
@@ -21,6 +22,7 @@ _ALL: tuple[ToolFormat, ...] = (
     Qwen3Coder(),
     DeepseekV3(),
     DeepseekV31(),
+    KimiK2(),
     Harmony(),
     PlainJson(),
 )
