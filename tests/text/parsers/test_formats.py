@@ -42,6 +42,18 @@ TWO_CALLS = {
         '<tool_call>\n<function=weather>\n<parameter=city>\nUl"m {\n</parameter>\n</function>\n</tool_call>\n'
         "<tool_call>\n<function=weather>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
     ),
+    "seed_oss": (
+        '<seed:tool_call>\n<function=weather>\n<parameter=city>Ul"m {</parameter>\n</function>\n</seed:tool_call>\n'
+        "<seed:tool_call>\n<function=weather>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>"
+    ),
+    "glm45": (
+        '<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Ul"m {</arg_value>\n</tool_call>\n'
+        "<tool_call>weather\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
+    ),
+    "glm47": (
+        '<tool_call>weather<arg_key>city</arg_key><arg_value>Ul"m {</arg_value></tool_call>'
+        "<tool_call>weather<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>"
+    ),
     "deepseek_v3": (
         f"{CALLS_BEGIN}{BEGIN}function{SEP}weather\n```json\n{CITY}\n```{END}\n"
         f"{BEGIN}function{SEP}weather\n```json\n{DAYS}\n```{END}{CALLS_END}"
@@ -59,6 +71,13 @@ TWO_CALLS = {
     "json": f'[{{"name": "weather", "arguments": {CITY}}}, {{"name": "weather", "arguments": {DAYS}}}]',
 }
 """The same two calls in each format."""
+TAGGED = {
+    "qwen3_coder": ">\n3\n</parameter>",
+    "seed_oss": ">3</parameter>",
+    "glm45": ">3</arg_value>",
+    "glm47": ">3</arg_value>",
+}
+"""Formats whose values are texts in tags -> the value 3 in its tags."""
 MARKED = [name for name in FORMATS if FORMATS[name].markers]
 """Formats in which text may precede a call."""
 
@@ -93,7 +112,7 @@ def test_arguments_stream(name: str) -> None:
     events = parsed(name, text, [*range(len(text))])
     kinds = [type(event) for event in events]
     assert kinds.count(CallBegun) == kinds.count(CallEnded) == 2
-    assert kinds.count(ArgumentsDelta) > 10
+    assert kinds.count(ArgumentsDelta) > (8 if name in TAGGED else 10)
     begun = kinds.index(CallBegun)
     assert set(kinds[:begun]) <= {TextDelta}
     assert CallEnded in kinds[: kinds.index(CallBegun, begun + 1)], "a call begins before the last one has ended"
@@ -174,10 +193,11 @@ VALUES = st.recursive(
 @given(arguments=st.dictionaries(st.text(), VALUES, max_size=3), cuts=st.lists(st.integers(0, 400), max_size=6))
 def test_rendered_calls_are_read_back(name: str, arguments: dict[str, object], cuts: list[int]) -> None:
     """Braces, quotes, tags and line breaks in a value would end the arguments too early."""
-    if name == "qwen3_coder":
+    if name in TAGGED:
         arguments = {"city": "".join(map(str, arguments))}
-        values = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
-        text = f"<tool_call>\n<function=weather>\n{values}</function>\n</tool_call>"
+        text = TWO_CALLS[name].replace('Ul"m {', arguments["city"])
+        text = text.replace("days", "city", 1) if "days" in text else text
+        text = text.replace(TAGGED[name], TAGGED[name].replace("3", arguments["city"]))
     else:
         text = TWO_CALLS[name].replace(CITY, json.dumps(arguments)).replace(DAYS, json.dumps(arguments))
     events = parsed(name, text, [min(cut, len(text)) for cut in cuts])
@@ -294,7 +314,7 @@ WRONG = (
 """Arguments whose brackets are fine."""
 
 
-@pytest.mark.parametrize("name", sorted(set(FORMATS) - {"qwen3_coder"}))
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - TAGGED.keys()))
 @pytest.mark.parametrize("arguments", WRONG)
 def test_arguments_that_are_no_json_are_not_complete(name: str, arguments: str) -> None:
     """A client would be told to run a call whose arguments it cannot parse."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from sluice.text.parsers.formats import FORMATS, deepseek, harmony, hermes, kimi, llama3, mistral, qwen3_coder
+from sluice.text.parsers.formats import FORMATS, deepseek, glm, harmony, hermes, kimi, llama3, mistral, qwen3_coder
 from sluice.text.parsers.formats.base import ToolFormat
 from sluice.text.parsers.reasoning import REASONING_FORMATS, ReasoningFormat
 from sluice.text.parsers.replies import ReplyFormat
@@ -46,6 +46,9 @@ TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deepseek_v3", (deepseek.BEGIN, "```json")),
     ("deepseek_v31", (deepseek.BEGIN,)),
     ("kimi_k2", (kimi.BEGIN, kimi.ARGUMENTS)),
+    ("seed_oss", (qwen3_coder.SEED_BEGIN,)),
+    ("glm45", (glm.KEY, f"{glm.KEY_END}\n{glm.VALUE}")),
+    ("glm47", (glm.KEY, glm.VALUE)),
     ("qwen3_coder", (qwen3_coder.BEGIN, qwen3_coder.FUNCTION)),
     ("hermes", (hermes.BEGIN, hermes.END, "arguments")),
     ("mistral", (mistral.TAG,)),
@@ -53,7 +56,7 @@ TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama3_json", ("ipython", '"parameters"')),
 )
 """Format -> texts that all stand in the chat templates of its models. The first that fits is chosen."""
-NOT_HERMES = ("<arg_key>", "<invoke")
+NOT_HERMES = ("<invoke",)
 """Templates with these have the tags of Hermes, and something else between them."""
 SWITCHES = ("enable_thinking", "thinking")
 """Variables of templates by which requests turn reasoning off."""
