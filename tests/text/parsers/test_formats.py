@@ -216,6 +216,27 @@ def test_values_get_the_types_of_the_schema() -> None:
     assert json.loads(call.arguments) == {"any": True}
 
 
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("{'a': [True, None, 1.5], 'é': {}}", {"a": [True, None, 1.5], "é": {}}),
+        ("['it\\'s', \"x\"]", ["it's", "x"]),
+        ('{"a": 1}', {"a": 1}),
+        ("{1, 2}", "{1, 2}"),
+        ("[open('x')]", "[open('x')]"),
+        ("[" * 999, "[" * 999),
+        ("[" + "-" * 9999 + "1]", "[" + "-" * 9999 + "1]"),
+    ],
+)
+def test_lists_and_objects_as_python_writes_them(written: str, expected: Any) -> None:
+    """The template of Seed-OSS writes them so. They came as texts, which the schema forbids."""
+    schema = {"type": "object", "properties": {"value": {"type": ["object", "array"]}}}
+    parser = ReplyFormat(FORMATS["seed_oss"]).parser(ToolUse((Tool("f", parameters=schema),)))
+    text = f"<seed:tool_call>\n<function=f>\n<parameter=value>{written}</parameter>\n</function>\n</seed:tool_call>"
+    (call,) = whole_of([*parser.push(text), *parser.finish()]).calls
+    assert json.loads(call.arguments) == {"value": expected}
+
+
 def test_harmony_tells_channels_apart() -> None:
     """Reasoning of gpt-oss would be read out as the answer."""
     text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Good day. "
