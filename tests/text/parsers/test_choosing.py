@@ -28,6 +28,7 @@ TEMPLATES: list[tuple[str, str | None, str | None]] = [
     (f"{DEEPSEEK}{{% if thinking %}}<think>{{% else %}}</think>{{% endif %}}", "deepseek_v31", "qwen3"),
     ("<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>{{ arguments }}<|tool_call_end|>", "kimi_k2", None),
     ("<|start|>assistant<|channel|>final<|message|>", "openai", "gpt_oss"),
+    ('<minimax:tool_call>\n<invoke name="{{ f }}">\n</invoke></minimax:tool_call>', "minimax_m2", None),
     ("<seed:think>", None, "seed_oss"),
     ("<seed:think><seed:tool_call>\n<function={{ f }}>\n<parameter={{ p }}>", "seed_oss", "seed_oss"),
 ]

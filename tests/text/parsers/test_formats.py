@@ -54,6 +54,10 @@ TWO_CALLS = {
         '<tool_call>weather<arg_key>city</arg_key><arg_value>Ul"m {</arg_value></tool_call>'
         "<tool_call>weather<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>"
     ),
+    "minimax_m2": (
+        '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Ul"m {</parameter>\n</invoke>\n'
+        '<invoke name="weather">\n<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>'
+    ),
     "deepseek_v3": (
         f"{CALLS_BEGIN}{BEGIN}function{SEP}weather\n```json\n{CITY}\n```{END}\n"
         f"{BEGIN}function{SEP}weather\n```json\n{DAYS}\n```{END}{CALLS_END}"
@@ -74,6 +78,7 @@ TWO_CALLS = {
 TAGGED = {
     "qwen3_coder": ">\n3\n</parameter>",
     "seed_oss": ">3</parameter>",
+    "minimax_m2": ">3</parameter>",
     "glm45": ">3</arg_value>",
     "glm47": ">3</arg_value>",
 }

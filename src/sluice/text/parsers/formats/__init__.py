@@ -12,6 +12,7 @@ from sluice.text.parsers.formats.harmony import Harmony
 from sluice.text.parsers.formats.hermes import Hermes
 from sluice.text.parsers.formats.kimi import KimiK2
 from sluice.text.parsers.formats.llama3 import Llama3
+from sluice.text.parsers.formats.minimax import MinimaxM2
 from sluice.text.parsers.formats.mistral import Mistral
 from sluice.text.parsers.formats.plain_json import PlainJson
 from sluice.text.parsers.formats.qwen3_coder import Qwen3Coder, SeedOss
@@ -27,6 +28,7 @@ _ALL: tuple[ToolFormat, ...] = (
     Glm45(),
     Glm47(),
     SeedOss(),
+    MinimaxM2(),
     Harmony(),
     PlainJson(),
 )
