@@ -19,9 +19,9 @@ from sluice.attention.select import REFERENCE
 from sluice.config import ConfigError, EngineConfig
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.base import PagedLM
+from sluice.models.decoder import Decoder
 from sluice.models.families.eagle3 import Eagle3
 from sluice.models.families.eagle3_loader import load_eagle3
-from sluice.models.families.llama import Llama
 from sluice.models.hub import resolve_checkpoint
 from sluice.models.loader import load_model
 from sluice.models.packers import packer_for
@@ -64,7 +64,7 @@ class DraftSetup:
         """Return the target with a forward that lets a drafter guess first."""
         if not self.net.layers:
             return DraftedModel(target, drafter)
-        assert isinstance(target, Llama), "checked when the head was loaded"
+        assert isinstance(target, Decoder), "checked when the head was loaded"
         return StatesModel(target, drafter)
 
 
