@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 
-from tiny_models import WINDOW, exact, made, sizes
+from tiny_models import VOCAB_SIZE, WINDOW, exact, made, sizes
 
 FOUR = {"num_hidden_layers": 4}
 KINDS = ["sliding_attention", "full_attention"] * 2
@@ -107,9 +107,45 @@ def ministral3(**changes: Any) -> transformers.PreTrainedModel:
     return tiny("Ministral3", **({"head_dim": 12, "pad_token_id": 0, "rope_parameters": GROWING} | changes))
 
 
+def gemma4(**changes: Any) -> transformers.PreTrainedModel:
+    """Two sizes of heads, layers that read others' keys and values, and inputs for each layer."""
+    kinds = ["sliding_attention", "full_attention"] * 3
+    full = {"rope_type": "proportional", "rope_theta": 200.0, "partial_rotary_factor": 0.5}
+    own: dict[str, Any] = {
+        "num_hidden_layers": 6,
+        "layer_types": kinds,
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "sliding_window": WINDOW,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "hidden_size_per_layer_input": 6,
+        "rope_parameters": {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 30.0}},
+    }
+    model = tiny("Gemma4", "Gemma4TextConfig", **(own | changes))
+    for number, layer in enumerate(model.model.layers):
+        layer.layer_scalar.fill_(0.8 + 0.1 * number)
+    return model
+
+
+def gemma4_31b() -> transformers.PreTrainedModel:
+    """Values that are keys, with other numbers of heads, and no inputs for each layer."""
+    return gemma4(
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        num_kv_shared_layers=0,
+        use_double_wide_mlp=False,
+        hidden_size_per_layer_input=0,
+        final_logit_softcapping=1.5,
+    )
+
+
 FAMILIES: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "gemma2": gemma2,
     "gemma3": gemma3,
+    "gemma4": gemma4,
+    "gemma4-31b": gemma4_31b,
     "smollm3": smollm3,
     "phi3": phi3,
     "phi4-mini": phi4_mini,

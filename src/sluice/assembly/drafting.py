@@ -118,6 +118,8 @@ def load_drafter(
 def _check_draft_model(path: str, model: PagedLM, own: ModelSpec, target: ModelSpec) -> None:
     """Check that a model can guess the tokens of another."""
     shown = f"--speculative-draft-model {path}"
+    if own.unequal_kv:
+        raise ConfigError(f"{shown} is a {own.architecture}, whose layers differ in size: it cannot draft")
     if own.vocab_size != target.vocab_size:
         raise ConfigError(
             f"{shown} has a vocabulary of {own.vocab_size} tokens, but the model has {target.vocab_size}: it must be of"

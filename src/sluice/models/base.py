@@ -176,6 +176,10 @@ class CausalLM(PagedLM, Block):
         self.member.pipeline_group.send(torch.stack((x, delta)), self.member.place.stage + 1)
         return x.new_empty((0, x.shape[1]))
 
+    def ignores(self, name: str) -> bool:
+        """Return whether a stored tensor is no weight of a model with this config, by the name in the module."""
+        return False
+
     def use(self, ops: Ops) -> None:
         """Compute the small operations with `ops`."""
         self.ops = ops

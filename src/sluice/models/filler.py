@@ -77,7 +77,7 @@ class Filler:
             return
         weight, target = self._names(tensor.name)
         if weight not in self.expected:
-            if self.unused.skips(tensor.name):
+            if self._whole.ignores(weight) or self.unused.skips(tensor.name):
                 return
             raise CheckpointError(
                 f"{tensor.file}: unexpected tensor {tensor.name}: {self.model.spec.architecture} with this"

@@ -107,10 +107,10 @@ class MLP(Block):
         }
     )
 
-    def __init__(self, config: DecoderConfig, member: Member) -> None:
+    def __init__(self, config: DecoderConfig, member: Member, inner_size: int | None = None) -> None:
         super().__init__()
         hidden, dtype, bias = config.spec.hidden_size, config.spec.dtype, config.mlp_bias
-        inner = len(member.place.part(config.inner_size))
+        inner = len(member.place.part(inner_size or config.inner_size))
         self._is_gated, self._is_fused, self.activation = config.is_gated, config.is_fused, config.activation
         if config.is_gated and config.is_fused:
             self.gate_up_proj: Layer = nn.Linear(hidden, 2 * inner, bias=bias, dtype=dtype)
@@ -123,16 +123,15 @@ class MLP(Block):
 
     def pack(self, packer: Packer) -> None:
         """Join gate and up into one layer."""
-        self.down_proj = packer.row_parallel(self.down_proj, self._group)
         if not self._is_gated:
             self.up_proj = packer.linear(self.up_proj, activation=self.activation)
-            return
-        if self._is_fused:
+        elif self._is_fused:
             self.gate_up_proj = packer.gated(self.gate_up_proj, activation=self.activation)
         else:
             self.gate_up_proj = packer.gated(self.gate_proj, self.up_proj, activation=self.activation)
             del self.gate_proj, self.up_proj
-        if isinstance(self.gate_up_proj, Gated):
+        self.down_proj = packer.row_parallel(self.down_proj, self._group)
+        if self._is_gated and isinstance(self.gate_up_proj, Gated):
             self.gate_up_proj.to_fp8 = takes_fp8(self.down_proj)
 
     def forward(self, x: Rows, ops: Ops) -> torch.Tensor:

@@ -115,6 +115,10 @@ class Ops:
         kv.store(kv_slots, rotate(k, angles), v)
         return rotate(q, angles)
 
+    def rotate_queries(self, q: torch.Tensor, angles: Angles | None, norm: Norm | None) -> torch.Tensor:
+        """Return q [N, heads, head_dim], normalised per head if there is a norm, and rotated."""
+        return rotate(q if norm is None else self._plain_norm(q, norm), angles)
+
     def gate_and_mul(self, gate: torch.Tensor, up: torch.Tensor, activation: str, *, to_fp8: bool = False) -> Rows:
         """Return `activation(gate) * up`, all [N, size], quantised if asked.
 

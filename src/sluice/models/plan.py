@@ -29,6 +29,16 @@ class LayerPlan:
     """Latest positions that a query sees; None is all."""
     rope: Rope | None = None
     """None: q and k are not rotated."""
+    head_dim: int | None = None
+    """None: the model's. Layers that differ in this, or in the next two, are those of `ModelSpec.unequal_kv`."""
+    num_kv_heads: int | None = None
+    """None: the model's."""
+    donor: int | None = None
+    """The layer whose keys and values it reads; None: it has its own."""
+    inner_size: int | None = None
+    """Elements between the matrices of its MLP; None: the model's."""
+    has_values: bool = True
+    """Whether a matrix computes v. Otherwise v is what k is before its norm and rotation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +71,11 @@ class DecoderConfig:
     query_growth: QueryGrowth | None = None
     softcap: float | None = None
     """Scores of attention become `softcap * tanh(score / softcap)`."""
+    value_norm: bool = False
+    """Whether v is normalised per head, without a weight."""
+    extra_size: int = 0
+    """Elements of what each layer gets of each token beside the residual."""
+    extra_vocab_size: int = 0
     is_fused: bool = False
     """The checkpoint stores q, k and v as one matrix, and gate and up as another."""
     is_gated: bool = True

@@ -46,6 +46,12 @@ FAMILIES: tuple[Family, ...] = (
         model_type="gemma3_text",
         inside=("Gemma3ForConditionalGeneration",),
     ),
+    Family(
+        "Gemma4ForCausalLM",
+        "gemma4:Gemma4",
+        model_type="gemma4_text",
+        inside=("Gemma4ForConditionalGeneration",),
+    ),
     Family("SmolLM3ForCausalLM", "smollm3:SmolLM3", gguf="smollm3"),
     Family("GraniteForCausalLM", "granite:Granite", gguf="granite"),
     Family("Olmo2ForCausalLM", "olmo:Olmo2", gguf="olmo2"),

@@ -209,6 +209,28 @@ class LongRope(Rope):
         return _divided(_periods(self.theta, head_dim, dtype), self.factors)
 
 
+@dataclass(frozen=True, slots=True)
+class ProportionalRope(Rope):
+    """Rotates a part of the pairs, with the frequencies that they have among all, and divides these by `factor`."""
+
+    PARAMETERS = ("factor", "partial_rotary_factor")
+    factor: float
+    share: float
+    """Of the pairs."""
+
+    @classmethod
+    def read(cls, given: Fields, theta: float, config: Fields) -> Rope:
+        share = given.number("partial_rotary_factor", 1.0)
+        if share > 1:
+            raise given.error("partial_rotary_factor", "a number above 0 and at most 1")
+        return cls(theta, given.number("factor", 1.0), share)
+
+    def inverse_frequencies(self, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+        frequencies = 1.0 / _periods(self.theta, head_dim, dtype) / self.factor
+        frequencies[int(self.share * head_dim // 2) :] = 0
+        return frequencies
+
+
 def _factors(given: Fields, name: str) -> tuple[float, ...]:
     factors = given.get(name)
     if not isinstance(factors, list) or not all(isinstance(each, int | float) and each > 0 for each in factors):
@@ -232,6 +254,7 @@ KINDS: Mapping[str, type[Rope]] = {
     "yarn": YarnRope,
     "factors": FactorRope,
     "longrope": LongRope,
+    "proportional": ProportionalRope,
 }
 
 
@@ -287,7 +310,10 @@ def _read(given: Fields, config: Fields, theta: float, also: Sequence[str]) -> R
     if kind not in KINDS:
         raise CheckpointError(f"{given.source}: rope type {kind!r} is not supported; known: {', '.join(KINDS)}")
     _check_unread(given, kind, also)
-    if "partial_rotary_factor" not in also and given.number("partial_rotary_factor", 1.0) != 1.0:
+    if (
+        "partial_rotary_factor" not in (*also, *KINDS[kind].PARAMETERS)
+        and given.number("partial_rotary_factor", 1.0) != 1.0
+    ):
         raise given.error("partial_rotary_factor", "1")
     theta = given.number("rope_theta", config.number("rope_theta", theta))
     if theta <= 1.0:

@@ -32,10 +32,15 @@ class LayerContext(NamedTuple):
     """Those of the layer's rotation; None: there is none."""
     growth: torch.Tensor | None = None
     """[N, 1, 1] in the model's dtype, factors of the rotated queries; None: there are none."""
+    extra: torch.Tensor | None = None
+    """[N, size], what some models give each layer of each token, beside the residual."""
 
 
 class GroupedAttention(Block):
-    """Grouped-query attention of a shard's heads, summed over the shards."""
+    """Grouped-query attention of a shard's heads, summed over the shards.
+
+    A layer may read the keys and values that another one has stored before, and then it has only queries.
+    """
 
     cuts = MappingProxyType(
         {
@@ -52,47 +57,64 @@ class GroupedAttention(Block):
     def __init__(self, config: DecoderConfig, plan: LayerPlan, member: Member) -> None:
         super().__init__()
         spec = config.spec.of(member.place)
-        hidden, head_dim, dtype, bias = spec.hidden_size, spec.head_dim, spec.dtype, config.qkv_bias
-        self.head_counts = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
-        self.spec = replace(spec.attention, window=plan.window, scale=plan.scale, softcap=config.softcap)
-        self._is_fused = config.is_fused
-        if config.is_fused:
-            self.qkv_proj: Layer = nn.Linear(hidden, sum(self.head_counts) * head_dim, bias=bias, dtype=dtype)
-        else:
-            self.q_proj, self.k_proj, self.v_proj = (
-                nn.Linear(hidden, heads * head_dim, bias=bias, dtype=dtype) for heads in self.head_counts
-            )
+        head_dim, kv_heads = plan.head_dim or spec.head_dim, plan.num_kv_heads or spec.num_kv_heads
+        same = replace(spec.attention, num_kv_heads=kv_heads, head_dim=head_dim)
+        self.spec = replace(same, window=plan.window, scale=plan.scale, softcap=config.softcap)
+        own = {"q_proj": spec.num_heads}
+        if plan.donor is None:
+            own |= {"k_proj": kv_heads, "v_proj": kv_heads} if plan.has_values else {"k_proj": kv_heads}
+        self._parts = {"qkv_proj": sum(own.values())} if config.is_fused else own
+        self.head_counts = tuple(own.values())
+        hidden, dtype, eps = spec.hidden_size, spec.dtype, config.norm_eps
+        for name, heads in self._parts.items():
+            self.add_module(name, nn.Linear(hidden, heads * head_dim, bias=config.qkv_bias, dtype=dtype))
         has_bias = config.output_bias and member.place.shard == 0
         self.o_proj: Layer = nn.Linear(spec.num_heads * head_dim, hidden, bias=has_bias, dtype=dtype)
         self._group = member.tensor_group
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
         if config.qk_norm is not QKNorm.NONE:
-            sizes = [heads * head_dim if config.qk_norm is QKNorm.ROW else head_dim for heads in self.head_counts[:2]]
-            self.q_norm, self.k_norm = (RMSNorm(size, config.norm_eps, dtype) for size in sizes)
-        self._qk_norm = config.qk_norm
+            is_row = config.qk_norm is QKNorm.ROW
+            self.q_norm = RMSNorm(spec.num_heads * head_dim if is_row else head_dim, eps, dtype)
+            if plan.donor is None:
+                self.k_norm = RMSNorm(kv_heads * head_dim if is_row else head_dim, eps, dtype)
+        self._is_row_norm = config.qk_norm is QKNorm.ROW
+        self._value_eps = eps if config.value_norm else None
 
     def pack(self, packer: Packer) -> None:
         """Join q, k and v into one layer."""
-        if self._is_fused:
-            self.qkv_proj = packer.linear(self.qkv_proj)
-        else:
-            self.qkv_proj = packer.linear(self.q_proj, self.k_proj, self.v_proj)
-            del self.q_proj, self.k_proj, self.v_proj
+        parts: list[Layer] = [self.get_submodule(name) for name in self._parts]
+        for name in self._parts:
+            delattr(self, name)
+        self.qkv_proj = packer.linear(*parts)
         self.o_proj = packer.row_parallel(self.o_proj, self._group)
 
     def forward(self, x: Rows, context: LayerContext, rows: torch.Tensor | None) -> torch.Tensor:
         """[N, hidden_size] to the same, or to those of `rows`."""
-        q, k, v = self.qkv_proj(x).unflatten(-1, (-1, self.spec.head_dim)).split(self.head_counts, dim=1)
-        norms = None
-        if self._qk_norm is QKNorm.HEAD:
-            norms = HeadNorms(self.q_norm.norm, self.k_norm.norm)
-        elif self._qk_norm is QKNorm.ROW:
-            q, k = self._row_norm(q, self.q_norm, context.ops), self._row_norm(k, self.k_norm, context.ops)
-        batch, kv = context.batch, context.kv
-        q = context.ops.rotate_and_store(q, k, v, context.angles, norms, kv, batch.kv_slots)
+        heads = self.qkv_proj(x).unflatten(-1, (-1, self.spec.head_dim)).split(self.head_counts, dim=1)
+        if len(heads) == 1:  # keys and values are another layer's
+            norm = None if self.q_norm is None else self.q_norm.norm
+            q = context.ops.rotate_queries(heads[0], context.angles, norm)
+        else:
+            q = self._stored(heads[0], heads[1], heads[-1], context)
         if context.growth is not None:
             q = q * context.growth
-        out, _ = context.attention.attend(q, kv, batch, self.spec)
+        out, _ = context.attention.attend(q, context.kv, context.batch, self.spec)
         return self.o_proj(out.flatten(1) if rows is None else out.flatten(1)[rows])
+
+    def _stored(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: LayerContext) -> torch.Tensor:
+        """Write the keys and values of a step's tokens, and return their queries, all normalised and rotated."""
+        ops, norms = context.ops, None
+        if self._value_eps is not None:
+            v = unit_norm(v, self._value_eps)
+        elif v is k:
+            v = k.clone()
+        if self.q_norm is not None and self.k_norm is not None:
+            if self._is_row_norm:
+                q, k = self._row_norm(q, self.q_norm, ops), self._row_norm(k, self.k_norm, ops)
+            else:
+                norms = HeadNorms(self.q_norm.norm, self.k_norm.norm)
+        return ops.rotate_and_store(q, k, v, context.angles, norms, context.kv, context.batch.kv_slots)
 
     def _row_norm(self, x: torch.Tensor, norm: RMSNorm, ops: Ops) -> torch.Tensor:
         """Normalise x [N, heads, head_dim] over all heads of all shards."""
@@ -107,3 +129,9 @@ def row_norm(x: torch.Tensor, norm: RMSNorm, group: Group) -> torch.Tensor:
     # Shards that have the same heads count them equally often, so the mean is that of all heads once.
     squares = group.all_reduce(wide.pow(2).mean(-1, keepdim=True)) / group.size
     return (norm.weight * (wide * torch.rsqrt(squares + norm.eps))).to(x.dtype)
+
+
+def unit_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return the root mean square norm of x over its last dimension, without a weight."""
+    wide = x.to(compute_dtype(x.dtype))
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)

@@ -38,7 +38,7 @@ class DecoderLayer(Block):
     def __init__(self, config: DecoderConfig, plan: LayerPlan, member: Member) -> None:
         super().__init__()
         self.self_attn = GroupedAttention(config, plan, member)
-        self.mlp = MLP(config, member)
+        self.mlp = MLP(config, member, plan.inner_size)
 
     def pack(self, packer: Packer) -> None:
         """Pack both parts."""
@@ -48,7 +48,7 @@ class DecoderLayer(Block):
     @abstractmethod
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, context: LayerContext, rows: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the residual [N, hidden_size] and the delta that is still to be added to it, after this layer.
 
         Args:
@@ -129,7 +129,7 @@ class SandwichLayer(DecoderLayer):
 
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, context: LayerContext, rows: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         ops = context.ops
         x, normed = sum_and_norm(x, delta, self.input_layernorm, ops)
         attended = plain(ops.norm(self.self_attn(normed, context, rows), self.post_attention_layernorm.norm))
