@@ -12,7 +12,7 @@ from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.models.checkpoint import CheckpointConfig
-from sluice.models.linear import Layer, Packer
+from sluice.models.linear import EmptyLinear, Layer, Packer
 from sluice.models.ops import Ops
 from sluice.models.shards import Block
 from sluice.models.spec import ModelSpec
@@ -142,7 +142,7 @@ class CausalLM(PagedLM, Block):
         if not place.is_last:
             return NoHead(own)
         is_embedding = self.tied and place.is_first
-        return None if is_embedding else nn.Linear(spec.hidden_size, own, bias=False, dtype=spec.dtype)
+        return None if is_embedding else EmptyLinear(spec.hidden_size, own, bias=False, dtype=spec.dtype)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         assert self.lm_head is not None, "the weights are not packed"

@@ -10,7 +10,7 @@ from torch import nn
 
 from sluice.models.checkpoint import Fields
 from sluice.models.fp8_rows import Rows, plain
-from sluice.models.linear import Gated, Layer, Packer, takes_fp8
+from sluice.models.linear import EmptyLinear, Gated, Layer, Packer, takes_fp8
 from sluice.models.ops import ACTIVATIONS, Angles, Norm, Ops, compute_dtype
 from sluice.models.plan import DecoderConfig
 from sluice.models.rope import Rope
@@ -113,12 +113,12 @@ class MLP(Block):
         inner = len(member.place.part(inner_size or config.inner_size))
         self._is_gated, self._is_fused, self.activation = config.is_gated, config.is_fused, config.activation
         if config.is_gated and config.is_fused:
-            self.gate_up_proj: Layer = nn.Linear(hidden, 2 * inner, bias=bias, dtype=dtype)
+            self.gate_up_proj: Layer = EmptyLinear(hidden, 2 * inner, bias=bias, dtype=dtype)
         else:
             if config.is_gated:
-                self.gate_proj = nn.Linear(hidden, inner, bias=bias, dtype=dtype)
-            self.up_proj: Layer = nn.Linear(hidden, inner, bias=bias, dtype=dtype)
-        self.down_proj: Layer = nn.Linear(inner, hidden, bias=bias and member.place.shard == 0, dtype=dtype)
+                self.gate_proj = EmptyLinear(hidden, inner, bias=bias, dtype=dtype)
+            self.up_proj: Layer = EmptyLinear(hidden, inner, bias=bias, dtype=dtype)
+        self.down_proj: Layer = EmptyLinear(inner, hidden, bias=bias and member.place.shard == 0, dtype=dtype)
         self._group = member.tensor_group
 
     def pack(self, packer: Packer) -> None:

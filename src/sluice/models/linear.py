@@ -34,6 +34,13 @@ Layer = Any
 """A layer as it was read."""
 
 
+class EmptyLinear(nn.Linear):
+    """A linear layer whose weight has no values until it is read. `nn.Linear` draws random ones, also on "meta"."""
+
+    def reset_parameters(self) -> None:
+        """Leave the memory as it is."""
+
+
 class Tied(NamedTuple):
     """An embedding and the head that shares its weight."""
 

@@ -162,6 +162,8 @@ class Generation:
         if own:
             left = tuple(id for id in request.sampling.stop_token_ids if id not in own)
             request = replace(request, sampling=replace(request.sampling, stop_token_ids=left))
+        if self.choices:
+            request = replace(request, call=self.choices[0].request.request_id)
         text = TextStream(
             detokenizer,
             sampling.stop,
@@ -313,8 +315,12 @@ def shape_of_answer(service: Service, call: GenerateCall[Any], prompts: Sequence
     if call.tools is None:
         return call.shape
     end = _end_of(service, prompts[0], call) if prompts else ""
-    token_id, continues = service.tokenizer.token_id, _continued(call) is not None
-    return service.replies.shape(call.tools, end, call.shape, token_id, continues=continues)
+    token_id, continues, budget = service.tokenizer.token_id, _continued(call) is not None, call.thinking_budget
+    if budget is not None and budget > service.limits.max_model_len and not call.fills_context:
+        name = call.names.get("thinking_budget", "thinking_token_budget")
+        message = f"{name} {budget} is more than the context of {service.limits.max_model_len} tokens"
+        raise bad_request(message, param=name)
+    return service.replies.shape(call.tools, end, call.shape, token_id, continues=continues, budget=budget)
 
 
 def _continued(call: GenerateCall[Any]) -> str | None:

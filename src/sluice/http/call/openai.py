@@ -12,6 +12,7 @@ import msgspec
 from sluice.http.base.body import convert, fields_of, given_fields, json_object, known_fields, take_fields
 from sluice.http.base.errors import require
 from sluice.http.base.routes import Body
+from sluice.http.base.unknown_fields import ignore
 from sluice.http.call.constraint_fields import ConstraintFields, shape_of
 from sluice.http.call.fill_in import Fill
 from sluice.http.call.generate_call import (
@@ -30,6 +31,7 @@ from sluice.http.call.generate_call import (
 )
 from sluice.http.call.messages import AnyMessage
 from sluice.http.call.template_fields import TemplateFields, conversation_of
+from sluice.http.call.thinking_budget import one_budget
 from sluice.http.call.tools import ToolFields, tools_of
 from sluice.text.constraints.shapes import Shape
 from sluice.text.text_stream import TextOptions
@@ -86,6 +88,11 @@ class ChatFields(OpenAIFields, kw_only=True, forbid_unknown_fields=True):
     messages: Annotated[list[AnyMessage], documented(minItems=1)]
     logprobs: bool = False
     top_logprobs: Logprobs = 0
+    thinking_token_budget: Count | None = None
+    """Most tokens of the reasoning, by vLLM's name; `thinking_budget` is Qwen's, and `reasoning` OpenRouter's object
+    with `max_tokens`. `thinking` may have `budget_tokens` beside its type."""
+    thinking_budget: Count | None = None
+    reasoning: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 COMPLETION_BODY = Body((CompletionFields, SamplingFields, ConstraintFields))
@@ -148,9 +155,30 @@ def parse_chat(body: bytes) -> GenerateCall[ChatFields]:
         prompt_logprobs=fields.prompt_logprobs,
     )
     prompt = conversation_of(fields.messages, template, tools)
-    names = {"prompt": "messages"}
+    budget, name = _thinking_budget(fields, template)
     return _call(
-        fields, params, prompts=(prompt,), shape=shape, given=given, names=names, add_special_tokens=False, tools=tools
+        fields,
+        params,
+        prompts=(prompt,),
+        shape=shape,
+        given=given,
+        names={"prompt": "messages", "thinking_budget": name},
+        add_special_tokens=False,
+        tools=tools,
+        thinking_budget=budget,
+    )
+
+
+def _thinking_budget(fields: ChatFields, template: TemplateFields) -> tuple[int | None, str]:
+    """Return the most tokens of reasoning, and the field that says so."""
+    ignore(f"reasoning.{name}" for name in fields.reasoning if name != "max_tokens")
+    return one_budget(
+        {
+            "thinking_token_budget": fields.thinking_token_budget,
+            "thinking_budget": fields.thinking_budget,
+            "reasoning.max_tokens": fields.reasoning.get("max_tokens"),
+            "thinking.budget_tokens": (template.thinking or {}).get("budget_tokens"),
+        }
     )
 
 

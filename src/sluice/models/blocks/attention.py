@@ -7,12 +7,11 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.models.fp8_rows import Rows, plain
 from sluice.models.layers import RMSNorm
-from sluice.models.linear import Layer, Packer
+from sluice.models.linear import EmptyLinear, Layer, Packer
 from sluice.models.ops import Angles, HeadNorms, Ops, compute_dtype
 from sluice.models.plan import DecoderConfig, LayerPlan, QKNorm
 from sluice.models.shards import BY_INPUT, BY_KV_HEADS, BY_OUTPUT, INSIDE_QKV, Block
@@ -67,9 +66,9 @@ class GroupedAttention(Block):
         self.head_counts = tuple(own.values())
         hidden, dtype, eps = spec.hidden_size, spec.dtype, config.norm_eps
         for name, heads in self._parts.items():
-            self.add_module(name, nn.Linear(hidden, heads * head_dim, bias=config.qkv_bias, dtype=dtype))
+            self.add_module(name, EmptyLinear(hidden, heads * head_dim, bias=config.qkv_bias, dtype=dtype))
         has_bias = config.output_bias and member.place.shard == 0
-        self.o_proj: Layer = nn.Linear(spec.num_heads * head_dim, hidden, bias=has_bias, dtype=dtype)
+        self.o_proj: Layer = EmptyLinear(spec.num_heads * head_dim, hidden, bias=has_bias, dtype=dtype)
         self._group = member.tensor_group
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None

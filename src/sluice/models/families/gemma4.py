@@ -19,7 +19,7 @@ from sluice.models.config_fields import decoder_config, read_bias, read_kinds, r
 from sluice.models.decoder import Decoder
 from sluice.models.fp8_rows import plain
 from sluice.models.layers import RMSNorm, new_embedding
-from sluice.models.linear import Layer, Packer
+from sluice.models.linear import EmptyLinear, Layer, Packer
 from sluice.models.ops import ACTIVATIONS
 from sluice.models.plan import DecoderConfig, LayerPlan, QKNorm
 from sluice.models.rope import Rope, read_ropes
@@ -113,8 +113,8 @@ class Gemma4Layer(SandwichLayer):
         self.layer_scalar = nn.Parameter(torch.empty(1, dtype=dtype))
         self._activation, self._has_extra = ACTIVATIONS[config.activation], size > 0
         if size:
-            self.per_layer_input_gate: Layer = nn.Linear(hidden, size, bias=False, dtype=dtype)
-            self.per_layer_projection: Layer = nn.Linear(size, hidden, bias=False, dtype=dtype)
+            self.per_layer_input_gate: Layer = EmptyLinear(hidden, size, bias=False, dtype=dtype)
+            self.per_layer_projection: Layer = EmptyLinear(size, hidden, bias=False, dtype=dtype)
             self.post_per_layer_input_norm = RMSNorm(hidden, config.norm_eps, dtype)
 
     def pack(self, packer: Packer) -> None:
@@ -157,7 +157,7 @@ class Gemma4(Decoder):
         if size:
             every = spec.num_layers * size
             self.embed_tokens_per_layer: Layer = new_embedding(config.extra_vocab_size, every, spec.dtype)
-            self.per_layer_model_projection: Layer = nn.Linear(spec.hidden_size, every, bias=False, dtype=spec.dtype)
+            self.per_layer_model_projection: Layer = EmptyLinear(spec.hidden_size, every, bias=False, dtype=spec.dtype)
             self.per_layer_projection_norm = RMSNorm(size, config.norm_eps, spec.dtype)
 
     def pack(self, packer: Packer, report: Report = no_report) -> None:
