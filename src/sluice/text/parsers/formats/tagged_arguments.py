@@ -95,6 +95,8 @@ def read_arguments(source: Source, index: int, schema: Mapping[str, Any], tags: 
     is_complete = has_closed and (yield from _ends(source, tags, has_arguments=bool(given)))
     if is_complete:
         yield ArgumentsDelta(index, "}" if given else "{}")
+    elif source.was_cut and any(tag.startswith(source.peek().strip()) for tag in (tags.name, *tags.call_ends)):
+        source.take()  # of a tag that was cut off
     yield CallEnded(index, is_complete)
 
 
