@@ -90,6 +90,8 @@ HEADS = {
     "glm45": "<tool_call>f\n<arg_key>",
     "glm47": "<tool_call>f<arg_key>",
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{",
+    "deepseek_v32": '<\uff5cDSML\uff5cfunction_calls>\n<\uff5cDSML\uff5cinvoke name="f">',
+    "deepseek_v4": '<\uff5cDSML\uff5ctool_calls>\n<\uff5cDSML\uff5cinvoke name="f">',
     "minimax_m2": '<minimax:tool_call>\n<invoke name="f">',
     "mistral": '[TOOL_CALLS][{"name": "f", "arguments": {',
     "deepseek_v3": f"{ALL_BEGIN}{BEGIN}function{SEPARATOR}f\n```json\n{{",

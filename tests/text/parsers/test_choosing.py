@@ -29,6 +29,8 @@ TEMPLATES: list[tuple[str, str | None, str | None]] = [
     ("<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>{{ arguments }}<|tool_call_end|>", "kimi_k2", None),
     ("<|start|>assistant<|channel|>final<|message|>", "openai", "gpt_oss"),
     ('<minimax:tool_call>\n<invoke name="{{ f }}">\n</invoke></minimax:tool_call>', "minimax_m2", None),
+    ("{% set t = '\uff5cDSML\uff5c' %}{{ '<' + t + 'function_calls>' }}<think></think>", "deepseek_v32", "qwen3"),
+    ("{% set t = '\uff5cDSML\uff5c' %}{{ '<' + t + 'tool_calls>' }}", "deepseek_v4", None),
     ("<seed:think>", None, "seed_oss"),
     ("<seed:think><seed:tool_call>\n<function={{ f }}>\n<parameter={{ p }}>", "seed_oss", "seed_oss"),
 ]

@@ -29,6 +29,7 @@ DS = "<\uff5ctool\u2581{}\uff5c>".format
 CALLS_BEGIN, CALLS_END, BEGIN, END, SEP = map(
     DS, ("calls\u2581begin", "calls\u2581end", "call\u2581begin", "call\u2581end", "sep")
 )
+DSML = "\uff5cDSML\uff5c"
 TWO_CALLS = {
     "hermes": (
         f'<tool_call>\n{{"name": "weather", "arguments": {CITY}}}\n</tool_call>\n'
@@ -58,6 +59,15 @@ TWO_CALLS = {
         '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Ul"m {</parameter>\n</invoke>\n'
         '<invoke name="weather">\n<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>'
     ),
+    **{
+        name: (
+            f'<{DSML}{section}>\n<{DSML}invoke name="weather">\n'
+            f'<{DSML}parameter name="city" string="true">Ul"m {{</{DSML}parameter>\n</{DSML}invoke>\n'
+            f'<{DSML}invoke name="weather">\n'
+            f'<{DSML}parameter name="days" string="false">3</{DSML}parameter>\n</{DSML}invoke>\n</{DSML}{section}>'
+        )
+        for name, section in (("deepseek_v32", "function_calls"), ("deepseek_v4", "tool_calls"))
+    },
     "deepseek_v3": (
         f"{CALLS_BEGIN}{BEGIN}function{SEP}weather\n```json\n{CITY}\n```{END}\n"
         f"{BEGIN}function{SEP}weather\n```json\n{DAYS}\n```{END}{CALLS_END}"
@@ -79,6 +89,8 @@ TAGGED = {
     "qwen3_coder": ">\n3\n</parameter>",
     "seed_oss": ">3</parameter>",
     "minimax_m2": ">3</parameter>",
+    "deepseek_v32": f">3</{DSML}parameter>",
+    "deepseek_v4": f">3</{DSML}parameter>",
     "glm45": ">3</arg_value>",
     "glm47": ">3</arg_value>",
 }

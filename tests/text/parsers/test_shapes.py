@@ -38,9 +38,15 @@ WEATHER = Tool(
 NOW = Tool("now")
 USE = ToolUse((WEATHER, NOW), Choice.REQUIRED)
 MARKERS = sorted({marker for format in FORMATS.values() for marker in format.markers} | {"<think>", "</think>"})
-ENDS = [*MARKERS, "\n</parameter>\n", "</parameter>\n", *(format.end for format in REASONING_FORMATS.values())]
+ENDS = [
+    *MARKERS,
+    "\n</parameter>\n",
+    "</parameter>\n",
+    "</\uff5cDSML\uff5cparameter>\n",
+    *(format.end for format in REASONING_FORMATS.values()),
+]
 """What free text ends with."""
-WINDS_UP, LONGEST = 0.1, 3000
+WINDS_UP, LONGEST = 0.2, 3000
 
 
 def tokenizer(*, marked: bool) -> tokenizers.Tokenizer:

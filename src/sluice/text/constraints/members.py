@@ -57,7 +57,7 @@ def _form(form: ObjectForm, members: Members, root: Any) -> Shape | None:
     for name in dict.fromkeys((*form.properties, *form.required)):
         value = _value(form.schemas(name), members, root, name)
         if value is not None:
-            one = Sequence((*map(Literal, members.begin), Literal(name), *map(Literal, members.middle), value))
+            one = Sequence((*map(Literal, members.begin), Literal(name), *_middle(members), value))
             parts.append(one if name in form.required else AnyOf((NOTHING, one)))
         elif name in form.required:
             return None
@@ -74,7 +74,11 @@ def _named(pattern: str, schemas: tuple[Any, ...], members: Members, root: Any) 
     value = _value(schemas, members, root, "")
     if value is None:
         return None
-    return Sequence((*map(Literal, members.begin), Regex(pattern), *map(Literal, members.middle), value))
+    return Sequence((*map(Literal, members.begin), Regex(pattern), *_middle(members), value))
+
+
+def _middle(members: Members) -> tuple[Shape, ...]:
+    return tuple(each if isinstance(each, Regex) else Literal(each) for each in members.middle)
 
 
 def _of_pattern(pattern: str) -> str:

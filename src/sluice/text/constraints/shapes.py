@@ -54,7 +54,7 @@ class Members(_Shape, tag=True, frozen=True):
 
     object: JsonSchema
     begin: tuple[Mark, ...]
-    middle: tuple[Mark, ...]
+    middle: tuple[Mark | Regex, ...]
     end: Mark
     behind: str = ""
 

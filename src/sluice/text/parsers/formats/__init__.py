@@ -10,9 +10,9 @@ from sluice.text.parsers.formats.deepseek import DeepseekV3, DeepseekV31
 from sluice.text.parsers.formats.glm import Glm45, Glm47
 from sluice.text.parsers.formats.harmony import Harmony
 from sluice.text.parsers.formats.hermes import Hermes
+from sluice.text.parsers.formats.invoke import DeepseekV4, DeepseekV32, MinimaxM2
 from sluice.text.parsers.formats.kimi import KimiK2
 from sluice.text.parsers.formats.llama3 import Llama3
-from sluice.text.parsers.formats.minimax import MinimaxM2
 from sluice.text.parsers.formats.mistral import Mistral
 from sluice.text.parsers.formats.plain_json import PlainJson
 from sluice.text.parsers.formats.qwen3_coder import Qwen3Coder, SeedOss
@@ -24,6 +24,8 @@ _ALL: tuple[ToolFormat, ...] = (
     Qwen3Coder(),
     DeepseekV3(),
     DeepseekV31(),
+    DeepseekV32(),
+    DeepseekV4(),
     KimiK2(),
     Glm45(),
     Glm47(),

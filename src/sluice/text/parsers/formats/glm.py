@@ -23,7 +23,7 @@ from sluice.text.parsers.shapes import ShapedTool, Speller
 BEGIN, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"
 VALUE, VALUE_END = "<arg_value>", "</arg_value>"
-TAGS = Tags(BEGIN, KEY, KEY_END, VALUE, VALUE_END, (END,))
+TAGS = Tags(BEGIN, KEY, KEY_END, (VALUE,), VALUE_END, (END,))
 
 
 class Glm45(TaggedFormat):

@@ -31,7 +31,7 @@ class Qwen3Coder(TaggedFormat):
     name = "qwen3_coder"
     begin, begins, markers = BEGIN, (BEGIN, FUNCTION), (BEGIN, END)
     end = END
-    tags = Tags(BEGIN, PARAMETER, ">", "", PARAMETER_END, (FUNCTION_END, END), in_lines=True)
+    tags = Tags(BEGIN, PARAMETER, ">", (), PARAMETER_END, (FUNCTION_END, END), in_lines=True)
     line = "\n"
     """What stands next to a value."""
 
@@ -64,5 +64,5 @@ class SeedOss(Qwen3Coder):
     name = "seed_oss"
     begin, begins, markers = SEED_BEGIN, (SEED_BEGIN, FUNCTION), (SEED_BEGIN, SEED_END)
     end = SEED_END
-    tags = Tags(SEED_BEGIN, PARAMETER, ">", "", PARAMETER_END, (FUNCTION_END, SEED_END))
+    tags = Tags(SEED_BEGIN, PARAMETER, ">", (), PARAMETER_END, (FUNCTION_END, SEED_END))
     line = ""

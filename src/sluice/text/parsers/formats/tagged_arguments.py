@@ -28,8 +28,8 @@ class Tags:
     name: str
     """What stands before the name of an argument."""
     name_end: str
-    value: str
-    """What stands before a value, perhaps behind space; empty: nothing more."""
+    values: tuple[str, ...]
+    """What may stand before a value, perhaps behind space."""
     value_end: str
     call_ends: tuple[str, ...]
     """What ends a call, from inside to outside."""
@@ -114,11 +114,19 @@ def _read_name(source: Source, names: Collection[str], tags: Tags) -> Steps[str 
         name = source.take(end + len(tags.name_end))[begin : -len(tags.name_end)].strip()
     else:
         source.take(begin + len(name) + len(tags.name_end))
-    if tags.value:
-        yield from skip_texts(source, tags.value)
-        if source.has_ended and tags.value.startswith(source.peek().lstrip()):
-            source.take()  # of a tag that was cut off
+    yield from _read_tag(source, tags.values)
     return name
+
+
+def _read_tag(source: Source, tags: Collection[str]) -> Steps[None]:
+    """Read one of some tags, if one comes next behind space."""
+    space = (yield from space_ahead(source)) if tags else 0
+    for tag in tags:
+        if (yield from comes(source, tag, space)):
+            source.take(space + len(tag))
+            return
+    if source.has_ended and any(tag.startswith(source.peek()[space:]) for tag in tags):
+        source.take()  # of a tag that was cut off
 
 
 def _odd_name(source: Source, begin: int, names: Collection[str], tags: Tags) -> Steps[str | None]:
