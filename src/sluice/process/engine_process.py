@@ -139,6 +139,7 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         ranks = meet_ranks(start, spawned, link.folder.ranks, tick, partial(link.heartbeat.tick, Phase.DEVICE))
     with importing():
         from sluice.assembly.engine import build_engine
+        from sluice.assembly.rank_facts import OtherWeights, sampled_fingerprint
 
     engine, info = build_engine(
         start.config,
@@ -154,6 +155,10 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
             Path(start.remote) if start.remote else None,
         ),
     )
+    fingerprint = sampled_fingerprint(info.folder)
+    if start.fingerprint not in ("", fingerprint):
+        engine.close()
+        raise OtherWeights(info.model)
     return engine, Ready(
         model=info.model,
         tokenizer_folder=str(info.tokenizer_folder),
@@ -167,6 +172,7 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         architecture=info.architecture,
         stored=info.stored,
         disabled_tiers=info.disabled_tiers,
+        fingerprint=fingerprint,
     )
 
 

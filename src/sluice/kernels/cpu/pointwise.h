@@ -174,13 +174,14 @@ INL uint32_t magnitude(float x) {
 }
 
 // Quantise one token's key or value of one head (`attention/int8.py`) into a piece of a page: byte i goes to
-// `to[stride * (i / 2) + i % 2 * step]`. As integers, the magnitudes of infinity and of NaN are larger than all others.
+// `to[stride * (i / 2) + i % 2 * step]`. Keys are rotated first. As integers, the magnitudes of infinity and of NaN are larger than all others.
 template <class E>
-INL void store_int8(const E* x, int8_t* to, int stride, int step, float* scale, int d) {
+INL void store_int8(const E* x, bool is_key, int8_t* to, int stride, int step, float* scale, int d) {
     alignas(64) float wide[MAX_HEAD_DIM];
     alignas(64) int8_t bytes[MAX_HEAD_DIM];
     uint32_t bits = 0;
     for (int i = 0; i < d; i += 16) store(wide + i, load(x + i));
+    if (is_key) rotate_head(wide, d);
     for (int i = 0; i < d; i++) bits = std::max(bits, magnitude(wide[i]));
     float largest;
     std::memcpy(&largest, &bits, sizeof largest);
@@ -211,8 +212,8 @@ INL void store_int8_token(const RotateStoreCall& call, int token) {
         int8_t* v = static_cast<int8_t*>(call.v_pages) + first;
         const E* from_k = static_cast<const E*>(call.k) + token * call.k_stride + head * d;
         const E* from_v = static_cast<const E*>(call.v) + token * call.v_stride + head * d;
-        store_int8(from_k, k + 2 * n, 32, 1, reinterpret_cast<float*>(k + 16 * d) + n, d);
-        store_int8(from_v, v + n / 2 * 2 * d + n % 2, 4, 2, reinterpret_cast<float*>(v + 16 * d) + n, d);
+        store_int8(from_k, true, k + 2 * n, 32, 1, reinterpret_cast<float*>(k + 16 * d) + n, d);
+        store_int8(from_v, false, v + n / 2 * 2 * d + n % 2, 4, 2, reinterpret_cast<float*>(v + 16 * d) + n, d);
     }
 }
 
