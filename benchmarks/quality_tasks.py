@@ -42,8 +42,8 @@ TASKS = Path(__file__).parent / "tasks"
 PEER = Path(__file__).parent / "peers" / "llama_cpp_answers.py"
 MAX_TOKENS = 200
 CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
-WHITESPACE = r"( |\n{1,2}[ \t]{0,20})?"
-"""What llama.cpp's grammars of schemas allow between the parts of JSON. Ours allow a space after commas and colons."""
+WHITESPACE = " ?"
+"""Allowed between all parts of JSON, as by llama-cpp-python's grammars. Ours have a space behind commas and colons."""
 OPENING = "<tool_call>\n"
 """How a call begins in the format of the default model's template (hermes)."""
 Post = Callable[[str, dict[str, Any]], Any]
