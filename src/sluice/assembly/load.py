@@ -234,7 +234,8 @@ def _supporting_backend(
     config, reasons = resolved.config, resolved.reasons
     backend, page_size = backend_named(config.model.attention_backend), config.cache.page_size
     assert page_size is not None, f"not resolved: {config}"
-    problem = backend.supports(spec.attention, page_size, device)
+    problems = (backend.supports(attention, page_size, device) for attention in spec.attentions)
+    problem = next((each for each in problems if each is not None), None)
     if problem is None:
         return backend, {}
     if "attention_backend" not in reasons:
