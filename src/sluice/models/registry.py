@@ -56,7 +56,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("GraniteForCausalLM", "granite:Granite", gguf="granite"),
     Family("Olmo2ForCausalLM", "olmo:Olmo2", gguf="olmo2"),
     Family("Olmo3ForCausalLM", "olmo:Olmo3", gguf="olmo2"),
-    Family("Phi3ForCausalLM", "phi3:Phi3"),
+    Family("Phi3ForCausalLM", "phi3:Phi3", gguf="phi3"),
 )
 HEADLESS = ("ForCausalLM", "LMHeadModel")
 """Ends of names. Checkpoints that are made for embeddings may name the model below the head instead, by `Model`."""
