@@ -61,7 +61,11 @@ FAMILIES: tuple[Family, ...] = (
 HEADLESS = ("ForCausalLM", "LMHeadModel")
 """Ends of names. Checkpoints that are made for embeddings may name the model below the head instead, by `Model`."""
 DIFFUSION_ARCHITECTURES = ("SDARForCausalLM",)
-GGUF_FAMILIES: Mapping[str, Family] = {family.gguf: family for family in reversed(FAMILIES) if family.gguf is not None}
+GGUF_FAMILIES: Mapping[str, Family] = {
+    name: next(family for family in FAMILIES if family.gguf == name)
+    for name in dict.fromkeys(family.gguf for family in FAMILIES)
+    if name is not None
+}
 """`general.architecture` -> the family, the first if there are several."""
 
 
