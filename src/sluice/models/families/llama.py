@@ -14,6 +14,7 @@ from sluice.models.base import CausalLM, Report, WeightRules, no_report
 from sluice.models.checkpoint import CheckpointConfig
 from sluice.models.families.llama_config import LlamaConfig, read_llama_config
 from sluice.models.fp8_rows import Rows, plain
+from sluice.models.key_offset import key_offset
 from sluice.models.layers import GatedMLP, RMSNorm, Rotary, new_embedding
 from sluice.models.linear import Layer, Packer
 from sluice.models.ops import Angles, HeadNorms, Ops
@@ -42,9 +43,14 @@ class LlamaAttention(nn.Module):
         self._group = member.tensor_group
         self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
         self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
+        self._rope = config.rope
+        self._k_offset: torch.Tensor | None = None
 
     def pack(self, packer: Packer) -> None:
         """Join q, k and v into one layer."""
+        bias = self.k_proj.bias
+        if bias is not None and self.k_norm is None:
+            self._k_offset = key_offset(bias, self._rope, self.spec.head_dim)
         self.qkv_proj = packer.linear(self.q_proj, self.k_proj, self.v_proj)
         self.o_proj = packer.row_parallel(self.o_proj, self._group)
         del self.q_proj, self.k_proj, self.v_proj
@@ -61,7 +67,7 @@ class LlamaAttention(nn.Module):
     ) -> torch.Tensor:
         """[N, hidden_size] to the same, or to those of `rows`; `angles` are those of the batch's positions."""
         q, k, v = self.qkv_proj(x).unflatten(-1, (-1, self.spec.head_dim)).split(self.head_counts, dim=1)
-        q = ops.rotate_and_store(q, k, v, angles, self._head_norms(), kv, batch.kv_slots)
+        q = ops.rotate_and_store(q, k, v, angles, self._head_norms(), kv, batch.kv_slots, self._k_offset)
         out, _ = attention.attend(q, kv, batch, self.spec)
         return self.o_proj(out.flatten(1) if rows is None else out.flatten(1)[rows])
 
