@@ -64,7 +64,6 @@ def private_mb() -> float:
 
 def main() -> None:
     work = json.load(sys.stdin)
-    llama_cpp.llama_log_set(llama_cpp.llama_log_callback(lambda level, text, data: None), None)
     model = Model(work["model"], work["threads"], work["tokens"])
     *eight, one, long = work["prompts"]
     model.prompt(one[:1], 0)
