@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,7 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from client_programs import large, recorded
+from client_programs import large, recorded, terminal_agents
 from client_programs.target import ENVIRONMENTS, MAX_TOKENS, PROGRAMS, PROMPT, Target, output_of, server
 
 Run = Callable[[Target], str | None]
@@ -41,6 +43,8 @@ class Client:
     """What it sends."""
     packages: tuple[str, ...] = ()
     """To install; the first one's version is shown."""
+    is_npm: bool = False
+    """Its packages are npm's."""
     is_large: bool = False
     needs_torch: bool = False
     """It finds Sluice's own torch, rather than to install gigabytes of CUDA."""
@@ -50,8 +54,19 @@ def program(name: str) -> Run:
     """Return how to run `client_programs/NAME_client.py` in the environment of its package."""
 
     def run(target: Target) -> str:
-        python, file = ENVIRONMENTS / name / "bin" / "python", PROGRAMS / f"{name}_client.py"
+        python, file = ENVIRONMENTS / name / "bin" / "python", PROGRAMS / f"{name.replace('-', '_')}_client.py"
         return output_of(str(python), str(file), target.url, target.key, PROMPT, str(MAX_TOKENS)).removesuffix("\n")
+
+    return run
+
+
+def program_of_npm(name: str) -> Run:
+    """Return how to run `client_programs/NAME_client.mjs` beside the packages of its environment."""
+
+    def run(target: Target) -> str:
+        folder = ENVIRONMENTS / name.replace("_", "-")
+        shutil.copy(PROGRAMS / f"{name}_client.mjs", file := folder / "client.mjs")
+        return output_of("node", str(file), target.url, target.key, PROMPT, str(MAX_TOKENS)).removesuffix("\n")
 
     return run
 
@@ -66,6 +81,7 @@ def qwen3(_: Target) -> None:
         output_of(str(python), str(PROGRAMS / "qwen3_client.py"), target.url, target.key, PROMPT, str(MAX_TOKENS))
 
 
+AGENT = "an agent's turn (a scripted model's call, the tool's result, the answer)"
 CLIENTS = {
     "curl": Client(recorded.curl, "chats, whole and streamed"),
     "openai": Client(
@@ -84,9 +100,24 @@ CLIENTS = {
         "`ChatOpenAI`: invoke, stream, batch; `bind_tools`, `with_structured_output`",
         ("langchain-openai",),
     ),
-    "llamaindex": Client(program("llamaindex"), "`OpenAILike`: chats, completions", ("llama-index-llms-openai-like",)),
+    "llamaindex": Client(
+        program("llamaindex"), "`OpenAILike`: chats, completions, a required tool", ("llama-index-llms-openai-like",)
+    ),
     "litellm": Client(program("litellm"), "`openai/`, `hosted_vllm/`, `text-completion-openai/`", ("litellm",)),
     "ollama": Client(program("ollama"), "list, show, chat, generate; another model", ("ollama",)),
+    "smolagents": Client(
+        program("smolagents"), "`ToolCallingAgent` (calls are required) to its end", ("smolagents[openai]",)
+    ),
+    "pydantic-ai": Client(
+        program("pydantic-ai"), "tools and typed answers, whole and streamed", ("pydantic-ai-slim[openai]",)
+    ),
+    "dspy": Client(program("dspy"), "`Predict` and `ReAct`", ("dspy",)),
+    "ai-sdk": Client(
+        program_of_npm("ai_sdk"),
+        "Vercel's AI SDK: text, streams, tools, objects",
+        ("ai", "@ai-sdk/openai-compatible", "zod"),
+        True,
+    ),
     "telemetry": Client(
         program("telemetry"),
         "OpenTelemetry's GenAI attributes of openai's calls",
@@ -106,17 +137,23 @@ CLIENTS = {
     ),
     "claude-code": Client(recorded.claude_code, "its recorded calls: two turns with a tool, counted tokens"),
     "codex": Client(recorded.codex, "its recorded calls: two turns with a function, nothing stored"),
+    "codex-cli": Client(terminal_agents.codex_cli, f"an own provider: {AGENT}", ("@openai/codex",), True),
+    "codex-oss": Client(terminal_agents.codex_oss, f"`--oss`, as of Ollama: {AGENT}", ("@openai/codex",), True),
+    "claude-code-cli": Client(
+        terminal_agents.claude_code_cli, f"`claude -p`: {AGENT}", ("@anthropic-ai/claude-code",), True
+    ),
+    "opencode": Client(terminal_agents.opencode, f"`opencode run`: {AGENT}", ("opencode-ai",), True),
     "open-webui": Client(recorded.open_webui, "its recorded calls: models, chat, titles, Ollama's tags and chat"),
     "sglang": Client(recorded.sglang, "`/generate` whole, streamed, as a batch; `/flush_cache`"),
     "lm-eval": Client(
         large.lm_eval,
         "`local-completions` (log-probabilities), `local-chat-completions`",
         ("lm-eval[api]", "transformers"),
-        True,
+        is_large=True,
     ),
-    "guidellm": Client(large.guidellm, "16 synthetic chats", ("guidellm",), True, needs_torch=True),
-    "aiperf": Client(large.aiperf, "16 synthetic streamed chats", ("aiperf",), True),
-    "vllm": Client(large.vllm, "`vllm bench serve`: openai, openai-chat", (), True),
+    "guidellm": Client(large.guidellm, "16 synthetic chats", ("guidellm",), is_large=True, needs_torch=True),
+    "aiperf": Client(large.aiperf, "16 synthetic streamed chats", ("aiperf",), is_large=True),
+    "vllm": Client(large.vllm, "`vllm bench serve`: openai, openai-chat", is_large=True),
 }
 
 
@@ -124,6 +161,9 @@ def install(name: str, client: Client) -> None:
     """Install the packages of a client in an environment of its own."""
     folder = ENVIRONMENTS / name
     if not client.packages or (folder / "installed").exists():
+        return
+    if client.is_npm:
+        _install_npm(folder, client.packages)
         return
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
     python = folder / "bin" / "python"
@@ -137,12 +177,28 @@ def install(name: str, client: Client) -> None:
     (folder / "installed").touch()
 
 
+def _install_npm(folder: Path, packages: Sequence[str]) -> None:
+    """Install packages of npm, and what they do once they are installed."""
+    npm = shutil.which("npm")
+    assert npm is not None, "npm is not on this machine"
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run([npm, "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder, *packages], check=True)
+    for package in packages:  # npm may leave this out
+        root = folder / "node_modules" / package
+        if after := json.loads((root / "package.json").read_text()).get("scripts", {}).get("postinstall"):
+            subprocess.run(after.split(), cwd=root, check=True, stdout=subprocess.DEVNULL)
+    (folder / "installed").touch()
+
+
 def version_of(name: str, client: Client) -> str:
     """Return the version of a client's package, as it is installed."""
     if name == "qwen3":
         return version_of("openai", CLIENTS["openai"])
     if not client.packages:
         return output_of("curl", "--version").split()[1] if name == "curl" else "recorded"
+    if client.is_npm:
+        file = ENVIRONMENTS / name / "node_modules" / client.packages[0] / "package.json"
+        return str(json.loads(file.read_text())["version"])
     package = re.split(r"[\[=]", client.packages[0])[0]
     ask = f"from importlib.metadata import version; print(version({package!r}))"
     return output_of(str(ENVIRONMENTS / name / "bin" / "python"), "-c", ask).strip()
@@ -156,6 +212,9 @@ def run_all(names: Sequence[str]) -> tuple[list[str], list[str]]:
     with server() as target:
         for name in names:
             client = CLIENTS[name]
+            if client.is_npm and shutil.which("npm") is None:
+                print(f"{name}: left out, as npm is not on this machine", flush=True)
+                continue
             try:
                 install(name, client)
                 text = client.run(target)

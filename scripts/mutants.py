@@ -18,8 +18,8 @@ from mutants_by_hand import BY_HAND
 PACKAGE = Path(__file__).parent.parent / "src" / "sluice"
 FILES = (
     "kv/pages.py",
-    "kv/prefix.py",
     "kv/prefix_cache.py",
+    "kv/prefix_cache_base.py",
     "kv/tier_pool.py",
     "kv/lower_tiers.py",
     "kv/digests.py",

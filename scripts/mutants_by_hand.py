@@ -8,7 +8,7 @@ from __future__ import annotations
 
 BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     (
-        "kv/prefix.py",
+        "kv/prefix_cache.py",
         "return node.refs == 0 and node.used == used and not node.resident and node.page >= 0",
         "return node.used == used and not node.resident and node.page >= 0",
         "a page that a running request holds is evicted",
@@ -26,31 +26,31 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "a half-computed page becomes visible to other requests",
     ),
     (
-        "kv/prefix.py",
+        "kv/prefix_cache.py",
         "if child is not None and child.page >= 0:\n                break",
         "if child is not None and child.page >= 0:\n                continue",
         "a duplicate publishes its pages behind a page it has skipped",
     ),
     (
-        "kv/prefix.py",
+        "kv/prefix_cache.py",
         "            parent.refs = 1\n",
         "            parent.refs = 0\n",
         "a page that its own request still uses counts as unused",
     ),
     (
-        "kv/prefix.py",
+        "kv/prefix_cache.py",
         "        del parent.children[node.key]\n",
         "",
         "an evicted page is still found",
     ),
     (
-        "kv/prefix.py",
+        "kv/prefix_cache.py",
         "page, node.page = node.page, -1",
         "page = node.page",
         "an evicted node is offered for eviction again",
     ),
     (
-        "kv/prefix.py",
+        "kv/prefix_cache.py",
         "root = self._roots[extra_key] = Node",
         'root = self._roots[""] = Node',
         "all tenants share one namespace",
@@ -397,7 +397,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "pages of a lost device are still found",
     ),
     (
-        "kv/prefix.py",
+        "kv/prefix_cache.py",
         "while path and path[-1].page < 0:",
         "while False:",
         "an evicted page is found again through an old match",
@@ -541,7 +541,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "memory is counted twice for what is being loaded",
     ),
     (
-        "kv/prefix.py",
+        "kv/prefix_cache.py",
         "            if node is None or node.page < 0:\n                break\n            path.append(node)",
         "            if node is None:\n                break\n            path.append(node)",
         "a page that lies on the disk is read on the device",
@@ -626,15 +626,9 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/rows.py",
-        "end = min(chunk.known_end + row.num_accepted, len(request.tokens) - 1)",
-        "end = min(chunk.end, len(request.tokens) - 1)",
+        "end = chunk.known_end + row.num_accepted",
+        "end = chunk.end",
         "drafts that were not accepted count as computed",
-    ),
-    (
-        "scheduler/rows.py",
-        "len(request.tokens) - 1)  # a stop token may be among the drafts",
-        "chunk.end)",
-        "a page of tokens behind the stop token is published",
     ),
     (
         "scheduler/request.py",

@@ -31,6 +31,10 @@ NAMES = {
 }
 
 
+PERMUTED = ("llama", "granite", "smollm3")
+"""Model types whose q and k are written in another order."""
+
+
 def write_gguf(
     source: Path,
     path: Path,
@@ -65,7 +69,7 @@ def write_gguf(
         The file or its first part, and a checkpoint of the weights that the library dequantises from it.
     """
     config = json.loads((source / "config.json").read_text())
-    name = architecture or config["model_type"]
+    name = architecture or _architecture(config)
     writer = gguf.GGUFWriter(path, name, split_max_tensors=split)
     _add_fields(writer, config, name, fields, leave)
     for field, value in general.items():
@@ -74,7 +78,7 @@ def write_gguf(
         _add_tokenizer(writer, source, config)
     plain, weights = {}, load_file(source / "model.safetensors")
     known = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}
-    table = gguf.get_tensor_name_map(known[config["model_type"]], config["num_hidden_layers"])
+    table = gguf.get_tensor_name_map(known[_architecture(config)], config["num_hidden_layers"])
     for full, weight in weights.items():
         stem, _, part = full.rpartition(".")
         own = others.get(stem.rpartition(".")[2], kind)
@@ -93,17 +97,24 @@ def write_gguf(
     return path if not split else min(path.parent.glob(f"{path.stem}-*-of-*.gguf")), target
 
 
+def _architecture(config: Mapping[str, Any]) -> str:
+    """Return llama.cpp's name of a model type."""
+    renamed = {"gemma3_text": "gemma3", "olmo3": "olmo2"}
+    return renamed.get(config["model_type"], config["model_type"])
+
+
 def _add(
     writer: gguf.GGUFWriter, name: str, full: str, weight: torch.Tensor, kind: str, config: Mapping[str, Any]
 ) -> torch.Tensor:
     """Add one tensor, and return what the library makes of it, in the order of the checkpoint."""
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    count = heads.get(full.split(".")[-2]) if config["model_type"] == "llama" else None
+    count = heads.get(full.split(".")[-2]) if config["model_type"] in PERMUTED else None
+    is_less_one = weight.ndim == 1 and config["model_type"].startswith("gemma")
     if count is not None:
         weight = weight.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2)
     values = weight.numpy()
     if weight.ndim == 1:
-        writer.add_tensor(name, values)
+        writer.add_tensor(name, values + 1 if is_less_one else values)
     else:
         stored_as = gguf.GGMLQuantizationType[kind]
         if values.shape[1] % gguf.GGML_QUANT_SIZES[stored_as][0]:
@@ -134,6 +145,7 @@ def _add_fields(
     values: dict[str, Any] = {field: config[key] for field, key in NAMES.items()}
     values["attention.layer_norm_rms_epsilon"] = float(config["rms_norm_eps"])
     rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta")}
+    rope = rope.get("full_attention", rope)
     values["rope.freq_base"] = float(rope["rope_theta"])
     if config.get("head_dim"):
         values |= {"attention.key_length": config["head_dim"], "attention.value_length": config["head_dim"]}

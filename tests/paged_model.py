@@ -39,10 +39,10 @@ def chunked_logits(
     spec, device = model.spec.of(model.member.place), next(model.parameters()).device
     with torch.device(device):
         kv = [
-            empty_kv(sum(needed), page_size, spec.num_kv_heads, spec.head_dim, spec.dtype)
+            empty_kv(sum(needed), page_size, *heads, spec.dtype)
             if new_kv is None
-            else new_kv(KVShape(sum(needed), page_size, spec.num_kv_heads, spec.head_dim, spec.dtype, device))
-            for _ in range(spec.num_layers)
+            else new_kv(KVShape(sum(needed), page_size, *heads, spec.dtype, device))
+            for heads in spec.kv_layers
         ]
     done = [0] * len(prompts)
     results: list[list[torch.Tensor]] = [[] for _ in prompts]

@@ -565,6 +565,7 @@ def submits(draw: st.DrawFn, world: World, request_id: int) -> Submit:
         priority=draw(st.integers(0, 2)),
         priority_class=draw(st.sampled_from(["", "", "interactive", "batch"])),
         arrived=1000 * request_id,
+        call=draw(st.sampled_from([None, None, request_id - request_id % 3])),
         lookahead=draw(st.sampled_from([None, None, 0, 1])),
         grammar="" if embeds else draw(st.sampled_from(GRAMMARS)),
         embeds=embeds,

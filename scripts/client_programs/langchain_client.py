@@ -36,6 +36,8 @@ agent = patient.bind_tools([note], tool_choice="required")
 called = agent.invoke([question])
 (call,) = called.tool_calls
 assert (call["name"], call["args"]) == ("note", {"sentence": "Prelia is 11 years old"}), call
+free = patient.bind_tools([note], tool_choice="any").invoke([question])
+assert free.response_metadata["finish_reason"] == "tool_calls", free
 parts = list(agent.stream([question]))
 summed = sum(parts[1:], start=parts[0])
 assert [(each["name"], each["args"]) for each in summed.tool_calls] == [(call["name"], call["args"])], (

@@ -9,7 +9,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,22 +42,34 @@ class Target:
             return error.code, error.read()
 
 
-@contextmanager
-def server(model: Path | None = None, name: str = "sluice") -> Iterator[Target]:
-    """Serve a model, or the default one, with a key of this run."""
+def free_port() -> int:
+    """Return a port of this machine on which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    key = secrets.token_hex(8)
-    command = [sys.executable, "-m", "sluice", "serve", *([] if model is None else [str(model)])]
-    command += ["--port", str(port), "--served-model-name", name, "--api-key", key]
+        port: int = free.getsockname()[1]
+    return port
+
+
+@contextmanager
+def started(command: Sequence[str]) -> Iterator[None]:
+    """Start a server, and wait until it says how to reach it."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             while "curl" not in (line := process.stdout.readline()):
                 assert line or process.poll() is None, "the server ended"
-            yield Target(f"http://127.0.0.1:{port}", key)
+            yield
         finally:
             process.terminate()
+
+
+@contextmanager
+def server(model: Path | None = None, name: str = "sluice") -> Iterator[Target]:
+    """Serve a model, or the default one, with a key of this run."""
+    port, key = free_port(), secrets.token_hex(8)
+    command = [sys.executable, "-m", "sluice", "serve", *([] if model is None else [str(model)])]
+    command += ["--port", str(port), "--served-model-name", name, "--api-key", key]
+    with started(command):
+        yield Target(f"http://127.0.0.1:{port}", key)
 
 
 def output_of(*command: str, cwd: Path | None = None, **environment: str) -> str:

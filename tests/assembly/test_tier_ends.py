@@ -313,3 +313,19 @@ def test_an_engine_that_follows_another_serves_without_a_trace_that_it_cannot_wr
         build_engine(config, BlockingLink(), progress=False)
     assert follower(config).config.trace.trace is None
     assert f"--trace {trace} cannot be written: No such file or directory; this engine writes no trace" in caplog.text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("follows", [False, True])
+def test_an_engine_serves_without_a_trace_for_which_the_disk_has_no_room(
+    folder: Path, caplog: pytest.LogCaptureFixture, *, follows: bool
+) -> None:
+    """The empty file can be made, its first line cannot be written."""
+    config = EngineConfig.from_options({"model": str(folder), "trace": "/dev/full"} | LEAST_PAGES)
+    link = BlockingLink()
+    engine, _ = build_engine(config, link, progress=False, follows=follows)
+    with closing(engine):
+        link.post(Submit(0, PROMPT, greedy(4)))
+        run_out(engine, link, 1)
+    assert len(link.tokens(0)) == 4
+    assert "--trace /dev/full cannot be written: No space left on device; this engine writes no trace" in caplog.text

@@ -49,6 +49,8 @@ def test_a_server_that_its_administrator_puts_to_sleep(tmp_path: Path) -> None:
         assert 'sluice:engine_sleeping{engine="0",model_name=' in httpx.get(f"{url}/metrics", headers=user).text
         assert httpx.get(f"{url}/server_info", headers=user).json()["engine_pid"] is None
         assert httpx.post(f"{url}/wake_up?tags=weights", headers=BOSS).status_code == 400
+        bad = httpx.post(f"{url}/wake_up?new_weights=maybe", headers=BOSS)
+        assert (bad.status_code, bad.json()["error"]["param"]) == (400, "new_weights")
         chief = {"Authorization": "Bearer chief"}
         assert httpx.post(f"{url}/wake_up", headers=chief, timeout=60).json() == {"is_sleeping": False}
         assert httpx.get(f"{url}/ready").status_code == 200

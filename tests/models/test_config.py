@@ -11,8 +11,10 @@ import torch
 
 from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError, read_config, refuse_unsupported
-from sluice.models.families.llama_config import LlamaConfig, read_llama_config
-from sluice.models.loader import ARCHITECTURES, model_class
+from sluice.models.decoder import Decoder
+from sluice.models.native import model_class
+from sluice.models.plan import DecoderConfig, LayerPlan, QKNorm
+from sluice.models.registry import ARCHITECTURES
 from sluice.models.rope import Llama3Rope, Rope, YarnRope
 
 LLAMA: dict[str, Any] = {
@@ -61,22 +63,30 @@ def build(folder: Path, config: object) -> CausalLM:
         return model_class(checkpoint.architecture).from_checkpoint(checkpoint, torch.float32)
 
 
-def parse(folder: Path, **changes: Any) -> LlamaConfig:
-    return read_llama_config(native(folder, LLAMA | changes), torch.float32)
+def parse(folder: Path, **changes: Any) -> DecoderConfig:
+    checkpoint = native(folder, LLAMA | changes)
+    decoder = model_class(checkpoint.architecture)
+    assert issubclass(decoder, Decoder)
+    return decoder.read(checkpoint, torch.float32)
 
 
-def parse_qwen(folder: Path, **changes: Any) -> LlamaConfig:
-    return parse(folder, architectures=["Qwen2ForCausalLM"], **changes)
+def rope_of(folder: Path, **changes: Any) -> Rope | None:
+    (rope,) = {layer.rope for layer in parse(folder, **changes).layers}
+    return rope
+
+
+def windows_of(folder: Path, **changes: Any) -> tuple[int | None, ...]:
+    return tuple(layer.window for layer in parse(folder, **changes).layers)
 
 
 def test_bare_llama_has_the_defaults_of_transformers(tmp_path: Path) -> None:
     """Early Llama configs omit fields that had only one value then."""
     config = parse(tmp_path)
-    assert (config.spec.num_kv_heads, config.spec.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
-    assert config.rope == Rope(10_000.0)
-    options = (config.tie_word_embeddings, config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm)
-    assert options == (False,) * 5
-    assert config.windows == (None, None, None)
+    assert (config.spec.num_kv_heads, config.spec.head_dim, config.norm_eps) == (4, 16, 1e-6)
+    options = (config.tied, config.qkv_bias, config.output_bias, config.mlp_bias)
+    assert options == (False,) * 4
+    assert config.qk_norm is QKNorm.NONE
+    assert config.layers == (LayerPlan(0.25, None, Rope(10_000.0)),) * 3
 
 
 @pytest.mark.parametrize("rope", [LLAMA3_ROPE, YARN_ROPE, {"rope_type": "linear", "factor": 2.0}, {}])
@@ -87,18 +97,16 @@ def test_both_spellings_mean_the_same(rope: dict[str, Any], tmp_path: Path) -> N
     new = parse(tmp_path, rope_parameters={"rope_theta": 5e5, **rope}, dtype="bfloat16")
     assert old == new
     assert old_dtype == read_config(tmp_path).dtype == "bfloat16"
-    assert new.rope.theta == 5e5
+    assert all(layer.rope is not None and layer.rope.theta == 5e5 for layer in new.layers)
 
 
 def test_rope_theta_outside_new_parameters_counts(tmp_path: Path) -> None:
-    config = parse(tmp_path, rope_parameters={"rope_type": "default"}, rope_theta=5e5)
-    assert config.rope == Rope(5e5)
+    assert rope_of(tmp_path, rope_parameters={"rope_type": "default"}, rope_theta=5e5) == Rope(5e5)
 
 
 @pytest.mark.parametrize(
     ("rope", "unread"),
     [
-        (YARN_ROPE | {"attn_factor": 0.8782488562869419}, {"attn_factor": 0.8782488562869419}),
         (YARN_ROPE, {"finetuned": True, "extrapolation_factor": 1.0, "low_freq_factor": 1.0, "_comment": "x"}),
         ({"rope_type": "linear", "factor": 2.0}, {"original_max_position_embeddings": 1024, "beta_fast": 32}),
         ({"rope_type": "default"}, {"mrope_section": [2, 3, 3]}),
@@ -110,10 +118,22 @@ def test_rope_parameters_that_nothing_reads_are_named(
 ) -> None:
     """transformers, too, computes the same with them."""
     plain = {name: value for name, value in rope.items() if name not in unread}
-    expected = parse(tmp_path, rope_scaling=plain).rope
+    expected = rope_of(tmp_path, rope_scaling=plain)
     assert "does not use" not in caplog.text
-    assert parse(tmp_path, rope_scaling=plain | unread).rope == expected
+    assert rope_of(tmp_path, rope_scaling=plain | unread) == expected
     assert f"does not use {', '.join(unread)}" in caplog.text
+
+
+def test_attn_factor_multiplies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """DeepSeek-R1-0528-Qwen3-8B undoes YaRN's factor, as vLLM reads it; without, its attention is too sharp."""
+    rope = rope_of(tmp_path, rope_scaling=YARN_ROPE | {"attn_factor": 0.8782488562869419})
+    assert rope.attention_factor == pytest.approx(1.0)
+    assert "attn_factor = 0.878249 is used" in caplog.text
+    whole = rope_of(tmp_path, rope_scaling=YARN_ROPE | {"attn_factor": 0.5, "attention_factor": 1.25})
+    assert whole.attention_factor == 1.25
+    caplog.clear()
+    assert rope_of(tmp_path, rope_scaling=YARN_ROPE | {"attn_factor": 1.0}) == rope_of(tmp_path, rope_scaling=YARN_ROPE)
+    assert not caplog.text
 
 
 @pytest.mark.parametrize(
@@ -127,29 +147,37 @@ def test_rope_parameters_that_nothing_reads_are_named(
 def test_neutral_rope_parameters_need_no_word(
     rope: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    parse(tmp_path, rope_scaling=rope)
+    rope_of(tmp_path, rope_scaling=rope)
     assert not caplog.text
 
 
 def test_both_rope_sections_may_say_the_same(tmp_path: Path) -> None:
     """transformers 5 writes the theta into rope_parameters; older programs look for rope_scaling."""
     old = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 1024}
-    both = parse(tmp_path, rope_parameters=YARN_ROPE | {"rope_theta": 5e5}, rope_scaling=old)
-    assert both.rope == parse(tmp_path, rope_scaling=YARN_ROPE, rope_theta=5e5).rope
-    assert parse(tmp_path, rope_parameters=YARN_ROPE, rope_scaling=old | {"rope_theta": 5e5}).rope == both.rope
+    both = rope_of(tmp_path, rope_parameters=YARN_ROPE | {"rope_theta": 5e5}, rope_scaling=old)
+    assert both == rope_of(tmp_path, rope_scaling=YARN_ROPE, rope_theta=5e5)
+    assert rope_of(tmp_path, rope_parameters=YARN_ROPE, rope_scaling=old | {"rope_theta": 5e5}) == both
+    texts = {"rope_type": "default", "mrope_section": [2, 3, 3], "finetuned": False}
+    assert rope_of(tmp_path, rope_parameters={"rope_type": "default"}, rope_scaling=texts) == Rope(10_000.0)
+
+
+@pytest.mark.parametrize("name", ["attn_logit_softcapping", "final_logit_softcapping"])
+def test_a_cap_of_zero_is_none(name: str, tmp_path: Path) -> None:
+    """So it is written where a cap is turned off, as GGUF files do, too."""
+    assert build(tmp_path, LLAMA | {name: 0.0})
 
 
 def test_missing_original_context_is_the_whole_context(tmp_path: Path) -> None:
     rope = {name: value for name, value in LLAMA3_ROPE.items() if not name.startswith("original")}
-    config = parse(tmp_path, rope_parameters=rope)
-    assert isinstance(config.rope, Llama3Rope)
-    assert config.rope.original_max_positions == 2048
+    read = rope_of(tmp_path, rope_parameters=rope)
+    assert isinstance(read, Llama3Rope)
+    assert read.original_max_positions == 2048
 
 
 def test_yarn_without_factor_takes_the_ratio_of_contexts(tmp_path: Path) -> None:
-    config = parse(tmp_path, rope_parameters=YARN_ROPE | {"factor": None})
-    assert isinstance(config.rope, YarnRope)
-    assert config.rope.factor == 2.0
+    read = rope_of(tmp_path, rope_parameters=YARN_ROPE | {"factor": None})
+    assert isinstance(read, YarnRope)
+    assert read.factor == 2.0
 
 
 @pytest.mark.parametrize(("positions", "limit"), [(1024, 4096), (4096, 4096), (8192, 8192)])
@@ -173,7 +201,7 @@ def test_null_means_not_given(tmp_path: Path) -> None:
 )
 def test_mistral_windows(changes: dict[str, Any], windows: tuple[int | None, ...], tmp_path: Path) -> None:
     """Version 0.1 omits the default window, later versions write null for none."""
-    assert parse(tmp_path, architectures=["MistralForCausalLM"], **changes).windows == windows
+    assert windows_of(tmp_path, architectures=["MistralForCausalLM"], **changes) == windows
 
 
 @pytest.mark.parametrize(
@@ -195,7 +223,7 @@ def test_mistral_windows(changes: dict[str, Any], windows: tuple[int | None, ...
     ],
 )
 def test_qwen_windows(changes: dict[str, Any], windows: tuple[int | None, ...], tmp_path: Path) -> None:
-    assert parse_qwen(tmp_path, **changes).windows == windows
+    assert windows_of(tmp_path, architectures=["Qwen2ForCausalLM"], **changes) == windows
 
 
 @pytest.mark.parametrize(
@@ -234,7 +262,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported"),
     (
         {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}},
-        "'longrope' is not supported; known: default, linear, llama3, yarn",
+        "rope factors must be 8, one for each pair, got 1",
     ),
     ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
     ({"rope_scaling": {"type": "linear", "factor": -1.0}}, "factor must be a number above 0, got -1.0"),

@@ -147,9 +147,9 @@ def test_targets_without_three_layers_apart_are_refused(tmp_path: Path) -> None:
 
 
 def test_targets_that_hand_out_no_states_are_refused(tmp_path: Path) -> None:
-    folder = tiny_models.save("gpt2", tmp_path / "target")
-    target = load_model(folder, dtype="float64", device=CPU, progress=False)[0]
-    with pytest.raises(CheckpointError, match=r"GPT2LMHeadModel.*does not"):
+    folder = tiny_models.save("llama", tmp_path / "target")
+    target = load_model(folder, dtype="float64", device=CPU, progress=False, implementation="transformers")[0]
+    with pytest.raises(CheckpointError, match=r"LlamaForCausalLM \(transformers\) does not"):
         load_eagle3(tiny_eagle3.make(tmp_path / "head"), target, CPU, Packer())
 
 

@@ -16,6 +16,7 @@ import torch
 import transformers
 
 import tiny_fallbacks
+import tiny_families
 import tiny_models
 from paged_model import chunked_logits
 from slow import slow
@@ -47,10 +48,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 @pytest.fixture(scope="module")
 def reference(folder: Folder) -> Callable[[str], transformers.PreTrainedModel]:
     """Return the model of transformers in float64."""
-    return functools.cache(lambda name: tiny_fallbacks.load_reference(folder(name), torch.float64))
+    return functools.cache(lambda name: tiny_families.load_reference(folder(name), torch.float64))
 
 
-def load(path: Path, dtype: str = "float64", implementation: str = "auto") -> PagedLM:
+def load(path: Path, dtype: str = "float64", implementation: str = "transformers") -> PagedLM:
     with exact(torch.float64 if dtype == "float64" else torch.float32):
         return load_model(path, dtype=dtype, device=torch.device("cpu"), progress=False, implementation=implementation)[
             0
@@ -79,6 +80,7 @@ def test_greedy_is_transformers_token_for_token(
     prompts = [first, *rest, first[:30] + rest[1]]
     expected = [tiny_models.greedy(reference(name), prompt, MAX_TOKENS) for prompt in prompts]
     options = {"page_size": page_size, "chunked_prefill_size": chunk, "max_total_tokens": 512}
+    options |= {"model_impl": "transformers"}
     with exact(torch.float64), LLM(folder(name), dtype="float64", **options) as llm:
         for is_warm in (False, True):
             (alone,) = llm.generate([first], GREEDY)
@@ -88,15 +90,16 @@ def test_greedy_is_transformers_token_for_token(
         assert [list(result.token_ids) for result in together] == expected
 
 
-@pytest.mark.parametrize("make", [tiny_fallbacks.gemma2, tiny_fallbacks.gpt_oss])
+@pytest.mark.parametrize("make", [tiny_families.gemma2, tiny_fallbacks.gpt_oss])
 def test_over_the_default_attention_in_float32(
     make: Callable[..., transformers.PreTrainedModel], tmp_path: Path
 ) -> None:
     """With a head size that the compiled kernels support: caps, windows and sinks must reach them too."""
     make(head_dim=16).save_pretrained(tmp_path)
-    model = tiny_fallbacks.load_reference(tmp_path, torch.float32)
+    model = tiny_families.load_reference(tmp_path, torch.float32)
     prompts = [*PROMPTS, PROMPTS[0][:30] + PROMPTS[2]]
-    with LLM(tmp_path, dtype="float32", page_size=16, chunked_prefill_size=17, max_total_tokens=512) as llm:
+    options = {"page_size": 16, "chunked_prefill_size": 17, "max_total_tokens": 512}
+    with LLM(tmp_path, dtype="float32", model_impl="transformers", **options) as llm:
         results = llm.generate(prompts, GREEDY)
     for prompt, result in zip(prompts, results, strict=True):
         assert list(result.token_ids) == tiny_models.greedy(model, prompt, MAX_TOKENS)
@@ -105,7 +108,7 @@ def test_over_the_default_attention_in_float32(
 @pytest.mark.parametrize("name", ["gemma2", "mixtral"])
 def test_bfloat16_loads_and_runs(name: str, folder: Folder) -> None:
     """Parts that a family keeps in float32 must work with pages in bfloat16."""
-    with LLM(folder(name), dtype="bfloat16", max_total_tokens=512) as llm:
+    with LLM(folder(name), dtype="bfloat16", model_impl="transformers", max_total_tokens=512) as llm:
         (result,) = llm.generate([PROMPTS[0]], GREEDY)
         assert len(result.token_ids) == MAX_TOKENS
 
@@ -141,12 +144,12 @@ def test_longrope_ends_where_its_frequencies_change(folder: Folder) -> None:
 def test_without_transformers(implementation: str, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(CheckpointError, match=r"not installed: pip install 'sluice-llm\[transformers\]'"):
-        load(folder("olmo2"), "float32", implementation)
+        load(folder("cohere"), "float32", implementation)
 
 
 def test_native_only(folder: Folder) -> None:
-    with pytest.raises(CheckpointError, match=r"'Olmo2ForCausalLM' is not supported natively; .*--model-impl"):
-        load(folder("olmo2"), "float32", "native")
+    with pytest.raises(CheckpointError, match=r"'CohereForCausalLM' is not supported natively; .*--model-impl"):
+        load(folder("cohere"), "float32", "native")
 
 
 OLMO: dict[str, Any] = {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "dtype": "float32"}
@@ -224,7 +227,7 @@ def test_logits_that_differ_are_refused(folder: Folder) -> None:
 
     model = load(folder("olmo2"), "float32")
     tokens = sample_tokens(tiny_models.VOCAB_SIZE, torch.device("cpu"))
-    other = tiny_models.logits(tiny_fallbacks.load_reference(folder("olmo2"), torch.float32), tokens.flip(0).tolist())
+    other = tiny_models.logits(tiny_families.load_reference(folder("olmo2"), torch.float32), tokens.flip(0).tolist())
     with pytest.raises(CheckpointError, match=r"differ from transformers' own by 0\.8"):
         check_agreement(model, tokens, other)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import tiny_families
 import tiny_models
 from compiled import library
 from paged import Row, empty_kv, forward_batch
@@ -53,13 +54,24 @@ FAMILIES: dict[str, Callable[..., Any]] = {
     "tied, biases of q, k and v": tiny_models.qwen2,
     "head norms": tiny_models.qwen3,
     "gpt2": lambda **sizes: tiny_models.gpt2(n_embd=32, n_head=4, **sizes),
+    "norms over all heads": tiny_families.olmo2,
+    "fused": tiny_families.phi3,
+    "norms behind": tiny_families.gemma3,
+    "growing queries": tiny_families.ministral3,
+    "factors": tiny_families.granite,
+    "no rotation": tiny_families.smollm3,
 }
 SIZES = {"vocab_size": 197}
 """Of a vocabulary whose last shard of four is shorter than the others."""
 
 
 @pytest.fixture(
-    params=[name if name in ("windows", "tied, biases of q, k and v", "gpt2") else slow(name) for name in FAMILIES]
+    params=[
+        name
+        if name in ("windows", "tied, biases of q, k and v", "gpt2", "norms over all heads", "fused")
+        else slow(name)
+        for name in FAMILIES
+    ]
 )
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     FAMILIES[request.param](**SIZES).save_pretrained(tmp_path)

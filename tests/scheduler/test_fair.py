@@ -207,6 +207,24 @@ def test_one_that_is_due_may_take_the_pages_of_another_half_computed_prompt() ->
     assert [(chunk.request_id, chunk.length) for chunk in plan.chunks] == [(0, 8), (1, 8), (2, 8)]
 
 
+def test_no_request_is_preempted_to_lengthen_a_chunk() -> None:
+    """The oldest request has its half of the step, which takes the last pages. It would take what the prompt that waits
+    for memory leaves, but not from a stream."""
+    bench = bench_of(chunk=32, running=8)
+    queue(bench, 0, 400)
+    queue(bench, 1, 4, max_tokens=50)
+    steps_of(bench, 2)
+    queue(bench, 2, 100)
+    state = bench.scheduler.state
+    lease = state.requests[1].lease
+    assert lease is not None
+    lease.pages += state.kv.pool.take(state.kv.pool.num_free - 4)
+    plan = bench.scheduler.scheduler.schedule()
+    assert plan is not None
+    assert shape(plan) == [(1, 5, 1), (0, 60, 16)]
+    assert not state.requests[1].preemptions
+
+
 def test_duplicates_that_will_wait_take_nothing_from_the_first() -> None:
     """They are held back as soon as it is admitted; a share kept for them would be wasted."""
     bench = bench_of(chunk=64, running=8, max_partial_prefills=4)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from page_files import GEOMETRY, SIZE, SLOTS, keys, opened, page
+from sluice.storage import opening
 from sluice.storage import page_file_format as page_format
 from sluice.storage.opening import check_path, open_page_file
 from sluice.storage.page_file_format import (
@@ -165,7 +166,40 @@ def test_a_first_engine_makes_and_empties_what_a_later_one_refuses(path: Path) -
     found.file.close()
     path.unlink()
     check_path(path)
+    assert not path.exists()
     opened(path).file.close()
+    assert taken_over(path) == 0
+
+
+def test_a_file_for_which_there_is_no_room_is_not_left_empty(path: Path) -> None:
+    """A path that was free is free again; what somebody else has put there stays."""
+    path.unlink(missing_ok=True)
+    with pytest.raises(PageFileError, match="cannot be made"):
+        open_page_file(path, 1 << 60, GEOMETRY)
+    assert not path.exists()
+    path.touch()
+    with pytest.raises(PageFileError, match="cannot be made"):
+        open_page_file(path, 1 << 60, GEOMETRY)
+    assert path.exists()
+    check_path(path)
+    assert path.exists()
+
+
+def test_a_file_that_is_removed_while_one_waits_for_it_is_made_anew(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two engines that start at once: one gives up, and the other would write to a file that has no name."""
+    path.write_bytes(b"")
+    lock = opening._lock
+
+    def removed_first(descriptor: int, path: Path) -> bool:
+        monkeypatch.setattr(opening, "_lock", lock)
+        path.unlink()
+        return lock(descriptor, path)
+
+    monkeypatch.setattr(opening, "_lock", removed_first)
+    opened(path).file.close()
+    assert path.stat().st_size
     assert taken_over(path) == 0
 
 

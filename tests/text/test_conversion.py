@@ -173,21 +173,22 @@ def test_what_cannot_be_converted(tmp_path: Path, settings: dict[str, Any], reas
 
 
 @pytest.mark.parametrize("package", ["transformers", "sentencepiece"])
-def test_without_the_extra(llama: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra(tmp_path: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the file that is there, and what would read it."""
+    sentencepiece_model(tmp_path / "tokenizer.model", model_type="unigram")
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
         TokenizerError, match=rf"tokenizer.model needs {package} .*pip install 'sluice-llm\[transformers\]'"
     ):
-        load_tokenizer(llama)
+        load_tokenizer(tmp_path)
 
 
 def test_formats_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"no tokenizer\.json, and no tokenizer of another format"):
         load_tokenizer(tmp_path)
     assert not has_tokenizer(tmp_path)
-    (tmp_path / "tekken.json").write_text("{}")
-    with pytest.raises(TokenizerError, match=r"its tekken\.json is of no format that is accepted"):
+    (tmp_path / "vocab.txt").write_text("[PAD]")
+    with pytest.raises(TokenizerError, match=r"its vocab\.txt is of no format that is accepted"):
         load_tokenizer(tmp_path)
 
 

@@ -135,6 +135,23 @@ def test_each_limit_says_what_it_is() -> None:
     assert stopped(TOO_LONG, seconds=60) == ("the chat template was stopped: it makes more text than a chat can need")
 
 
+UNDER_A_LIMIT = """
+import resource
+from sluice.text.chat_template import ChatTemplate
+
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+template = ChatTemplate("{{ messages[0].content }}", {}, memory_mb=1 << 20)
+print(template.render([{"role": "user", "content": "hello"}]))
+template.close()
+"""
+
+
+def test_a_template_renders_where_the_system_allows_less_memory_than_its_limit() -> None:
+    """Under `ulimit -v` the process ended with a traceback, and the error blamed the template."""
+    done = subprocess.run([sys.executable, "-c", UNDER_A_LIMIT], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("hello\n", "")
+
+
 @pytest.mark.parametrize("depth", [10**3, 10**5])
 @pytest.mark.parametrize("source", ["{{ OPENEDmessagesCLOSED }}", "OPENED1CLOSED", "{{ [OPENED1CLOSED] }}"])
 def test_deep_nesting_is_an_error_of_the_template(source: str, depth: int) -> None:

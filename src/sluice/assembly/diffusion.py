@@ -11,7 +11,7 @@ from typing import Any
 from sluice.assembly.ranks import layout_of, shown_sizes
 from sluice.assembly.resolve import MAX_PAGE_SIZE, UNCHUNKED_BATCH_TOKENS, Resolution, page_limits
 from sluice.config import ConfigError, DiffusionConfig, EngineConfig, flag, itl_micros
-from sluice.models.families.llama_config import DIFFUSION_ARCHITECTURES
+from sluice.models.registry import DIFFUSION_ARCHITECTURES
 from sluice.models.spec import BlockDiffusion, ModelSpec
 from sluice.runner.open_blocks import Denoising, Strategy, Unmasking
 from sluice.types import SchedulerLimits

@@ -19,9 +19,9 @@ from sluice.attention.select import REFERENCE
 from sluice.config import ConfigError, EngineConfig
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.base import PagedLM
+from sluice.models.decoder import Decoder
 from sluice.models.families.eagle3 import Eagle3
 from sluice.models.families.eagle3_loader import load_eagle3
-from sluice.models.families.llama import Llama
 from sluice.models.hub import resolve_checkpoint
 from sluice.models.loader import load_model
 from sluice.models.packers import packer_for
@@ -64,7 +64,7 @@ class DraftSetup:
         """Return the target with a forward that lets a drafter guess first."""
         if not self.net.layers:
             return DraftedModel(target, drafter)
-        assert isinstance(target, Llama), "checked when the head was loaded"
+        assert isinstance(target, Decoder), "checked when the head was loaded"
         return StatesModel(target, drafter)
 
 
@@ -118,6 +118,8 @@ def load_drafter(
 def _check_draft_model(path: str, model: PagedLM, own: ModelSpec, target: ModelSpec) -> None:
     """Check that a model can guess the tokens of another."""
     shown = f"--speculative-draft-model {path}"
+    if own.unequal_kv:
+        raise ConfigError(f"{shown} is a {own.architecture}, whose layers differ in size: it cannot draft")
     if own.vocab_size != target.vocab_size:
         raise ConfigError(
             f"{shown} has a vocabulary of {own.vocab_size} tokens, but the model has {target.vocab_size}: it must be of"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,6 +28,7 @@ from sluice.assembly.tiers import (
     check_disk,
     copy_limits,
     page_geometry,
+    refuse_unequal_layers,
     without_disk,
 )
 from sluice.config import ConfigError, EngineConfig, MemoryShortage, TraceConfig
@@ -44,6 +46,7 @@ from sluice.types import CHUNKS_BY_TIME, Tier, TierLimits
 from sluice.types.faults import Fault
 
 LOGGER = logging.getLogger("sluice.engine")
+FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 
 TIMES_THE_POOL = 4
 """Pages of others that an engine knows of at once, for each page of its device. They cost it some bytes each."""
@@ -221,7 +224,8 @@ def _new_trace(config: EngineConfig, *, must_have: bool) -> tuple[EngineConfig, 
     """Create the empty file of the trace, if there is to be one.
 
     Args:
-        must_have: whether a trace that cannot be written is an error. If it is none, it is logged.
+        must_have: whether a trace that cannot be written is an error, but for a full disk, which may have room again
+            later. If it is none, it is logged.
 
     Returns:
         The config, without a trace if none is written, and the file.
@@ -236,7 +240,7 @@ def _new_trace(config: EngineConfig, *, must_have: bool) -> tuple[EngineConfig, 
         create(path)
     except OSError as error:
         problem = f"--trace {path} cannot be written: {error.strerror}"
-        if must_have:
+        if must_have and error.errno not in FULL_DISK:
             raise ConfigError(problem) from error
         LOGGER.warning("%s; this engine writes no trace", problem)
         return replace(config, trace=TraceConfig()), None
@@ -251,6 +255,7 @@ def with_remote_pages(loaded: LoadedModel, folder: Path) -> LoadedModel:
     """
     config, shape = loaded.info.config, loaded.shape
     _refuse(config, folder)
+    refuse_unequal_layers(loaded.spec, f"page files in {folder}")
     geometry = page_geometry(loaded.spec, shape, fingerprint(loaded.info.folder), layout=loaded.backend.layout)
     per_step, in_flight = copy_limits(config, shape, geometry.page_bytes)
     limits = TierLimits(

@@ -25,6 +25,7 @@ from sluice.assembly.ranks import layout_of
 from sluice.assembly.resolve import Resolution, offload_tier
 from sluice.assembly.ring_sizes import resolve_ring
 from sluice.assembly.tiers import RankPages, TierSetup, tier_setup
+from sluice.assembly.torch_dtype import with_fast_dtype
 from sluice.assembly.weights import Weights, load_weights
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.packed import STEPS
@@ -115,6 +116,7 @@ def load(
     here, device = resolve_here(config, local_rank)
     heartbeat.loading(LoadingPart.FILES)
     checkpoint = find_checkpoint(here.config.model, partial(heartbeat.loading, LoadingPart.FILES))
+    here = with_fast_dtype(here, checkpoint.folder, device)
     weights = load_weights(here, checkpoint.folder, checkpoint.name, device, heartbeat, member, progress=progress)
     for_model = _resolve_for_model(here, checkpoint, weights, progress=progress)
     sizes = _size(for_model, weights, config.offload, checkpoint.folder, member.place, disabled, agree)
@@ -232,7 +234,8 @@ def _supporting_backend(
     config, reasons = resolved.config, resolved.reasons
     backend, page_size = backend_named(config.model.attention_backend), config.cache.page_size
     assert page_size is not None, f"not resolved: {config}"
-    problem = backend.supports(spec.attention, page_size, device)
+    problems = (backend.supports(attention, page_size, device) for attention in spec.attentions)
+    problem = next((each for each in problems if each is not None), None)
     if problem is None:
         return backend, {}
     if "attention_backend" not in reasons:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -59,6 +60,8 @@ from sluice.tracing.recorder import Recorder
 from sluice.types.faults import Fault, FaultKind
 from sluice.types.footprint import device_footprint
 from sluice.version import VERSION as SLUICE_VERSION
+
+LOGGER = logging.getLogger("sluice.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +259,6 @@ class LoadedModel:
             costs: where to keep what is learnt of the time that steps take.
             grammars: compiles those of requests; None: requests have none.
             peers: what it tells others of its pages, and takes from them.
-
-        Raises:
-            OSError: the trace cannot be written.
         """
         clock = WallClock()
         page_log = EventLog(self.shape.page_size)
@@ -268,8 +268,9 @@ class LoadedModel:
             log = PacingLog(log)
             if costs is not None:
                 log = CostKeeper(log, scheduler.state.pacer, costs, clock)
-        if trace is not None:
-            recorder = Recorder(scheduler, log, self._trace_file(trace), clock, start=clock.now())
+        journal = None if trace is None else self._trace_file(trace)
+        if journal is not None:
+            recorder = Recorder(scheduler, log, journal, clock, start=clock.now())
         if tiers.stored:
             (recorder or scheduler).restore(tiers.stored)
         engine = Engine(
@@ -290,7 +291,9 @@ class LoadedModel:
         key = Key.of(self.info.config, self.info.device)
         return Platform(key.machine, key.kernels, key.dtype, key.threads)
 
-    def _trace_file(self, path: Path) -> TraceFile:
+    def _trace_file(self, path: Path) -> TraceFile | None:
+        """Return a trace with its header, or None, which is logged, if the disk does not take even that: what is asked
+        of an engine is to serve."""
         header = Header(
             version=VERSION,
             sluice=SLUICE_VERSION,
@@ -302,4 +305,8 @@ class LoadedModel:
             machine=self._platform(),
             max_model_len=self.spec.max_model_len,
         )
-        return TraceFile(path, header, key=secrets.token_bytes(16))
+        try:
+            return TraceFile(path, header, key=secrets.token_bytes(16))
+        except OSError as error:
+            LOGGER.warning("--trace %s cannot be written: %s; this engine writes no trace", path, error.strerror)
+            return None

@@ -108,6 +108,10 @@ def plan_memory(
 def kv_sizes_of(config: EngineConfig, spec: ModelSpec, backend: AttentionBackend) -> KVSizes:
     """Return the sizes of the keys and values of a token."""
     dtype = kv_dtype(config.model.kv_cache_dtype, backend) or spec.dtype
+    if spec.unequal_kv:  # as one layer with one head, which is as large as all
+        size = sum(heads.num_kv_heads * heads.head_dim for heads in spec.unequal_kv)
+        heads_of_all = sum(heads.num_kv_heads for heads in spec.unequal_kv)
+        return KVSizes(1, 1, size, dtype.itemsize, heads_of_all * scale_bytes(dtype))
     return KVSizes(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype.itemsize, scale_bytes(dtype))
 
 

@@ -58,7 +58,7 @@ def prior_of(spec: ModelSpec, kv: KVSizes, weights_bytes: int, device_type: str)
         step=rates.step + weights_bytes / rates.read_bytes,
         token=token,
         row=token / 4,
-        key=kv.layer_token_bytes * spec.num_layers / rates.read_bytes,
+        key=kv.token_bytes / rates.read_bytes,
         pair=pair_flops / rates.flops,
         byte=1 / rates.load_bytes,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from sluice.config import ENGINE_GROUPS, GROUPS, EngineConfig, flag
+from sluice.models.checkpoint import CheckpointError
 from sluice.models.weights import weight_files
 from sluice.version import VERSION
 
@@ -55,6 +56,17 @@ def difference(name: str, theirs: Mapping[str, str], own: Mapping[str, str]) -> 
                 " machine with the same version, options and checkpoint"
             )
     return None
+
+
+class OtherWeights(CheckpointError):
+    """An engine loaded other weights than the one before it, whose streams it would go on with."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"the files of {model} have changed since this server loaded them, and streams that began with the former"
+            " weights cannot go on with others; put the files back or restart the server. After a change on purpose:"
+            " POST /sleep, then /wake_up?new_weights=true"
+        )
 
 
 def sampled_fingerprint(folder: Path) -> str:

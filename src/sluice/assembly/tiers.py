@@ -207,10 +207,14 @@ def tier_setup(
         disabled: tiers that the config lacks because they could not be opened.
 
     Raises:
-        ConfigError: a tier that holds not even one page.
+        ConfigError: a tier that holds not even one page, or one of a model whose layers differ in size.
         MemoryShortage: a tier that does not fit into memory.
     """
     cache = config.cache
+    given = {"--kv-host-bytes": cache.kv_host_bytes, "--kv-disk": cache.kv_disk}
+    for option, value in given.items():
+        if value is not None:
+            refuse_unequal_layers(spec, f"{option} {value}")
     geometry, disk, disk_bytes, disk_pages = None, None, 0, 0
     page_bytes = page_geometry(spec, shape, "", layout=layout).page_bytes
     host_pages = _host_pages(cache, page_bytes, ranks_per_node(config.parallel))
@@ -244,6 +248,18 @@ def copy_limits(config: EngineConfig, shape: DeviceShape, page_bytes: int) -> tu
     computed = 1 + -(-(config.scheduler.chunked_prefill_size or 0) // shape.page_size)  # a last chunk has a page more
     per_step = max(1, min(STEP_COPIES, max(computed, STEP_BYTES[shape.device.type] // page_bytes)))
     return per_step, max(per_step, min(4 * STEP_COPIES, FLIGHT_BYTES // page_bytes))
+
+
+def refuse_unequal_layers(spec: ModelSpec, option: str) -> None:
+    """Refuse to copy the pages of a model whose layers have keys and values of different sizes.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if spec.unequal_kv:
+        raise ConfigError(
+            f"{option} needs a model whose layers have equal keys and values, and those of {spec.architecture} differ"
+        )
 
 
 def page_geometry(spec: ModelSpec, shape: DeviceShape, model: str, *, layout: str) -> PageGeometry:

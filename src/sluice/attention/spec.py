@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -66,6 +66,13 @@ class AttentionSpec:
         """Return the position behind the block in which a position is."""
         size = self.block_size or 1
         return (position // size + 1) * size
+
+
+class LayerHeads(NamedTuple):
+    """The heads of one layer's keys and values."""
+
+    num_kv_heads: int
+    head_dim: int
 
 
 @dataclass(frozen=True, slots=True)

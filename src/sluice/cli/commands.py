@@ -13,22 +13,21 @@ from typing import Any
 
 from sluice.cli.parsing import EXIT_FAILED, EXIT_USAGE
 from sluice.config import ConfigError, EngineConfig, ServerConfig, canonical, options_of
+from sluice.http.start import EarlyEngine, start_serving
 from sluice.types import SamplingParams
 
 GENERATE_MAX_TOKENS = 128
 DEFAULT = "No model was named: this is a small one, which is often wrong. A larger one: {} generate MODEL --prompt TEXT"
 
 
-def serve(given: dict[str, Any]) -> int:
-    """`sluice serve`."""
+def serve(given: dict[str, Any], early: EarlyEngine | None = None) -> int:
+    """`sluice serve`. `early` is a process for its first engine."""
     _warn_of_namesakes()
     try:
         server, engine, names = configs(given)
     except ConfigError as error:
         return fail("serve", error, EXIT_USAGE)
-    from sluice.http.start import start_serving
-
-    return start_serving(server, engine, names)
+    return start_serving(server, engine, names, early)
 
 
 def fleet(given: dict[str, Any]) -> int:

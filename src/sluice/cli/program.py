@@ -29,9 +29,10 @@ from sluice.cli.parsing import (
     add_sampling_arguments,
 )
 from sluice.cli.quantize.command import add_quantize_arguments
-from sluice.config import ENGINE_GROUPS
+from sluice.config import ENGINE_GROUPS, let_threads_sleep
 from sluice.config.arguments import add_foreign_flags, add_options
 from sluice.fleet.arguments import add_fleet_arguments
+from sluice.http.start import EarlyEngine
 from sluice.sim.command import add_simulate_arguments
 from sluice.sim.tune_command import add_tune_arguments
 from sluice.storage.command import add_inspect_arguments
@@ -41,12 +42,17 @@ NOT_OF_BENCH = ("seed", "tokenizer", "generation_config", "override_generation_c
 """Engine options without effect on a measurement, which sets the sampling itself, or that it has under other terms."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit status."""
+def main(arguments: Sequence[str] | None, early: EarlyEngine | None = None) -> int:
+    """Run one command. Returns the exit status.
+
+    Args:
+        early: a process for the first engine of `sluice serve`.
+    """
     try:
         given = vars(build_parser().parse_args(arguments))
         command = given.pop("run")
-        status: int = command(given)
+        let_threads_sleep()
+        status: int = run.serve(given, early) if command is run.serve else command(given)
         return status
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

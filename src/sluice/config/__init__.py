@@ -12,6 +12,7 @@ from sluice.config.engine import (
     GROUPS,
     EngineConfig,
     canonical,
+    let_threads_sleep,
     names_ray_auth_mode,
     names_ray_cluster,
     threads_from_environment,

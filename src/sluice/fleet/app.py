@@ -13,9 +13,9 @@ from sluice.config import ConfigError
 from sluice.fleet.arguments import given_of
 from sluice.fleet.options import RAY_PREFIX, FleetOptions, FleetPlan
 from sluice.fleet.resources import cores_of_rank, resources_of_replica, with_threads
+from sluice.process.wire import FACTORY
 
 INSTALL = "pip install 'sluice-llm[ray]'"
-FACTORY = "sluice.fleet.engine:build"
 ROUTER, AFFINITY = "sluice.fleet.ray_routers:FleetRouter", "sluice.fleet.ray_routers:AffinityRouter"
 REPLICA, PREFILL, INGRESS = "replica", "prefill", "ingress"
 """Names of the deployments."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from sluice.assembly.ranks import refuse_ranks
 from sluice.config import ConfigError, ServerConfig
-from sluice.fleet.app import FACTORY, REPLICA, application, import_ray, placed
+from sluice.fleet.app import REPLICA, application, import_ray, placed
 from sluice.fleet.cluster import FleetCluster
 from sluice.fleet.identity import Identity
 from sluice.fleet.ingress import ip_address_of
@@ -24,7 +24,7 @@ from sluice.http.base.options import check_server, model_names
 from sluice.http.base.parsers import check_parsers
 from sluice.http.edge.listening import exposure_warning, listen, url_of
 from sluice.http.observe.announcement import curl
-from sluice.process.wire import Ready, decode
+from sluice.process.wire import FACTORY, Ready, decode
 
 ROUTE = "/"
 

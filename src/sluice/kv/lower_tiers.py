@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from sluice.kv.flights import PageLoad, StoreOwner
 from sluice.kv.nodes import Node
-from sluice.kv.prefix import PrefixTree
+from sluice.kv.prefix_cache import PrefixTree
 from sluice.types import CopyDone, PageCopy, PageKey, StoredPage, Tier, TierUse
 
 

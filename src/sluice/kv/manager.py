@@ -16,8 +16,8 @@ from sluice.kv.lower_tiers import LowerTiers
 from sluice.kv.nodes import Node
 from sluice.kv.offload import OffloadPool
 from sluice.kv.pages import PagePool
-from sluice.kv.prefix import PrefixTree
-from sluice.kv.prefix_cache import PrefixCache
+from sluice.kv.prefix_cache import PrefixTree
+from sluice.kv.prefix_cache_base import PrefixCache
 from sluice.kv.tiers import Tiers
 from sluice.types import CachedTokens, CopyDone, OffloadLimits, Tier, TierLimits
 

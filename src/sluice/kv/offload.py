@@ -29,7 +29,7 @@ from typing import NamedTuple
 from sluice.kv.lower_tiers import LowerTiers
 from sluice.kv.nodes import Node, key_behind
 from sluice.kv.pages import PagePool
-from sluice.kv.prefix_cache import PrefixCache
+from sluice.kv.prefix_cache_base import PrefixCache
 from sluice.types import CachedTokens, OffloadLimits, Tier
 
 RETRY_AFTER = 16

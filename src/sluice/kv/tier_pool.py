@@ -7,7 +7,7 @@ import heapq
 from sluice.kv.events import NO_EVENTS, NoEvents
 from sluice.kv.nodes import NOWHERE, Node, TierCopies, copies_of, digest_of, parent_of
 from sluice.kv.pages import PagePool
-from sluice.kv.prefix import PrefixTree
+from sluice.kv.prefix_cache import PrefixTree
 from sluice.types import Tier, TierLimits, TierUse
 
 STALE = 4

@@ -27,7 +27,7 @@ from sluice.kv.flights import Flights, LoadedPage, NodeStore, OffloadStore, Page
 from sluice.kv.loads import Loads
 from sluice.kv.lower_tiers import LowerTiers
 from sluice.kv.nodes import NOWHERE, Node, copies_of
-from sluice.kv.prefix import PrefixTree
+from sluice.kv.prefix_cache import PrefixTree
 from sluice.kv.stores import Stores
 from sluice.kv.tier_pool import TierPages, TierPool
 from sluice.types import CopyDone, PageCopy, PageKey, StoredPage, Tier, TierLimits, TierUse

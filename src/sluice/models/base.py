@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -12,9 +12,9 @@ from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.models.checkpoint import CheckpointConfig
-from sluice.models.linear import Layer, Packer
+from sluice.models.linear import EmptyLinear, Layer, Packer
 from sluice.models.ops import Ops
-from sluice.models.shards import Rules as ShardRules
+from sluice.models.shards import Block
 from sluice.models.spec import ModelSpec
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
@@ -27,21 +27,35 @@ def no_report(done: int, total: int) -> None:
     """Report nothing."""
 
 
+INNER = ("model.language_model.", "language_model.model.", "language_model.")
+"""What the names of a text model's weights begin with inside a model that has further parts, for images or sound."""
+
+
 @dataclass(frozen=True, slots=True)
 class WeightRules:
-    """Rules that turn tensor names of a checkpoint into parameter names of the module."""
+    """Rules that turn tensors of a checkpoint into parameters of the module."""
 
-    prefix: str
+    prefix: str = "model."
     """Prefix of the base model's names, which some checkpoints omit."""
-    ignored: tuple[str, ...]
+    ignored: tuple[str, ...] = tuple(f"rotary_emb.{name}" for name in ("inv_freq", "cos_cached", "sin_cached"))
     """Suffixes of buffers that some versions store and that are no weights."""
-    shards: ShardRules
-    """How the weights are cut."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Parts of stored names, between dots, and what stands for them in the module."""
     transposed: tuple[str, ...] = ()
     """Suffixes of matrices that are stored as [in, out]."""
+    plus_one: tuple[str, ...] = ()
+    """Suffixes of weights that are stored less 1."""
     head: str = "lm_head.weight"
     embedding: str = "embed_tokens.weight"
     """The parameter that is also the head if the two are tied."""
+
+    def inner(self, name: str) -> str:
+        """Return the module's name of a stored tensor, or of a module in the checkpoint."""
+        outer = next((prefix for prefix in INNER if name.startswith(prefix)), self.prefix)
+        name = f".{name.removeprefix(outer)}."
+        for stored, ours in self.renamed:
+            name = name.replace(f".{stored}.", f".{ours}.")
+        return name[1:-1]
 
 
 class NoHead(nn.Module):
@@ -95,7 +109,7 @@ class PagedLM(nn.Module, ABC):
         """
 
 
-class CausalLM(PagedLM):
+class CausalLM(PagedLM, Block):
     """A native model, whose weights are read tensor by tensor, or a rank's part of it.
 
     Ranks call `forward` with the same batch, each with the pages of its own layers and KV heads. A stage that is not
@@ -109,6 +123,8 @@ class CausalLM(PagedLM):
     """
 
     rules: ClassVar[WeightRules]
+    reads: ClassVar[tuple[str, ...]] = ()
+    """Fields of a config that it reads although most families do not support them (`checkpoint.NEUTRAL`)."""
     lm_head: Layer | None
     """The head; None until a tied one is packed."""
 
@@ -126,7 +142,7 @@ class CausalLM(PagedLM):
         if not place.is_last:
             return NoHead(own)
         is_embedding = self.tied and place.is_first
-        return None if is_embedding else nn.Linear(spec.hidden_size, own, bias=False, dtype=spec.dtype)
+        return None if is_embedding else EmptyLinear(spec.hidden_size, own, bias=False, dtype=spec.dtype)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         assert self.lm_head is not None, "the weights are not packed"
@@ -148,17 +164,6 @@ class CausalLM(PagedLM):
             self.lm_head = packer.head(self.lm_head)
         return None if embedding is None else packer.embedding(embedding)
 
-    def with_kv(
-        self, layers: nn.ModuleDict, kv: Sequence[PagedKV], batch: ForwardBatch
-    ) -> Iterator[tuple[nn.Module, PagedKV, torch.Tensor | None]]:
-        """Yield each layer with its pages and the rows whose output it must return; None for all rows.
-
-        Of the model's last layer's other tokens only the keys and values are needed.
-        """
-        last = len(layers) - 1 if self.member.place.is_last else None
-        for number, (layer, layer_kv) in enumerate(zip(layers.values(), kv, strict=True)):
-            yield layer, layer_kv, batch.logit_rows if number == last else None
-
     def receive(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the residual [N, hidden_size] and what is to be added to it, from the stage before."""
         group, spec, tokens = self.member.pipeline_group, self.spec, len(batch.input_ids)
@@ -170,6 +175,10 @@ class CausalLM(PagedLM):
         """Send what `receive` returns to the next stage, and return the hidden states of no tokens."""
         self.member.pipeline_group.send(torch.stack((x, delta)), self.member.place.stage + 1)
         return x.new_empty((0, x.shape[1]))
+
+    def ignores(self, name: str) -> bool:
+        """Return whether a stored tensor is no weight of a model with this config, by the name in the module."""
+        return False
 
     def use(self, ops: Ops) -> None:
         """Compute the small operations with `ops`."""

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from sluice.models.registry import COMPOSITES
 
 LONGEST_SHOWN = 200
 """Characters of a value in an error."""
 LARGEST = (1 << 63) - 1
 """Integer of a config; torch has none above."""
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of layers in `layer_types`."""
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 DIMENSIONS = (
     *("hidden_size", "intermediate_size", "vocab_size", "head_dim", "num_attention_heads", "num_key_value_heads"),
@@ -65,6 +69,15 @@ class Fields:
     def replaced(self, values: Mapping[str, object], by: str) -> Fields:
         """Return the object with other values of some fields, which an option gives."""
         return Fields({**self._values, **values}, f"{self.source} with {by}")
+
+    def with_defaults(self, values: Mapping[str, object]) -> Fields:
+        """Return the object with values for fields that it does not have; one that is `null` stays so."""
+        return Fields({**values, **self._values}, self.source)
+
+    @property
+    def values(self) -> Mapping[str, object]:
+        """The unchecked values."""
+        return self._values
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names of the fields that are not null."""
@@ -138,8 +151,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "compression_config": (),
     "partial_rotary_factor": (1, 1.0),
     "rotary_pct": (1, 1.0),
-    "attn_logit_softcapping": (),
-    "final_logit_softcapping": (),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
     "logit_scale": (1, 1.0),
     "clip_qkv": (),
     "attention_chunk_size": (),
@@ -152,7 +165,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_bidirectional_attention": (False,),
     "use_mrope": (False,),
 }
-"""Fields that no native family supports, with the values at which they have no effect."""
+"""Fields that most native families do not support, with the values at which they have no effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +178,22 @@ class CheckpointConfig:
     """Dtype of the stored weights (`float32`, `bfloat16`, ...), None if the config has none."""
     eos_token_ids: tuple[int, ...]
 
+    def with_defaults(self, values: Mapping[str, object]) -> CheckpointConfig:
+        """Return the configuration with values for fields that it does not have."""
+        return replace(self, fields=self.fields.with_defaults(values))
 
-def refuse_unsupported(fields: Fields) -> None:
-    """Refuse fields that no native family supports.
+
+def refuse_unsupported(fields: Fields, but: Sequence[str] = ()) -> None:
+    """Refuse fields that most native families do not support.
+
+    Args:
+        but: fields that the family supports.
 
     Raises:
         CheckpointError: a field of `NEUTRAL` has a value that would have an effect.
     """
     for name, neutral in NEUTRAL.items():
-        value = fields.get(name)
+        value = None if name in but else fields.get(name)
         if value is not None and value not in neutral:
             raise CheckpointError(f"{fields.source}: {name} = {value!r:.{LONGEST_SHOWN}} is not supported")
 
@@ -196,6 +216,7 @@ def parse_config(fields: Fields, folder: Path) -> CheckpointConfig:
     Raises:
         CheckpointError: a field or a file is broken.
     """
+    fields = _text_part(fields)
     for name, most in MOST.items():
         value = fields.get(name)
         if isinstance(value, int) and value > most:
@@ -206,6 +227,30 @@ def parse_config(fields: Fields, folder: Path) -> CheckpointConfig:
         dtype=_dtype(fields),
         eos_token_ids=_eos_token_ids(folder, fields),
     )
+
+
+INHERITED = ("eos_token_id", "dtype", "torch_dtype", "quantization_config")
+"""Fields that a text model has of the model around it, where its own config has none."""
+
+
+def _text_part(fields: Fields) -> Fields:
+    """Return the config of the text model inside one that has further parts; of others, the config itself."""
+    architecture, section = _architecture(fields), fields.section("text_config")
+    if architecture not in COMPOSITES or section is None:
+        return fields
+    families = COMPOSITES[architecture]
+    kind = section.text("model_type", families[0].model_type)
+    family = next((family for family in families if family.model_type == kind), None)
+    if family is None:
+        accepted = ", ".join(str(family.model_type) for family in families)
+        raise section.error("model_type", f"one of {accepted} inside {architecture}")
+    outer = {name: fields.get(name) for name in INHERITED if section.get(name) is None and name in fields}
+    # The model around it decides, as it has the head.
+    tied = {} if fields.get(TIED) is None else {TIED: fields.get(TIED)}
+    return Fields({**section.values, **outer, **tied, "architectures": [family.architecture]}, section.source)
+
+
+TIED = "tie_word_embeddings"
 
 
 def _architecture(fields: Fields) -> str:

@@ -40,14 +40,27 @@ class Filler:
         device: of the weights.
         packer: what `finish` packs them with; weights are quantised to what it multiplies.
         unused: tells which tensors may be skipped that are not the model's.
+        adds_one: weights that a family stores less 1 are stored so; a GGUF file has the sums.
     """
 
-    def __init__(self, whole: CausalLM, model: CausalLM, device: torch.device, packer: Packer, unused: Unused) -> None:
+    def __init__(
+        self,
+        whole: CausalLM,
+        model: CausalLM,
+        device: torch.device,
+        packer: Packer,
+        unused: Unused,
+        *,
+        adds_one: bool = True,
+    ) -> None:
         self.model = model
         self.device = device
         self.unused = unused
         self.is_tied = whole.tied
+        self._whole = whole
+        self._adds_one = adds_one and bool(whole.rules.plus_one)
         self.expected = {name: weight.shape for name, weight in whole.named_parameters()}
+        self.dtypes = {name: weight.dtype for name, weight in whole.named_parameters()}
         self.own = frozenset(name for name, _ in model.named_parameters())
         self.takes_blocks = packer.why_not(BLOCKS, model.spec.dtype) is None
         self.kinds = kinds_of(model, model.spec.quantization, takes_blocks=self.takes_blocks)
@@ -64,7 +77,7 @@ class Filler:
             return
         weight, target = self._names(tensor.name)
         if weight not in self.expected:
-            if self.unused.skips(tensor.name):
+            if self._whole.ignores(weight) or self.unused.skips(tensor.name):
                 return
             raise CheckpointError(
                 f"{tensor.file}: unexpected tensor {tensor.name}: {self.model.spec.architecture} with this"
@@ -80,8 +93,10 @@ class Filler:
         if not isinstance(value, torch.Tensor):
             self.quantized[target] = value
             return
-        filled = torch.empty(value.shape, dtype=self.model.spec.dtype, device=self.device)
+        filled = torch.empty(value.shape, dtype=self.dtypes[weight], device=self.device)
         filled.copy_(value)
+        if self._adds_one and weight.endswith(rules.plus_one):
+            filled += 1
         self.filled[target] = filled
 
     def rows(self, name: str) -> range:
@@ -118,7 +133,7 @@ class Filler:
     def _names(self, name: str) -> tuple[str, str]:
         """Return the parameter of the whole model that a tensor is for, and that of the rank's part."""
         rules = self.model.rules
-        name = name.removeprefix(rules.prefix)
+        name = rules.inner(name)
         weight = rules.embedding if self.is_tied and name == rules.head else name
         # A last stage that is not the first has a tied head as a weight of its own.
         is_head = self.is_tied and weight == rules.embedding and weight not in self.own
@@ -126,7 +141,7 @@ class Filler:
 
     def _cut(self, weight: str, target: str) -> Cut | None:
         """Return the part of a weight that is the rank's `target`; None: all of it is."""
-        return cut_of(self.model.rules.shards, target, self.expected[weight], self.model.spec, self.model.member.place)
+        return cut_of(self._whole, target, self.expected[weight], self.model.spec, self.model.member.place)
 
     def _place_quantized(self) -> None:
         """Put layers with the quantised weights in the place of those that were made for plain ones."""
@@ -214,7 +229,7 @@ class Filler:
     def _check_duplicate(self, tensor: StoredTensor, weight: str) -> None:
         """Refuse a second tensor for a parameter, unless it is a tied head. That is equal: see `has_own_head`."""
         (name, file), rules = self.sources[weight], self.model.rules
-        names = {stored.removeprefix(rules.prefix) for stored in (name, tensor.name)}
+        names = {rules.inner(stored) for stored in (name, tensor.name)}
         if names != {rules.head, rules.embedding}:
             raise CheckpointError(f"tensor {tensor.name} in {tensor.file} is also there as {name} in {file}")
 

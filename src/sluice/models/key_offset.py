@@ -18,18 +18,22 @@ POSITIONS = range(0, 8192, 16)
 """Over which the mean is taken. Behind them the difference grows slowly with each pair's angle."""
 
 
-def key_offset(bias: torch.Tensor, rope: Rope, head_dim: int) -> torch.Tensor:
+def key_offset(bias: torch.Tensor, rope: Rope | None, head_dim: int) -> torch.Tensor:
     """Return what to subtract from the keys, after their rotation.
 
     Args:
         bias: [kv_heads * head_dim] of the layer that computes the keys; pair i of a head is elements i and
             i + head_dim / 2.
+        rope: None: keys are not rotated.
 
     Returns:
         [kv_heads, head_dim] float32, on the CPU.
     """
+    of_heads = bias.detach().cpu().double().view(-1, head_dim)
+    if rope is None:
+        return of_heads.float()
     cos, sin = _mean_angles(rope, head_dim)
-    first, second = bias.detach().cpu().double().view(-1, head_dim).chunk(2, 1)
+    first, second = of_heads.chunk(2, 1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), 1).float()
 
 

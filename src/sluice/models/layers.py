@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 
 import torch
 from torch import nn
 
 from sluice.models.checkpoint import Fields
 from sluice.models.fp8_rows import Rows, plain
-from sluice.models.linear import Gated, Layer, Packer, takes_fp8
+from sluice.models.linear import EmptyLinear, Gated, Layer, Packer, takes_fp8
 from sluice.models.ops import ACTIVATIONS, Angles, Norm, Ops, compute_dtype
+from sluice.models.plan import DecoderConfig
 from sluice.models.rope import Rope
+from sluice.models.shards import BY_INPUT, BY_OUTPUT, INSIDE_GATE_UP, Block
 from sluice.parallel.member import Member
 
 
@@ -37,11 +40,19 @@ def new_embedding(rows: int, size: int, dtype: torch.dtype) -> nn.Embedding:
 
 
 class RMSNorm(nn.Module):
-    """The weight of a root mean square norm over the last dimension."""
+    """The weight of a root mean square norm over the last dimension, in `compute_dtype`.
 
-    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+    Args:
+        has_bias: it is a layer norm, with a bias.
+    """
+
+    bias: torch.Tensor | None
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype, *, has_bias: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size, dtype=dtype))
+        wide = compute_dtype(dtype)
+        self.weight = nn.Parameter(torch.empty(size, dtype=wide))
+        self.register_parameter("bias", nn.Parameter(torch.empty(size, dtype=wide)) if has_bias else None)
         self.eps = eps
         self.is_fp8 = False
 
@@ -56,7 +67,7 @@ class RMSNorm(nn.Module):
     @property
     def norm(self) -> Norm:
         """The norm for `Ops`."""
-        return Norm(self.weight, self.eps, is_fp8=self.is_fp8)
+        return Norm(self.weight, self.eps, self.bias, is_fp8=self.is_fp8)
 
 
 class Rotary(nn.Module):
@@ -83,33 +94,52 @@ class Rotary(nn.Module):
         return Angles(*(torch.cat((half, half), dim=-1).to(self.dtype) for half in (cos, sin)))
 
 
-class GatedMLP(nn.Module):
-    """A shard's part of `down(activation(gate(x)) * up(x))`, and the sum over the shards.
+class MLP(Block):
+    """A shard's part of `down(activation(gate(x)) * up(x))`, summed over the shards; without a gate,
+    `down(activation(up(x)))`."""
 
-    Args:
-        inner_size: elements of all shards between the matrices.
-        bias: whether the layers have biases.
-    """
+    cuts = MappingProxyType(
+        {
+            "gate_proj": BY_OUTPUT,
+            "up_proj": BY_OUTPUT,
+            "gate_up_proj": INSIDE_GATE_UP,
+            "down_proj": BY_INPUT,
+        }
+    )
 
-    def __init__(
-        self, hidden_size: int, inner_size: int, activation: str, *, bias: bool, dtype: torch.dtype, member: Member
-    ) -> None:
+    def __init__(self, config: DecoderConfig, member: Member, inner_size: int | None = None) -> None:
         super().__init__()
-        inner = len(member.place.part(inner_size))
-        self.gate_proj = nn.Linear(hidden_size, inner, bias=bias, dtype=dtype)
-        self.up_proj = nn.Linear(hidden_size, inner, bias=bias, dtype=dtype)
-        self.down_proj: Layer = nn.Linear(inner, hidden_size, bias=bias and member.place.shard == 0, dtype=dtype)
-        self.activation = activation
+        hidden, dtype, bias = config.spec.hidden_size, config.spec.dtype, config.mlp_bias
+        inner = len(member.place.part(inner_size or config.inner_size))
+        self._is_gated, self._is_fused, self.activation = config.is_gated, config.is_fused, config.activation
+        if config.is_gated and config.is_fused:
+            self.gate_up_proj: Layer = EmptyLinear(hidden, 2 * inner, bias=bias, dtype=dtype)
+        else:
+            if config.is_gated:
+                self.gate_proj = EmptyLinear(hidden, inner, bias=bias, dtype=dtype)
+            self.up_proj: Layer = EmptyLinear(hidden, inner, bias=bias, dtype=dtype)
+        self.down_proj: Layer = EmptyLinear(inner, hidden, bias=bias and member.place.shard == 0, dtype=dtype)
         self._group = member.tensor_group
 
     def pack(self, packer: Packer) -> None:
         """Join gate and up into one layer."""
-        self.gate_up_proj = packer.gated(self.gate_proj, self.up_proj, self.activation)
+        if not self._is_gated:
+            self.up_proj = packer.linear(self.up_proj, activation=self.activation)
+        elif self._is_fused:
+            self.gate_up_proj = packer.gated(self.gate_up_proj, activation=self.activation)
+        else:
+            self.gate_up_proj = packer.gated(self.gate_proj, self.up_proj, activation=self.activation)
+            del self.gate_proj, self.up_proj
         self.down_proj = packer.row_parallel(self.down_proj, self._group)
-        if isinstance(self.gate_up_proj, Gated):
+        if self._is_gated and isinstance(self.gate_up_proj, Gated):
             self.gate_up_proj.to_fp8 = takes_fp8(self.down_proj)
-        del self.gate_proj, self.up_proj
 
     def forward(self, x: Rows, ops: Ops) -> torch.Tensor:
         """[N, hidden_size] to the same."""
-        return self.down_proj(self.gate_up_proj(x, ops))
+        return self.down_proj(self.gate_up_proj(x, ops) if self._is_gated else self.up_proj(x))
+
+    @property
+    def first(self) -> nn.Module:
+        """The layer that takes the inputs, once it is packed."""
+        found: nn.Module = self.gate_up_proj if self._is_gated else self.up_proj
+        return found

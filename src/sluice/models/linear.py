@@ -34,6 +34,13 @@ Layer = Any
 """A layer as it was read."""
 
 
+class EmptyLinear(nn.Linear):
+    """A linear layer whose weight has no values until it is read. `nn.Linear` draws random ones, also on "meta"."""
+
+    def reset_parameters(self) -> None:
+        """Leave the memory as it is."""
+
+
 class Tied(NamedTuple):
     """An embedding and the head that shares its weight."""
 
@@ -214,13 +221,16 @@ class Packer:
         """Create a head: a linear layer whose outputs are logits, in the model's dtype or in float32."""
         return self.linear(layer)
 
-    def gated(self, gate: Source, up: Source, activation: str) -> nn.Module:
+    def gated(self, *parts: Source, activation: str) -> nn.Module:
         """Join two layers with the same input: the activation of the first, times the second.
+
+        Args:
+            parts: both, or one layer that is both, side by side.
 
         Returns:
             A module from (x [N, in_features], the model's `Ops`) to [N, out_features].
         """
-        return Gated(self.linear(gate, up), activation)
+        return Gated(self.linear(*parts), activation)
 
     def row_parallel(self, layer: Source, group: Group) -> nn.Module:
         """Create a layer that is cut by its inputs; its outputs are summed over the shards."""

@@ -24,13 +24,12 @@ from sluice.models.checkpoint import (
     refuse_unsupported,
 )
 from sluice.models.fallback.load import load_fallback
-from sluice.models.families.gpt2 import GPT2
-from sluice.models.families.llama import Llama
-from sluice.models.families.llama_config import LLAMA_ARCHITECTURES
 from sluice.models.filler import Filler
 from sluice.models.formats.base import Rows, WeightFormat
 from sluice.models.formats.read import check_agrees, read_format
 from sluice.models.linear import Packer
+from sluice.models.native import model_class
+from sluice.models.registry import ARCHITECTURES, is_native
 from sluice.models.spec import AS_STORED, DTYPES, FP8, ON_LOAD, ModelSpec, Quantization
 from sluice.models.stored_sizes import check_sizes
 from sluice.models.tying import has_own_head
@@ -38,11 +37,6 @@ from sluice.models.unused import Unused
 from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors, weight_files
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
-
-ARCHITECTURES: Mapping[str, type[CausalLM]] = {
-    **dict.fromkeys(LLAMA_ARCHITECTURES, Llama),
-    **dict.fromkeys(("GPT2LMHeadModel", "GPT2Model"), GPT2),
-}
 
 LOGGER = logging.getLogger("sluice.models")
 
@@ -56,25 +50,6 @@ class Watch(NamedTuple):
     packing: Report
     check: Check
     progress: bool
-
-
-def is_native(architecture: str) -> bool:
-    """Return whether an architecture has a native class."""
-    return architecture in ARCHITECTURES
-
-
-def model_class(architecture: str) -> type[CausalLM]:
-    """Return the native class for a name in the `architectures` of a `config.json`.
-
-    Raises:
-        CheckpointError: there is none; the message lists the supported ones.
-    """
-    if architecture not in ARCHITECTURES:
-        raise CheckpointError(
-            f"architecture {architecture!r} is not supported natively; known: {', '.join(ARCHITECTURES)}; others"
-            " may run with --model-impl transformers"
-        )
-    return ARCHITECTURES[architecture]
 
 
 def check_layout(folder: Path, layout: Layout, implementation: str = "auto") -> None:
@@ -182,7 +157,7 @@ def _load_native(
     stored_as = read_format(checkpoint)
     check_agrees(quantization, stored_as)
     architecture = model_class(checkpoint.architecture)
-    refuse_unsupported(checkpoint.fields)
+    refuse_unsupported(checkpoint.fields, architecture.reads)
     if dtype == "auto" and _is_on_load(quantization, stored_as):
         dtype = "bfloat16"
     chosen = _resolve_dtype(folder, checkpoint, dtype, device, stored_as)
@@ -199,7 +174,8 @@ def _load_native(
         stored = Quantization(stored_as.name, stored_as.description, stored_as.level, stored_as.dequantized)
         whole.spec = replace(whole.spec, stored_as=stored)
     model.spec = whole.spec
-    filler = Filler(whole, model, device, packer, Unused(checkpoint.fields, whole.rules.prefix))
+    adds_one = stored_as is None or not stored_as.holds_sums
+    filler = Filler(whole, model, device, packer, Unused(checkpoint.fields, whole.rules), adds_one=adds_one)
     total = sum(path.stat().st_size for path in weight_files(folder))
     with tqdm(
         total=total, desc="loading weights", unit="B", unit_scale=True, leave=False, disable=not watch.progress

@@ -37,18 +37,20 @@ class NativeOps(Ops):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        angles: Angles,
+        angles: Angles | None,
         norms: HeadNorms | None,
         kv: PagedKV,
         kv_slots: torch.Tensor,
         k_offset: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if not isinstance(kv, PackedKV | PackedInt8KV) or q.dtype not in kv.dtypes:
+        is_partial = angles is not None and angles.cos.shape[-1] < q.shape[-1]
+        if not isinstance(kv, PackedKV | PackedInt8KV) or q.dtype not in kv.dtypes or is_partial:
             return super().rotate_and_store(q, k, v, angles, norms, kv, kv_slots, k_offset)
         q, k, v = dense_heads(q), dense_heads(k), dense_heads(v)
         call = kv.store_call(kv_slots, k, v)
         call.q, call.q_stride, call.heads = q.data_ptr(), q.stride(0), q.shape[1]
-        call.cos, call.sin = angles.cos.data_ptr(), angles.sin.data_ptr()
+        if angles is not None:
+            call.cos, call.sin = angles.cos.data_ptr(), angles.sin.data_ptr()
         call.k_offset = None if k_offset is None else k_offset.data_ptr()
         if norms is not None:
             call.q_weight, call.q_eps = norms.q.weight.data_ptr(), norms.q.eps
@@ -75,6 +77,7 @@ class NativeOps(Ops):
         return out
 
     def _norm(self, x: torch.Tensor, delta: torch.Tensor | None, norm: Norm) -> torch.Tensor:
+        assert norm.weight.dtype == torch.float32, "the kernel reads float32"
         out = torch.empty(x.shape, dtype=x.dtype)
         call = NormCall(
             x=x.data_ptr(),

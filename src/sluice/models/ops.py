@@ -40,16 +40,16 @@ class Norm(NamedTuple):
     """
 
     weight: torch.Tensor
-    """[size], in the dtype of the input."""
+    """[size], in `compute_dtype` of the input."""
     eps: float
     bias: torch.Tensor | None = None
-    """[size]"""
+    """[size], as the weight"""
     is_fp8: bool = False
     """What it gives is quantised, for a layer that computes in FP8."""
 
 
 class Angles(NamedTuple):
-    """Rotary angles of a step's tokens, each [N, 1, head_dim] in the model's dtype."""
+    """Rotary angles of a step's tokens, each [N, 1, size] in the model's dtype, for the first `size` of a head."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -76,11 +76,11 @@ class Ops:
         return self._plain_norm(x, norm)
 
     def _plain_norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        if norm.bias is not None:
-            return functional.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
         wide = x.to(compute_dtype(x.dtype))
+        if norm.bias is not None:
+            return functional.layer_norm(wide, x.shape[-1:], norm.weight, norm.bias, norm.eps).to(x.dtype)
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.eps)
-        return norm.weight * wide.to(x.dtype)
+        return (norm.weight * wide).to(x.dtype)
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, Rows]:
         """Return `x + delta` and its norm, all [N, size]. `x` may be overwritten."""
@@ -92,7 +92,7 @@ class Ops:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        angles: Angles,
+        angles: Angles | None,
         norms: HeadNorms | None,
         kv: PagedKV,
         kv_slots: torch.Tensor,
@@ -101,8 +101,9 @@ class Ops:
         """Apply the head norms if there are any, rotate q and k, and write k and v into the pages.
 
         Args:
-            q: [N, heads, head_dim]; pair i of a head is elements i and i + head_dim / 2.
+            q: [N, heads, head_dim]; pair i of the rotated elements is i and i + half their number.
             k, v: [N, kv_heads, head_dim].
+            angles: None does not rotate.
             kv: the layer's pages.
             kv_slots: [N] int64, the position in the pages of each token's key and value.
             k_offset: [kv_heads, head_dim] float32, what pages of int8 hold rotated keys without (`key_offset.py`).
@@ -119,6 +120,10 @@ class Ops:
         kv.store(kv_slots, k, v)
         return rotate(q, angles)
 
+    def rotate_queries(self, q: torch.Tensor, angles: Angles | None, norm: Norm | None) -> torch.Tensor:
+        """Return q [N, heads, head_dim], normalised per head if there is a norm, and rotated."""
+        return rotate(q if norm is None else self._plain_norm(q, norm), angles)
+
     def gate_and_mul(self, gate: torch.Tensor, up: torch.Tensor, activation: str, *, to_fp8: bool = False) -> Rows:
         """Return `activation(gate) * up`, all [N, size], quantised if asked.
 
@@ -134,7 +139,15 @@ def dense_rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-def rotate(x: torch.Tensor, angles: Angles) -> torch.Tensor:
-    """Rotate x [N, heads, head_dim]; pair i is elements i and i + head_dim / 2, as Hugging Face stores weights."""
-    first, second = x.chunk(2, dim=-1)
-    return x * angles.cos + torch.cat((-second, first), dim=-1) * angles.sin
+def rotate(x: torch.Tensor, angles: Angles | None) -> torch.Tensor:
+    """Rotate the first elements of each head of x [N, heads, head_dim], as many as there are angles.
+
+    Pair i is elements i and i + half their number, as Hugging Face stores weights.
+    """
+    if angles is None:
+        return x
+    size = angles.cos.shape[-1]
+    turned, rest = x[..., :size], x[..., size:]
+    first, second = turned.chunk(2, dim=-1)
+    turned = turned * angles.cos + torch.cat((-second, first), dim=-1) * angles.sin
+    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned

@@ -205,14 +205,14 @@ class NativePacker(Packer):
     def head(self, layer: Source) -> nn.Module:
         return self._layer(layer, dtype=torch.float32) if _can_be_packed(layer) else super().head(layer)
 
-    def gated(self, gate: Source, up: Source, activation: str) -> nn.Module:
-        outputs = gate.out_features
-        if not (_can_be_packed(gate) and _can_be_packed(up)) or activation not in CODES or outputs % BLOCK:
-            return super().gated(gate, up, activation)
-        blocks = _blocks_of((gate, up))
+    def gated(self, *parts: Source, activation: str) -> nn.Module:
+        outputs = sum(part.out_features for part in parts) // 2
+        if not all(map(_can_be_packed, parts)) or activation not in CODES or outputs % BLOCK:
+            return super().gated(*parts, activation=activation)
+        blocks = _blocks_of(parts)
         if blocks is not None:
-            return NativeGated(self._grouped(blocks, joined_bias((gate, up)), activation, is_gated=True))
-        weight, bias = self._joined(gate, up)
+            return NativeGated(self._grouped(blocks, joined_bias(parts), activation, is_gated=True))
+        weight, bias = self._joined(*parts)
         return NativeGated(NativeLinear(self._kernels, self._packed(weight), bias, outputs, activation, is_gated=True))
 
     def tied(self, embedding: nn.Embedding | QuantizedLinear, rows: range) -> Tied:

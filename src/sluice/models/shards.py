@@ -4,16 +4,17 @@ A layer cut by its outputs computes some of them, and the next one, cut by its i
 from these. The parts are summed over the shards (`linear.RowParallel`), and a bias of such a layer is on the first
 shard alone. Embeddings and norms are whole on every shard.
 
-Every family has a table of the names of its weights. A name without a rule is an error, and not a weight that is
-silently whole.
+Every block says how its weights are cut. A weight without a rule is an error, and not silently whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
+from torch import nn
 
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.quantized import Int4Weight, QuantizedWeight
@@ -92,10 +93,20 @@ def _kv_heads(size: int, spec: ModelSpec, place: Place) -> tuple[range, ...]:
     return (range(heads.start * head_dim, heads.stop * head_dim),)
 
 
-def _side_by_side(size: int, spec: ModelSpec, place: Place) -> tuple[range, ...]:
+def _queries_keys_values(size: int, spec: ModelSpec, place: Place) -> tuple[range, ...]:
     """Cut each of q, k and v, which have one matrix."""
-    own, third = place.part(size // 3), size // 3
-    return tuple(range(own.start + begin, own.stop + begin) for begin in range(0, size, third))
+    heads, kv_heads = spec.num_heads, spec.num_kv_heads
+    q = place.part(heads)
+    k = place.part(kv_heads)
+    parts = (q, range(k.start + heads, k.stop + heads), range(k.start + heads + kv_heads, k.stop + heads + kv_heads))
+    head_dim = size // (heads + 2 * kv_heads)
+    return tuple(range(part.start * head_dim, part.stop * head_dim) for part in parts)
+
+
+def _halves(size: int, spec: ModelSpec, place: Place) -> tuple[range, ...]:
+    """Cut each of gate and up, which have one matrix."""
+    half, own = size // 2, place.part(size // 2)
+    return own, range(own.start + half, own.stop + half)
 
 
 def _vocabulary(size: int, spec: ModelSpec, place: Place) -> tuple[range, ...]:
@@ -107,61 +118,55 @@ BY_OUTPUT = Rule(OUTPUTS, _evenly)
 BY_INPUT = Rule(INPUTS, _evenly)
 BY_KV_HEADS = Rule(OUTPUTS, _kv_heads)
 """If there are more shards than KV heads, several shards hold the same one."""
-INSIDE_QKV = Rule(OUTPUTS, _side_by_side)
+INSIDE_QKV = Rule(OUTPUTS, _queries_keys_values)
+INSIDE_GATE_UP = Rule(OUTPUTS, _halves)
 BY_VOCABULARY = Rule(OUTPUTS, _vocabulary)
 
 Rules = Mapping[str, Rule | None]
-"""Last names of a module -> how its weight is cut; None: it is whole on every shard."""
-
-LLAMA: Rules = {
-    "embed_tokens": None,
-    "input_layernorm": None,
-    "q_proj": BY_OUTPUT,
-    "k_proj": BY_KV_HEADS,
-    "v_proj": BY_KV_HEADS,
-    "q_norm": None,
-    "k_norm": None,
-    "o_proj": BY_INPUT,
-    "post_attention_layernorm": None,
-    "gate_proj": BY_OUTPUT,
-    "up_proj": BY_OUTPUT,
-    "down_proj": BY_INPUT,
-    "norm": None,
-    "lm_head": BY_VOCABULARY,
-}
-GPT2: Rules = {
-    "wte": None,
-    "wpe": None,
-    "ln_1": None,
-    "attn.c_attn": INSIDE_QKV,
-    "attn.c_proj": BY_INPUT,
-    "ln_2": None,
-    "mlp.c_fc": BY_OUTPUT,
-    "mlp.c_proj": BY_INPUT,
-    "ln_f": None,
-    "lm_head": BY_VOCABULARY,
-}
+"""Names of a block's own modules and parameters -> how they are cut; None: they are whole on every shard."""
 
 
-def cut_of(rules: Rules, name: str, shape: Sequence[int], spec: ModelSpec, place: Place) -> Cut | None:
+class Block(nn.Module):
+    """A part of a model that says how its weights are cut."""
+
+    cuts: ClassVar[Rules]
+
+
+def cut_of(model: nn.Module, name: str, shape: Sequence[int], spec: ModelSpec, place: Place) -> Cut | None:
     """Return the part of a parameter that is on a shard; None: all of it is.
 
     Args:
+        model: all of it, with the blocks that its weights are in.
         name: of the parameter.
         shape: of all of it.
         spec: the whole model's.
 
     Raises:
-        KeyError: there is no rule for the name.
+        KeyError: no block has a rule for the name.
     """
-    module = f".{name.rpartition('.')[0]}"
-    known = next((key for key in rules if module.endswith(f".{key}")), None)
-    if known is None:
-        raise KeyError(name)
-    rule = rules[known]
+    rule = _rule(model, name)
     if rule is None or place.layout.tensor_size == 1 or rule.dim >= len(shape):  # a bias is that of the outputs
         return None
     return Cut(rule.dim, rule.ranges(shape[rule.dim], spec, place))
+
+
+def _rule(model: nn.Module, name: str) -> Rule | None:
+    """Return the rule of the innermost block that a parameter is in."""
+    path = name.split(".")
+    for length in range(len(path) - 1, -1, -1):
+        block = _submodule(model, path[:length])
+        if isinstance(block, Block):
+            own = path[length:]
+            return block.cuts[".".join(own[:-1]) or own[0]]
+    raise KeyError(name)
+
+
+def _submodule(model: nn.Module, path: Sequence[str]) -> nn.Module | None:
+    """Return a module by its path; None: there is none, such as a head that is the embedding."""
+    found: nn.Module | None = model
+    for name in path:
+        found = None if found is None else dict(found.named_children()).get(name)
+    return found
 
 
 def check_layout(spec: ModelSpec, inner_size: int, layout: Layout) -> None:

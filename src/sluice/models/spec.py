@@ -8,7 +8,7 @@ from typing import Self
 
 import torch
 
-from sluice.attention.spec import AttentionSpec
+from sluice.attention.spec import AttentionSpec, LayerHeads
 from sluice.parallel.layout import Place
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -87,6 +87,8 @@ class ModelSpec:
     """Block diffusion; None if the model generates token by token."""
     num_parameters: int = 0
     """Numbers in the weights of a native model; a head that is the embedding counts once."""
+    unequal_kv: tuple[LayerHeads, ...] = ()
+    """Heads of the layers that have keys and values of their own, in order, if they differ or if others have none."""
 
     @property
     def weight_bytes(self) -> float:
@@ -102,6 +104,19 @@ class ModelSpec:
         if holds(self.quantization, BLOCKS):
             return self.weight_bytes
         return 1 + 2 / 32 if self.quantization in ("int8", INT4) else self.dtype.itemsize
+
+    @property
+    def kv_layers(self) -> tuple[LayerHeads, ...]:
+        """Heads of each layer's keys and values, of those that have some of their own."""
+        return self.unequal_kv or (LayerHeads(self.num_kv_heads, self.head_dim),) * self.num_layers
+
+    @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """Sizes of its layers' attention, with the usual scale; equal ones once."""
+        return tuple(
+            replace(self.attention, num_kv_heads=layer.num_kv_heads, head_dim=layer.head_dim)
+            for layer in dict.fromkeys(self.kv_layers)
+        )
 
     @property
     def attention(self) -> AttentionSpec:

@@ -33,13 +33,13 @@ class TritonOps(Ops):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        angles: Angles,
+        angles: Angles | None,
         norms: HeadNorms | None,
         kv: PagedKV,
         kv_slots: torch.Tensor,
         k_offset: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if q.dtype not in TYPES:
+        if q.dtype not in TYPES or angles is None or angles.cos.shape[-1] < q.shape[-1]:
             return super().rotate_and_store(q, k, v, angles, norms, kv, kv_slots, k_offset)
         q, k, v = (part if part.stride(-1) == 1 else part.contiguous() for part in (q, k, v))
         heads = None if norms is None else (HeadNorm(*norms.q[:2]), HeadNorm(*norms.k[:2]))

@@ -52,7 +52,7 @@ def _parts(files: list[WeightFile], rules: WeightRules, weight: str) -> dict[str
     found = {}
     for file in files:
         for name in file.names:
-            owner, _, part = name.removeprefix(rules.prefix).rpartition(".")
+            owner, _, part = rules.inner(name).rpartition(".")
             if owner == module:
                 found[part] = file, name
     return found

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
+from sluice.models.base import WeightRules
 from sluice.models.checkpoint import Fields
 
 LOGGER = logging.getLogger("sluice.models")
 MODULES: Mapping[str, str] = {
     **dict.fromkeys(("v_head", "value_head", "reward_head"), "a head for values"),
+    **dict.fromkeys(("score", "classifier"), "a head for classes"),
     **dict.fromkeys(("mtp", "mtp_block", "mtp_layers"), "a layer that drafts tokens"),
-    **dict.fromkeys(("vision_tower", "vision_model", "visual", "multi_modal_projector"), "a part for images"),
-    **dict.fromkeys(("audio_tower", "audio_model"), "a part for sound"),
+    **dict.fromkeys(("vision_tower", "vision_model", "visual", "embed_vision"), "a part for images"),
+    "multi_modal_projector": "a part for images",
+    **dict.fromkeys(("audio_tower", "audio_model", "embed_audio"), "a part for sound"),
 }
 """Outermost module in the checkpoint -> what it is. None of them is in a text model's way from tokens to logits."""
 KV = ("k_scale", "v_scale", "q_scale", "prob_scale", "k_zero_point", "v_zero_point")
@@ -26,11 +29,11 @@ class Unused:
 
     Args:
         fields: of `config.json`.
-        prefix: of the base model's names.
+        rules: of the model.
     """
 
-    def __init__(self, fields: Fields, prefix: str) -> None:
-        self._prefix = prefix
+    def __init__(self, fields: Fields, rules: WeightRules) -> None:
+        self._rules = rules
         self._drafting: Iterable[int] = ()
         drafting = fields.get("num_nextn_predict_layers")
         if isinstance(drafting, int) and drafting > 0:
@@ -54,7 +57,7 @@ class Unused:
     def _reason(self, name: str) -> str | None:
         if name.rpartition(".")[2] in (*KV, *ACTIVATIONS):
             return "a parameter of quantised activations or of a quantised KV cache"
-        outermost, _, rest = name.removeprefix(self._prefix).partition(".")
+        outermost, _, rest = self._rules.inner(name).partition(".")
         if outermost == "layers" and any(rest.startswith(f"{layer}.") for layer in self._drafting):
             return MODULES["mtp"]
         return MODULES.get(outermost)

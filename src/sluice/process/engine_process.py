@@ -29,7 +29,7 @@ from queue import SimpleQueue
 
 from sluice.assembly.peers import Peers
 from sluice.assembly.ranks import layout_of
-from sluice.config import MemoryShortage
+from sluice.config import MemoryShortage, let_threads_sleep
 from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import Heartbeat, LoadingPart, Phase, WatchedRunner
 from sluice.engine.protocols import Pending, Runner
@@ -63,6 +63,7 @@ def main(arguments: list[str]) -> int:
     """Run one engine. Returns the exit status."""
     (folder,) = arguments
     die_with_parent()
+    let_threads_sleep()
     lines = end_with_stdin()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the server decides when to end
@@ -138,6 +139,7 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         ranks = meet_ranks(start, spawned, link.folder.ranks, tick, partial(link.heartbeat.tick, Phase.DEVICE))
     with importing():
         from sluice.assembly.engine import build_engine
+        from sluice.assembly.rank_facts import OtherWeights, sampled_fingerprint
 
     engine, info = build_engine(
         start.config,
@@ -153,6 +155,10 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
             Path(start.remote) if start.remote else None,
         ),
     )
+    fingerprint = sampled_fingerprint(info.folder)
+    if start.fingerprint not in ("", fingerprint):
+        engine.close()
+        raise OtherWeights(info.model)
     return engine, Ready(
         model=info.model,
         tokenizer_folder=str(info.tokenizer_folder),
@@ -166,6 +172,7 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         architecture=info.architecture,
         stored=info.stored,
         disabled_tiers=info.disabled_tiers,
+        fingerprint=fingerprint,
     )
 
 

@@ -32,6 +32,8 @@ class Sleep:
         self._state = state
         self._idle_seconds = idle_seconds
         self._is_woken = self._is_down = False
+        self.takes_new_weights = False
+        """The engine that is started next may have other weights than the one before: nothing began with those."""
         self._changed = asyncio.Event()
         """Set, and replaced, at each turn of what `until_asleep` and `until_awake` wait for."""
 
@@ -41,8 +43,13 @@ class Sleep:
         self._client.changed.set()
         self.announce()
 
-    def wake(self) -> None:
-        """Let an engine be started, if none is there, and requests begin."""
+    def wake(self, *, new_weights: bool = False) -> None:
+        """Let an engine be started, if none is there, and requests begin.
+
+        Args:
+            new_weights: whether the model's files may have changed while the engine slept.
+        """
+        self.takes_new_weights = new_weights and self._is_down
         self._state.is_put_to_sleep, self._is_woken = False, True
         self._client.changed.set()
         self.announce()

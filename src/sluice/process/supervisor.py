@@ -85,6 +85,7 @@ class Supervisor:
         self._reserve = DescriptorReserve()
         self._epoch = 0
         self._pool_tokens: int | None = None
+        self._fingerprint = ""
         self._engine: EngineProcess | None = None
         self._sleep = Sleep(client, state) if sleep is None else sleep
         self._ending: asyncio.Task[None] | None = None
@@ -185,7 +186,8 @@ class Supervisor:
             EngineStartError: it cannot be started.
         """
         config = config_of(self._message.config, self._epoch, self._pool_tokens)
-        message = replace(self._message, config=config, epoch=self._epoch)
+        fingerprint = "" if self._sleep.takes_new_weights else self._fingerprint
+        message = replace(self._message, config=config, epoch=self._epoch, fingerprint=fingerprint)
         try:
             self._reserve.fill()  # as many as a start needs; with fewer, libzmq may abort this process
         except OSError as error:
@@ -202,6 +204,8 @@ class Supervisor:
                 self._reserve.fill()
 
     def _serve(self, engine: EngineProcess, ready: Ready) -> None:
+        self._fingerprint = ready.fingerprint
+        self._sleep.takes_new_weights = False
         self._state.serving(engine.pid, ready.disabled_tiers)
         self._client.attach(engine.send, engine.epoch)
         self._sleep.announce()

@@ -60,6 +60,8 @@ class Start:
     """The engine is to report what its prefix cache stores and gives up (`KvEvents`)."""
     remote: str = ""
     """Folder of the page files of other engines, whose pages this one takes; empty: it takes none."""
+    fingerprint: str = ""
+    """Fingerprint of the weights that it must have, as streams began with them; empty: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class Ready:
     disabled_tiers: Mapping[Tier, str] = field(default_factory=dict)
     """Tiers that an engine before had, and that could not be opened again -> why."""
     fingerprint: str = ""
-    """Fingerprint of the weights, if the engine is a replica of a fleet."""
+    """Fingerprint of the weights (`rank_facts.sampled_fingerprint`)."""
 
 
 @dataclass(frozen=True, slots=True)

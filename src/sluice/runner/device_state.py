@@ -7,14 +7,14 @@ Plans change it at launch, all or nothing: `check` comes first, and `apply` cann
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 
 from sluice.attention.base import ForwardBatch, LayerKV, PagedKV
-from sluice.attention.spec import KVShape
+from sluice.attention.spec import KVShape, LayerHeads
 from sluice.models.spec import ModelSpec
 from sluice.runner.features import NewGrammars, make_features
 from sluice.runner.features.grammars import GrammarMasks
@@ -46,6 +46,8 @@ class DeviceShape:
     """Type of the pages; None if it is `dtype`."""
     vocabulary: range | None = None
     """Tokens whose logits are computed here, on one of several ranks; None: all."""
+    unequal_kv: tuple[LayerHeads, ...] = ()
+    """As in `ModelSpec`."""
 
     @classmethod
     def of(
@@ -72,6 +74,7 @@ class DeviceShape:
             dtype=spec.dtype,
             device=device,
             scratch_pages=scratch_pages,
+            unequal_kv=spec.unequal_kv,
         )
 
     @property
@@ -83,6 +86,13 @@ class DeviceShape:
         """The pages of one layer."""
         pages = self.num_pages + self.scratch_pages
         return KVShape(pages, self.page_size, self.num_kv_heads, self.head_dim, self.page_dtype, self.device)
+
+    @property
+    def layers(self) -> tuple[KVShape, ...]:
+        """The pages of each layer that has some of its own."""
+        if not self.unequal_kv:
+            return (self.layer,) * self.num_layers
+        return tuple(replace(self.layer, **heads._asdict()) for heads in self.unequal_kv)
 
 
 KVMaker = Callable[[KVShape], PagedKV]
@@ -112,7 +122,7 @@ class DeviceState:
         denoising: Denoising | None = None,
     ) -> None:
         self.shape = shape
-        self.kv = tuple(new_kv(shape.layer) for _ in range(shape.num_layers))
+        self.kv = tuple(new_kv(layer) for layer in shape.layers)
         scratch_page = shape.num_pages if shape.scratch_pages else None
         self.page_table = PageTable(shape.num_slots, shape.row_pages, shape.device, scratch_page)
         new_last_tokens = WatchedLastTokens if watched else PlainLastTokens

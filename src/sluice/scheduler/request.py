@@ -59,6 +59,8 @@ class Request:
     ttft_deadline: int = 0
     """When its first token is due, in microseconds of the clock of `Submit.arrived`. It counts under the policy
     `deadline`."""
+    turn: int | None = None
+    """Its place among the requests that wait, given when it is first queued (`queue.CallTurns`)."""
     embeds: bool = field(init=False)
     max_tokens: int = field(init=False)
     """Most tokens that are generated; 0 if it embeds."""

@@ -93,7 +93,7 @@ def verified(drafter: Drafter, request: Request, chunk: Chunk, row: Output) -> i
     """Return how many tokens are computed after a chunk with drafts, and give the pages back that only drafts needed
     which were not accepted. Its request, of which nothing else is planned, continues from there."""
     assert request.lease is not None, f"request {request.id} was computed without pages"
-    end = min(chunk.known_end + row.num_accepted, len(request.tokens) - 1)  # a stop token may be among the drafts
+    end = chunk.known_end + row.num_accepted
     if row.token_ids:
         request.num_drafted += chunk.num_drafts
         drafter.verified(request, chunk.num_drafts, row.num_accepted)

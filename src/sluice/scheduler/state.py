@@ -298,7 +298,7 @@ class SchedulerState:
 
     def _seat(self, request: Request, lease: Lease) -> None:
         """Give a waiting request a slot and its lease."""
-        self.waiting.remove(request)
+        self.waiting.start(request)
         request.path = []
         request.found = []
         request.slot = self.free_slots.pop()

@@ -52,7 +52,7 @@ class Opened:
 
 
 def check_path(path: Path, patience: float = 0.0, *, must_exist: bool = False) -> None:
-    """Check that a page file can be opened or made here, and leave it as it is, or empty.
+    """Check that a page file can be opened or made here, and leave everything as it is.
 
     Args:
         patience: seconds to wait for an engine that uses the file: it may be closing.
@@ -62,12 +62,15 @@ def check_path(path: Path, patience: float = 0.0, *, must_exist: bool = False) -
         PageFileInUse: the other engine still uses it.
         PageFileError: there can be no such file at this path, or there is none although it must exist.
     """
+    is_new = not must_exist and not path.exists()
     descriptor = _locked(path, patience, must_exist=must_exist)
     try:
         with _refusing(path):
             if must_exist:
                 _check_whole(descriptor, path)
     finally:
+        if is_new:
+            _remove_empty(descriptor, path)
         os.close(descriptor)
 
 
@@ -86,6 +89,7 @@ def open_page_file(
         PageFileError: there can be no such file at this path, or there is none although it must exist.
     """
     layout = FileLayout.within(geometry, size)
+    was_missing = not path.exists()
     descriptor = _locked(path, patience, must_exist=must_exist)
     try:
         with _refusing(path):
@@ -98,8 +102,25 @@ def open_page_file(
             _make(descriptor, path, layout)
             return Opened(PageFile(FileBlocks(descriptor), layout, {}), (), None if is_new else discarded)
     except BaseException:
+        if was_missing:
+            _remove_empty(descriptor, path)
         os.close(descriptor)
         raise
+
+
+def _remove_empty(descriptor: int, path: Path) -> None:
+    """Remove a locked file that was made in vain. One that has contents by now stays."""
+    with suppress(OSError):
+        if os.fstat(descriptor).st_size == 0 and _is_at(path, descriptor):
+            path.unlink()
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Return whether a path still leads to an open file: another process may have removed or replaced it."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def open_to_look(path: Path) -> int:
@@ -141,7 +162,10 @@ def _locked(path: Path, patience: float, *, must_exist: bool) -> int:
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor
+    if must_exist or _is_at(path, descriptor):
+        return descriptor
+    os.close(descriptor)  # who held the lock has removed the file
+    return _locked(path, patience, must_exist=must_exist)
 
 
 @contextmanager

@@ -33,12 +33,16 @@ def send(sink: BinaryIO, answer: bytes) -> None:
 
 
 def limit(memory_mb: int) -> None:
-    """Limit the memory of this process to so much more than it has, and let `begin_timing` end it."""
+    """Limit the memory of this process to so much more than it has, or to less if the system allows it no more, and let
+    `begin_timing` end it."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     if sys.platform == "linux":
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         most = used + memory_mb * 2**20
+        _, allowed = resource.getrlimit(resource.RLIMIT_AS)
+        if allowed != resource.RLIM_INFINITY:
+            most = min(most, allowed)
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

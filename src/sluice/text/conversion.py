@@ -1,4 +1,4 @@
-"""Converts tokenizers of other formats than `tokenizer.json`, such as SentencePiece and tiktoken, with transformers.
+"""Converts tokenizers of formats that Sluice does not read itself, such as unigrams and tiktoken's, with transformers.
 
 transformers is an optional dependency, and its models take seconds and hundreds of megabytes to import. So it runs in
 a process of its own, which ends with the conversion: `python -m sluice.text.conversion FILE`. There it finds no torch,
@@ -25,7 +25,7 @@ import tokenizers
 CONVERTIBLE = ("tokenizer.model", "spm.model", "tiktoken.model", "vocab.json")
 """Files that transformers converts: SentencePiece or tiktoken, SentencePiece, tiktoken, GPT-2's with merges.txt."""
 OTHER = ("tekken.json", "*.tiktoken", "*.model", "vocab.txt")
-"""Files of tokenizers that are not converted, to name them."""
+"""Files of tokenizers that are not converted: `tekken` reads the first, others are only named."""
 NEEDED = ("transformers", "sentencepiece", "tiktoken", "google.protobuf")
 COPIED = (*CONVERTIBLE, "merges.txt", "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
 INSTALL = "pip install 'sluice-llm[transformers]'"

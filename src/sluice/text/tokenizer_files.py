@@ -1,7 +1,8 @@
 """Reads a checkpoint's tokenizer from its files.
 
-These are `tokenizer.json` (the format of the `tokenizers` library), a GGUF file (`gguf_tokenizer`), or a tokenizer of
-another format, which is converted (`conversion`), and, if they exist, `tokenizer_config.json`,
+These are `tokenizer.json` (the format of the `tokenizers` library), a GGUF file (`gguf_tokenizer`), SentencePiece's BPE
+(`sentencepiece_files`), `tekken.json` (`tekken`), or another format, which is converted (`conversion`),
+and, if they exist, `tokenizer_config.json`,
 `special_tokens_map.json`, `generation_config.json` and the chat template (`template_files`). No other code of a
 checkpoint runs.
 """
@@ -19,9 +20,13 @@ from tokenizers.processors import TemplateProcessing
 
 from sluice.text.chat_template import NAMED_TOKENS, ChatTemplate, ChatTemplateError
 from sluice.text.conversion import ConversionError, convert, other_format
+from sluice.text.expansion import check_expansion
 from sluice.text.gguf.cursor import GGUFError
 from sluice.text.gguf.tokenizer import GGUFTokenizer, gguf_tokenizer, has_gguf_tokenizer
+from sluice.text.sentencepiece_files import sentencepiece_tokenizer
 from sluice.text.special_tokens import SpecialTokens
+from sluice.text.tekken import NAME as TEKKEN
+from sluice.text.tekken import tekken_tokenizer
 from sluice.text.template_files import template_source
 from sluice.text.tokenizer import Tokenizer, TokenizerError
 
@@ -78,6 +83,10 @@ class TokenizerFiles:
             found = _gguf_tokenizer(file)
             backend, roles, ends = found.backend, dict(found.special_tokens), found.eos_token_ids
             roles |= {} if found.chat_template is None else {"chat_template": found.chat_template}
+        try:
+            check_expansion(backend)
+        except ValueError as error:
+            raise TokenizerError(f"{place}: {error}") from error
         # The map is an older format, and gives only what the config does not.
         settings = roles | _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
         special = _special_tokens(settings)
@@ -144,7 +153,9 @@ def _converted_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, st
     if other is None:
         raise TokenizerError(f"{folder} has no tokenizer.json, and no tokenizer of another format")
     try:
-        converted = convert(other)
+        converted = (
+            tekken_tokenizer(other) if other.name == TEKKEN else sentencepiece_tokenizer(other) or convert(other)
+        )
     except ConversionError as error:
         raise TokenizerError(f"{folder} has no tokenizer.json, and {error}") from error
     return converted.backend, converted.special_tokens

@@ -39,6 +39,9 @@ class Submit:
     itl_target: int = 0
     """Microseconds that its stream may stand still in a step. It counts if it is above the scheduler's own target,
     which is meant by 0, and which holds for requests beside it that ask for less."""
+    call: int | None = None
+    """Id of the first request of the client's call; None: the request is all of it. A call of many requests waits for
+    its turn as one (`scheduler.queue`)."""
     output_ids: tuple[int, ...] = ()
     prompt_logprobs_sent: int = 0
     is_resumed: bool = False

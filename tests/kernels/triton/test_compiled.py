@@ -28,8 +28,8 @@ from sluice.kernels.triton import fp8, gates, int4_linear, norms, penalties, rot
 use(90)
 dtype, ops, vocab = torch.bfloat16, TritonOps(), 151936
 half, whole = torch.float64, torch.int64
-weight = torch.empty(1024, dtype=dtype)
-head_norms = HeadNorms(*[Norm(torch.empty(64, dtype=dtype), 1e-6)] * 2)
+weight = torch.empty(1024)
+head_norms = HeadNorms(*[Norm(torch.empty(64), 1e-6)] * 2)
 pages = TritonKV(*torch.empty(2, 8, 64, 2, 64, dtype=dtype))
 for rows in (1, 2, 3, 16, 17):
     x = torch.empty(rows, 1024, dtype=dtype)

@@ -49,7 +49,10 @@ def test_rms_norms(dtype: torch.dtype, device: torch.device, draw: Draw) -> None
     """Sizes that are no power of two; rows that are part of a wider tensor; the norm of the rounded sum."""
     for rows, size in SHAPES:
         x = draw(rows, size + 24, dtype=dtype, device=device)[:, 8 : 8 + size]
-        delta, norm = draw(rows, size, dtype=dtype, device=device), Norm(draw(size, dtype=dtype, device=device), 1e-6)
+        delta, norm = (
+            draw(rows, size, dtype=dtype, device=device),
+            Norm(draw(size, dtype=torch.float32, device=device), 1e-6),
+        )
         before = x.clone()
         assert_near(TRITON.norm(x, norm), TORCH.norm(x, norm))
         total, normed = TRITON.add_norm(x, delta, norm)
@@ -63,7 +66,7 @@ def test_layer_norms(dtype: torch.dtype, device: torch.device, draw: Draw) -> No
     """A variance from sums of squares is lost beside a mean of 100; columns after the end do not belong to the row."""
     for rows, size in SHAPES:
         x, delta = draw(rows, size, dtype=dtype, device=device) + 100, draw(rows, size, dtype=dtype, device=device)
-        weight, bias = draw(2, size, dtype=dtype, device=device)
+        weight, bias = draw(2, size, dtype=torch.float32, device=device)
         norm, before = Norm(weight, 1e-5, bias), x.clone()
         assert_near(TRITON.norm(x, norm), TORCH.norm(x, norm), atol=3e-4)
         total, normed = TRITON.add_norm(x, delta, norm)
@@ -97,7 +100,7 @@ def test_rotate_and_store(
         fused = draw(tokens, of_queries + 2 * of_keys, head_dim, dtype=dtype, device=device)
         turn = draw(tokens, 1, head_dim // 2, dtype=torch.float32, device=device).repeat(1, 1, 2)
         angles = Angles(turn.cos().to(dtype), turn.sin().to(dtype))
-        weights = draw(2, head_dim, dtype=dtype, device=device)
+        weights = draw(2, head_dim, dtype=torch.float32, device=device)
         norms = HeadNorms(*(Norm(weight, 1e-6) for weight in weights)) if with_norms else None
         slots = torch.tensor([9, 0, 5, 11, 2], device=device)[:tokens]
         outcomes = []
@@ -115,7 +118,7 @@ def test_rotate_and_store(
 @each_device
 def test_a_row_does_not_depend_on_other_rows(device: torch.device, draw: Draw) -> None:
     """To the last bit."""
-    x, norm = draw(9, 300, dtype=torch.bfloat16, device=device), Norm(torch.ones(300).bfloat16().to(device), 1e-6)
+    x, norm = draw(9, 300, dtype=torch.bfloat16, device=device), Norm(torch.ones(300, device=device), 1e-6)
     together, gated = TRITON.norm(x, norm), TRITON.gate_and_mul(x, x, "silu")
     for row in (0, 4, 8):
         alone = x[row : row + 1]

@@ -11,7 +11,7 @@ from sluice.cli.models.table import aligned
 from sluice.config import EngineConfig
 from sluice.models.catalog.estimate import Estimate, gigabytes
 from sluice.models.catalog.sizes import ModelSizes, SizesError
-from sluice.models.families.llama_config import DIFFUSION_ARCHITECTURES
+from sluice.models.registry import DIFFUSION_ARCHITECTURES
 
 Value = float | int | None
 

@@ -19,7 +19,8 @@ from sluice.models.checkpoint import (
 from sluice.models.formats.gguf_config import model_config
 from sluice.models.formats.gguf_open import open_gguf
 from sluice.models.formats.read import read_format
-from sluice.models.loader import is_native, model_class
+from sluice.models.native import model_class
+from sluice.models.registry import is_native
 from sluice.models.stored_sizes import check_sizes
 from sluice.models.weights import weight_files
 from sluice.text.tokenizer_files import has_tokenizer
@@ -84,9 +85,10 @@ def _judge_config(checkpoint: CheckpointConfig) -> Verdict:
             weights = stored_as.description
         if not is_native(name):
             return _judge_fallback(name, weights, is_quantized=stored_as is not None)
-        refuse_unsupported(checkpoint.fields)
+        architecture = model_class(name)
+        refuse_unsupported(checkpoint.fields, architecture.reads)
         with torch.device("meta"):
-            model_class(name).from_checkpoint(checkpoint, torch.bfloat16)
+            architecture.from_checkpoint(checkpoint, torch.bfloat16)
     except CheckpointError as error:
         return Verdict(weights, str(error))
     return Verdict(weights)

@@ -13,7 +13,8 @@ from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError, Fields, read_config, refuse_unsupported
 from sluice.models.filler import Kind, kinds_of
 from sluice.models.formats.gguf_config import METHOD, PLAIN
-from sluice.models.loader import ARCHITECTURES, is_native, model_class
+from sluice.models.native import model_class
+from sluice.models.registry import ARCHITECTURES, is_native
 from sluice.models.spec import DTYPES
 from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors
 
@@ -48,7 +49,7 @@ class PlainCheckpoint:
         self.dtype = checkpoint.dtype or first_floating_dtype(folder)
         """Name of the dtype that `--dtype auto` gives it."""
         architecture = model_class(checkpoint.architecture)
-        refuse_unsupported(checkpoint.fields)
+        refuse_unsupported(checkpoint.fields, architecture.reads)
         with torch.device("meta"):
             self.model: CausalLM = architecture.from_checkpoint(checkpoint, torch.bfloat16)
         self._shapes: Mapping[str, torch.Size] = {name: weight.shape for name, weight in self.model.named_parameters()}
@@ -59,7 +60,7 @@ class PlainCheckpoint:
 
     def inner(self, name: str) -> str:
         """Return the model's name of a tensor."""
-        return name.removeprefix(self.model.rules.prefix)
+        return self.model.rules.inner(name)
 
     def kinds(self, quantization: str) -> Mapping[str, Kind]:
         """Return what `--quantization` makes of weights with the compiled kernels, by their names in the model."""

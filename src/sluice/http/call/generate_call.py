@@ -161,6 +161,8 @@ class GenerateCall(Generic[F]):
     """What the answers must look like, but for their tools (`generation.shape_of_answer`)."""
     fills_context: bool = False
     """`max_tokens` above what fits into the context ends the answer there, and is no error."""
+    thinking_budget: int | None = None
+    """Most tokens of the reasoning before an answer; None: any number."""
     stops_in_thoughts: bool = False
     """Stop strings and stop ids of the call count in the reasoning, too."""
     is_empty: bool = False

@@ -12,6 +12,7 @@ import msgspec
 from sluice.http.base.body import convert, fields_of, given_fields, json_object, known_fields, take_fields
 from sluice.http.base.errors import require
 from sluice.http.base.routes import Body
+from sluice.http.base.unknown_fields import ignore
 from sluice.http.call.constraint_fields import ConstraintFields, shape_of
 from sluice.http.call.fill_in import Fill
 from sluice.http.call.generate_call import (
@@ -30,6 +31,7 @@ from sluice.http.call.generate_call import (
 )
 from sluice.http.call.messages import AnyMessage
 from sluice.http.call.template_fields import TemplateFields, conversation_of
+from sluice.http.call.thinking_budget import one_budget
 from sluice.http.call.tools import ToolFields, tools_of
 from sluice.text.constraints.shapes import Shape
 from sluice.text.text_stream import TextOptions
@@ -60,6 +62,8 @@ class OpenAIFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: Count | None = None
     best_of: Count | None = None
     prompt_logprobs: Logprobs | None = None
+    logprob_token_ids: list[Count] = msgspec.field(default_factory=list)
+    """Tokens that are reported in the place of the most likely ones; only with log-probabilities."""
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     return_token_ids: bool = False
@@ -86,6 +90,11 @@ class ChatFields(OpenAIFields, kw_only=True, forbid_unknown_fields=True):
     messages: Annotated[list[AnyMessage], documented(minItems=1)]
     logprobs: bool = False
     top_logprobs: Logprobs = 0
+    thinking_token_budget: Count | None = None
+    """Most tokens of the reasoning, by vLLM's name; `thinking_budget` is Qwen's, and `reasoning` OpenRouter's object
+    with `max_tokens`. `thinking` may have `budget_tokens` beside its type."""
+    thinking_budget: Count | None = None
+    reasoning: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 COMPLETION_BODY = Body((CompletionFields, SamplingFields, ConstraintFields))
@@ -112,6 +121,7 @@ def parse_completion(body: bytes) -> GenerateCall[CompletionFields]:
         max_tokens=1 if is_empty else max_tokens,
         logprobs=fields.logprobs,
         prompt_logprobs=_echoed_logprobs(fields),
+        logprob_token_ids=_named_tokens(fields, has_logprobs=fields.logprobs is not None),
     )
     prompts = checked_prompts("prompt", fields.prompt, params.n)
     are_texts = all(isinstance(each, str) for each in prompts)
@@ -146,11 +156,33 @@ def parse_chat(body: bytes) -> GenerateCall[ChatFields]:
         max_tokens=max_tokens,
         logprobs=fields.top_logprobs if fields.logprobs else None,
         prompt_logprobs=fields.prompt_logprobs,
+        logprob_token_ids=_named_tokens(fields, has_logprobs=fields.logprobs),
     )
     prompt = conversation_of(fields.messages, template, tools)
-    names = {"prompt": "messages"}
+    budget, name = _thinking_budget(fields, template)
     return _call(
-        fields, params, prompts=(prompt,), shape=shape, given=given, names=names, add_special_tokens=False, tools=tools
+        fields,
+        params,
+        prompts=(prompt,),
+        shape=shape,
+        given=given,
+        names={"prompt": "messages", "thinking_budget": name},
+        add_special_tokens=False,
+        tools=tools,
+        thinking_budget=budget,
+    )
+
+
+def _thinking_budget(fields: ChatFields, template: TemplateFields) -> tuple[int | None, str]:
+    """Return the most tokens of reasoning, and the field that says so."""
+    ignore(f"reasoning.{name}" for name in fields.reasoning if name != "max_tokens")
+    return one_budget(
+        {
+            "thinking_token_budget": fields.thinking_token_budget,
+            "thinking_budget": fields.thinking_budget,
+            "reasoning.max_tokens": fields.reasoning.get("max_tokens"),
+            "thinking.budget_tokens": (template.thinking or {}).get("budget_tokens"),
+        }
     )
 
 
@@ -180,6 +212,12 @@ def _max_tokens(fields: OpenAIFields, sampling: SamplingFields) -> tuple[int | N
         param="max_completion_tokens",
     )
     return (other, "max_completion_tokens") if one is None else (one, "max_tokens")
+
+
+def _named_tokens(fields: OpenAIFields, *, has_logprobs: bool) -> tuple[int, ...]:
+    message = "logprob_token_ids are only allowed with logprobs"
+    require(has_logprobs or not fields.logprob_token_ids, message, param="logprob_token_ids")
+    return tuple(fields.logprob_token_ids)
 
 
 def _echoed_logprobs(fields: CompletionFields) -> int | None:

@@ -12,10 +12,18 @@ from sluice.http.base.routes import Routes, json_answer
 from sluice.process.sleep import Sleep
 
 LEVELS = ("1", "2")
+FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class Sleeping(msgspec.Struct):
     is_sleeping: bool
+
+
+def _flag(request: Request, name: str) -> bool:
+    value = request.query_params.get(name, "false")
+    if value.lower() not in FLAGS:
+        raise bad_request(f"{name} must be true or false, got {value!r}", param=name)
+    return FLAGS[value.lower()]
 
 
 def add_sleep(routes: Routes, backend: Backend, sleep: Sleep) -> None:
@@ -41,7 +49,7 @@ def add_sleep(routes: Routes, backend: Backend, sleep: Sleep) -> None:
             message = f"tags are not supported, got {shown}: the engine wakes up as a whole; leave them out"
             raise bad_request(message, param="tags")
         backend.service()
-        sleep.wake()
+        sleep.wake(new_weights=_flag(request, "new_weights"))
         await sleep.until_awake()
         return _settled(state())
 

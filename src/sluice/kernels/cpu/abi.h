@@ -15,7 +15,7 @@
 
 // Increase it, here and in `abi.py`, with every change to the structures below or to their meaning: a library compiled
 // from older sources would read the wrong fields.
-constexpr int ABI_VERSION = 13;
+constexpr int ABI_VERSION = 14;
 
 extern "C" {
 
@@ -38,8 +38,8 @@ struct AttentionCall {
 struct NormCall {
     void* x;              // [rows, size]
     const void* delta;    // added to x first, and x overwritten; or null
-    const void* weight;
-    const void* bias;     // of a layer norm, which first subtracts the mean; null: a root mean square norm
+    const float* weight;
+    const float* bias;    // of a layer norm, which first subtracts the mean; null: a root mean square norm
     void* out;
     int64_t x_stride, delta_stride;
     int32_t rows, size, is_bf16;
@@ -52,8 +52,8 @@ struct RotateStoreCall {
     const void* v;
     const void* cos;    // [N, head_dim], or null for no rotation
     const void* sin;
-    const void* q_weight;    // [head_dim] norms over each head, or null
-    const void* k_weight;
+    const float* q_weight;    // [head_dim] norms over each head, or null
+    const float* k_weight;
     const float* k_offset;    // [kv_heads, head_dim], what pages of int8 hold keys without, or null
     const int64_t* slots;    // [N] page * page_size + offset
     void* k_pages;

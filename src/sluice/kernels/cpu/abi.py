@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from enum import IntEnum
 
-VERSION = 13
+VERSION = 14
 """Version of the structures and their meaning, as in `abi.h`."""
 
 

@@ -51,8 +51,7 @@ void norm_rows(const NormCall& call, int from, int until) {
     for (int row = from; row < until; row++) {
         E* x = static_cast<E*>(call.x) + row * call.x_stride;
         const E* delta = call.delta ? static_cast<const E*>(call.delta) + row * call.delta_stride : nullptr;
-        const E* weight = static_cast<const E*>(call.weight);
-        const E* bias = static_cast<const E*>(call.bias);
+        const float *weight = call.weight, *bias = call.bias;
         E* out = static_cast<E*>(call.out) + static_cast<int64_t>(row) * call.size;
         F squares = set(0.0f), total = set(0.0f);
         for (int i = 0; i < call.size; i += 16) {
@@ -77,7 +76,7 @@ INL F turned(F x, F partner, F cos, F sin) { return fma(x, cos, mul(partner, sin
 
 // Norm and rotate one head whose halves are whole vectors. Pair i is elements i and i + head_dim / 2.
 template <class E>
-INL void turn_head(E* head, const E* weight, float eps, const E* cos, const E* sin, int d) {
+INL void turn_head(E* head, const float* weight, float eps, const E* cos, const E* sin, int d) {
     const int half = d / 2;
     F share = set(1.0f);
     if (weight) {
@@ -103,7 +102,7 @@ INL void turn_head(E* head, const E* weight, float eps, const E* cos, const E* s
 
 // The same for any head size.
 template <class E>
-INL void turn_odd_head(E* head, const E* weight, float eps, const E* cos, const E* sin, int d) {
+INL void turn_odd_head(E* head, const float* weight, float eps, const E* cos, const E* sin, int d) {
     alignas(64) float x[MAX_HEAD_DIM], partner[MAX_HEAD_DIM];
     F squares = set(0.0f);
     for (int i = 0; i < d; i += 16) {
@@ -230,10 +229,10 @@ void rotate_and_store(const RotateStoreCall& call, int from, int until) {
         E* q = static_cast<E*>(call.q) + token * call.q_stride;
         E* k = static_cast<E*>(call.k) + token * call.k_stride;
         for (int head = 0; head < (call.q ? call.heads : 0); head++) {
-            turn(q + head * d, static_cast<const E*>(call.q_weight), call.q_eps, cos, sin, d);
+            turn(q + head * d, call.q_weight, call.q_eps, cos, sin, d);
         }
         for (int head = 0; head < call.kv_heads; head++) {
-            turn(k + head * d, static_cast<const E*>(call.k_weight), call.k_eps, cos, sin, d);
+            turn(k + head * d, call.k_weight, call.k_eps, cos, sin, d);
         }
     }
     if (call.is_int8) {

@@ -49,7 +49,7 @@ def _norm_rows(
         bias = tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
         out = x * tl.rsqrt(tl.sum(x * x, 0) / size + eps) * weight + bias
     else:
-        out = narrowed(x * tl.rsqrt(tl.sum(x * x, 0) / size + eps), dtype) * weight
+        out = x * tl.rsqrt(tl.sum(x * x, 0) / size + eps) * weight
     if TO_FP8:
         values, scale = to_fp8(tl.where(inside, narrowed(out, dtype), 0.0))
         tl.store(out_ptr + row * size + column, values, mask=inside)
@@ -71,7 +71,7 @@ def norm_rows(
 
     Args:
         x, delta: [N, size], `size` at most `MAX_SIZE`, without gaps inside a row; float32, bfloat16 or float16.
-        weight, bias: [size], of the same dtype.
+        weight, bias: [size] float32.
 
     Returns:
         The sum (x itself without a delta) and its norm, both [N, size], and the scales [N] float32 of a norm that is

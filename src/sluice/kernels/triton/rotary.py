@@ -22,7 +22,7 @@ class HeadNorm(NamedTuple):
     """A root mean square norm over each head."""
 
     weight: torch.Tensor
-    """[head_dim]"""
+    """[head_dim] float32"""
     eps: float
 
 
@@ -55,8 +55,8 @@ def _rotate(
         factor = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / HEAD_DIM + eps)[:, None]
         weight_a = tl.load(norm_ptr + pair, mask=in_pair, other=0.0).to(tl.float32)[None, :]
         weight_b = tl.load(norm_ptr + pair + HEAD_DIM // 2, mask=in_pair, other=0.0).to(tl.float32)[None, :]
-        a = narrowed(narrowed(a * factor, dtype) * weight_a, dtype)
-        b = narrowed(narrowed(b * factor, dtype) * weight_b, dtype)
+        a = narrowed(a * factor * weight_a, dtype)
+        b = narrowed(b * factor * weight_b, dtype)
     cos_a = tl.load(cos_ptr + pair, mask=in_pair, other=0.0).to(tl.float32)[None, :]
     sin_a = tl.load(sin_ptr + pair, mask=in_pair, other=0.0).to(tl.float32)[None, :]
     cos_b = tl.load(cos_ptr + pair + HEAD_DIM // 2, mask=in_pair, other=0.0).to(tl.float32)[None, :]

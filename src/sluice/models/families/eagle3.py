@@ -19,8 +19,8 @@ from torch import nn
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.models.families.eagle3_config import NUM_STATES, Eagle3Config
 from sluice.models.fp8_rows import plain
-from sluice.models.layers import GatedMLP, RMSNorm, Rotary, new_embedding
-from sluice.models.linear import Layer, Packer
+from sluice.models.layers import MLP, RMSNorm, Rotary, new_embedding
+from sluice.models.linear import EmptyLinear, Layer, Packer
 from sluice.models.ops import Angles, Ops
 from sluice.parallel.member import ALONE
 
@@ -35,10 +35,10 @@ class Eagle3Attention(nn.Module):
         self.head_counts = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
         self.spec = spec.attention
         self.q_proj, self.k_proj, self.v_proj = (
-            nn.Linear(2 * hidden, heads * head_dim, bias=config.layer.qkv_bias, dtype=dtype)
+            EmptyLinear(2 * hidden, heads * head_dim, bias=config.layer.qkv_bias, dtype=dtype)
             for heads in self.head_counts
         )
-        self.o_proj: Layer = nn.Linear(spec.num_heads * head_dim, hidden, bias=config.layer.output_bias, dtype=dtype)
+        self.o_proj: Layer = EmptyLinear(spec.num_heads * head_dim, hidden, bias=config.layer.output_bias, dtype=dtype)
 
     def pack(self, packer: Packer) -> None:
         """Join q, k and v into one layer."""
@@ -85,12 +85,12 @@ class Eagle3Layer(nn.Module):
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
         layer, spec = config.layer, config.layer.spec
-        hidden, eps, dtype = spec.hidden_size, layer.rms_norm_eps, spec.dtype
+        hidden, eps, dtype = spec.hidden_size, layer.norm_eps, spec.dtype
         self.input_layernorm = RMSNorm(hidden, eps, dtype)
         self.hidden_norm = RMSNorm(hidden, eps, dtype)
         self.self_attn = Eagle3Attention(config)
         self.post_attention_layernorm = RMSNorm(hidden, eps, dtype)
-        self.mlp = GatedMLP(hidden, layer.inner_size, layer.activation, bias=layer.mlp_bias, dtype=dtype, member=ALONE)
+        self.mlp = MLP(layer, ALONE)
         self._norm_before_residual = config.norm_before_residual
 
     def pack(self, packer: Packer) -> None:
@@ -137,12 +137,12 @@ class Eagle3(nn.Module):
         super().__init__()
         self.config = config
         spec, dtype = config.layer.spec, config.layer.spec.dtype
-        self.fc: Layer = nn.Linear(NUM_STATES * config.target_hidden_size, spec.hidden_size, bias=False, dtype=dtype)
+        self.fc: Layer = EmptyLinear(NUM_STATES * config.target_hidden_size, spec.hidden_size, bias=False, dtype=dtype)
         self.midlayer = Eagle3Layer(config)
-        self.norm = RMSNorm(spec.hidden_size, config.layer.rms_norm_eps, dtype)
-        self.lm_head: Layer = nn.Linear(spec.hidden_size, config.draft_vocab_size, bias=False, dtype=dtype)
+        self.norm = RMSNorm(spec.hidden_size, config.layer.norm_eps, dtype)
+        self.lm_head: Layer = EmptyLinear(spec.hidden_size, config.draft_vocab_size, bias=False, dtype=dtype)
         self.embed_tokens = new_embedding(spec.vocab_size, spec.hidden_size, dtype) if has_embedding else None
-        self.rotary = Rotary(config.layer.rope, spec.head_dim, dtype)
+        self.rotary = Rotary(config.rope, spec.head_dim, dtype)
         self.register_buffer("target_ids", None)
         self.ops = Ops()
 

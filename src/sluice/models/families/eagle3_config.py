@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError, Fields, refuse_unsupported
-from sluice.models.families.llama_config import LlamaConfig, read_llama_config
+from sluice.models.families.llama import Llama
+from sluice.models.plan import DecoderConfig
+from sluice.models.rope import Rope, read_rope
 from sluice.models.spec import ModelSpec
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
@@ -18,13 +20,14 @@ NUM_STATES = 3
 class Eagle3Config:
     """An EAGLE-3 head."""
 
-    layer: LlamaConfig
+    layer: DecoderConfig
     """The drafter's only layer, in the sizes of a Llama model. The vocabulary is the target's."""
     draft_vocab_size: int
     """Tokens that it can guess."""
     target_hidden_size: int
     target_layers: tuple[int, ...]
     """Layers of the target whose inputs it reads, from 0, ascending."""
+    rope: Rope
     norm_before_residual: bool
     """Whether the residual is what comes out of the norm over the hidden states, and not what goes in."""
 
@@ -39,7 +42,7 @@ def read_eagle3_config(checkpoint: CheckpointConfig, target: ModelSpec) -> Eagle
     if checkpoint.architecture not in ARCHITECTURES:
         raise fields.error("architectures", f"one of {', '.join(ARCHITECTURES)} for an EAGLE-3 head")
     refuse_unsupported(fields)
-    layer = read_llama_config(replace(checkpoint, architecture="LlamaForCausalLM"), target.dtype)
+    layer = Llama.read(replace(checkpoint, architecture="LlamaForCausalLM"), target.dtype)
     if layer.spec.num_layers != 1:
         raise fields.error("num_hidden_layers", "1 for an EAGLE-3 head")
     hidden_size = fields.integer("target_hidden_size", layer.spec.hidden_size)
@@ -53,6 +56,7 @@ def read_eagle3_config(checkpoint: CheckpointConfig, target: ModelSpec) -> Eagle
         draft_vocab_size=draft_vocab_size,
         target_hidden_size=hidden_size,
         target_layers=_target_layers(fields, target.num_layers),
+        rope=read_rope(fields),
         norm_before_residual=fields.flag("norm_before_residual", False),
     )
 

@@ -15,9 +15,9 @@ import torch
 
 from sluice.models.base import PagedLM
 from sluice.models.checkpoint import CheckpointError, read_config
+from sluice.models.decoder import Decoder
 from sluice.models.families.eagle3 import Eagle3
 from sluice.models.families.eagle3_config import Eagle3Config, read_eagle3_config
-from sluice.models.families.llama import Llama
 from sluice.models.formats.read import read_format
 from sluice.models.linear import Packer
 from sluice.models.spec import DTYPES
@@ -34,10 +34,10 @@ def load_eagle3(folder: Path, target: PagedLM, device: torch.device, packer: Pac
         CheckpointError: the target hands out no hidden states, the head is not one for this target, or a tensor is
             missing, unexpected or of the wrong shape.
     """
-    if not isinstance(target, Llama):
+    if not isinstance(target, Decoder):
         raise CheckpointError(
             f"EAGLE-3 heads need a model whose layers hand out hidden states, which {target.spec.architecture}"
-            f" ({target.spec.implementation}) does not; Llama, Mistral, Qwen2 and Qwen3 do"
+            f" ({target.spec.implementation}) does not; native models do"
         )
     checkpoint = read_config(folder)
     config = read_eagle3_config(checkpoint, target.spec)
@@ -67,7 +67,8 @@ def _weights(
     head: Eagle3, tensors: Mapping[str, StoredTensor], config: Eagle3Config, device: torch.device
 ) -> dict[str, torch.Tensor]:
     """Return the head's weights by name. All of them are there, and no others."""
-    expected = {name: tuple(weight.shape) for name, weight in head.named_parameters()}
+    parameters = dict(head.named_parameters())
+    expected = {name: tuple(weight.shape) for name, weight in parameters.items()}
     if unexpected := sorted({*tensors} - {*expected}):
         raise CheckpointError(f"unexpected tensor {unexpected[0]}: an EAGLE-3 head with this config.json has none")
     if missing := [name for name in expected if name not in tensors]:
@@ -84,7 +85,7 @@ def _weights(
             raise CheckpointError(
                 f"{tensor.file}: tensor {name} has dtype {value.dtype}; accepted: {', '.join(DTYPES)}"
             )
-        weights[name] = torch.empty(value.shape, dtype=config.layer.spec.dtype, device=device).copy_(value)
+        weights[name] = torch.empty(value.shape, dtype=parameters[name].dtype, device=device).copy_(value)
     return weights
 
 
@@ -104,7 +105,7 @@ def _target_ids(offsets: StoredTensor | None, config: Eagle3Config) -> torch.Ten
     return ids
 
 
-def _share_embedding(head: Eagle3, target: Llama) -> None:
+def _share_embedding(head: Eagle3, target: Decoder) -> None:
     """Let a head without an embedding use its target's."""
     own, of_target = head.config.layer.spec.hidden_size, target.spec.hidden_size
     if own != of_target:

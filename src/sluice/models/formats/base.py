@@ -96,6 +96,9 @@ class WeightFormat(ABC):
     kinds: tuple[str, ...] = ()
     """What some of the weights are made to be multiplied in, the best first: "blocks", "int8", "int4", "fp8"."""
 
+    holds_sums: bool = False
+    """Weights that a family stores less 1 are stored as they are multiplied with."""
+
     @property
     @abstractmethod
     def description(self) -> str:

@@ -60,7 +60,7 @@ class _Layers:
 
     def __init__(self, stored_as: PartedFormat, model: CausalLM) -> None:
         self._format = stored_as
-        self._prefix = model.rules.prefix
+        self._rules = model.rules
         self._layers = {
             name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Embedding)
         }
@@ -68,7 +68,7 @@ class _Layers:
 
     def layout(self, module: str, tensor: str) -> WeightLayout | None:
         """Return the layout of the layer that a tensor belongs to; None if the layer is not quantised."""
-        layer = self._layers.get(module.removeprefix(self._prefix))
+        layer = self._layers.get(self._rules.inner(module))
         if layer is None:
             return None
         if module not in self._known:
@@ -81,7 +81,7 @@ class _Layers:
     def needs_no(self, name: str, value: torch.Tensor) -> bool:
         """Return whether a tensor is a bias of zeros for a layer without one, which AutoGPTQ writes."""
         module, _, part = name.rpartition(".")
-        layer = self._layers.get(module.removeprefix(self._prefix))
+        layer = self._layers.get(self._rules.inner(module))
         return part == "bias" and isinstance(layer, nn.Linear) and layer.bias is None and not value.any()
 
 

@@ -7,22 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from sluice.models.checkpoint import CheckpointError, Fields
+from sluice.models.formats.gguf_families import NAMES
 from sluice.models.formats.gguf_fields import ArchitectureFields
 from sluice.models.formats.gguf_open import fields_of
 from sluice.models.formats.gguf_rope import FREQUENCY_FACTORS, rope_parameters
 from sluice.models.pooling import POOLING
+from sluice.models.registry import GGUF_FAMILIES
 from sluice.text.gguf.file import TensorInfo
 from sluice.text.gguf.metadata import Items
 from sluice.text.gguf.model import GGUFModel
 from sluice.text.gguf.tensor_types import PLAIN as UNQUANTISED
 
 METHOD = "gguf"
-ARCHITECTURES: Mapping[str, str] = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-"""llama.cpp's names of architectures -> those of `config.json`. Mistral's files say llama, too."""
 PLAIN: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 QUANTIZATION_VERSION = 2
 OTHER_KINDS: Mapping[str, str] = {
@@ -44,18 +40,20 @@ def model_config(file: GGUFModel) -> dict[str, Any]:
     metadata, tensors = fields_of(file), file.tensors
     name = metadata.text("general.architecture")
     _check_is_model(metadata, name)
-    if name not in ARCHITECTURES:
-        raise metadata.error("general.architecture", f"one of {', '.join(ARCHITECTURES)}")
+    if name not in GGUF_FAMILIES:
+        raise metadata.error("general.architecture", f"one of {', '.join(GGUF_FAMILIES)}")
+    family = GGUF_FAMILIES[name]
+    names = NAMES[name]
     _check_quantization(file, metadata)
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"{file.name} lacks the matrix token_embd.weight")
     _check_tokens(metadata, embedding)
-    sizes = ArchitectureFields(metadata, name)
+    sizes = ArchitectureFields(metadata, name, names.reads)
     sizes.check(file)
     matrices = Counter(tensor.kind.name for tensor in tensors.values() if len(tensor.shape) == 2)
-    return {
-        "architectures": [ARCHITECTURES[name]],
+    config = {
+        "architectures": [family.architecture],
         "model_type": name,
         "vocab_size": embedding.shape[0],
         "hidden_size": sizes.integer("embedding_length"),
@@ -75,6 +73,7 @@ def model_config(file: GGUFModel) -> dict[str, Any]:
         POOLING: sizes.pooling,
         "quantization_config": {"quant_method": METHOD, "types": dict(matrices.most_common())},
     }
+    return {**config, **names.config(sizes, config)}
 
 
 def _check_is_model(metadata: Fields, architecture: str) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sluice.models.checkpoint import CheckpointError, Fields
+from sluice.models.checkpoint import FULL, SLIDING, CheckpointError, Fields
 from sluice.models.pooling import POOLINGS
 from sluice.text.gguf.metadata import Items
 from sluice.text.gguf.model import GGUFModel
@@ -39,17 +39,19 @@ class ArchitectureFields:
 
     Args:
         name: of the architecture.
+        reads: fields that its family reads beside those that all read.
 
     Raises:
         CheckpointError: one of them is not supported.
     """
 
-    def __init__(self, metadata: Fields, name: str) -> None:
+    def __init__(self, metadata: Fields, name: str, reads: Sequence[str] = ()) -> None:
         self._metadata = metadata
-        self._name = name
-        self._refuse_unknown()
+        self.name = name
+        self._refuse_unknown(reads)
         self._only("expert_count", (0, None), "0")
-        self._only("attention.sliding_window", (0, None), "0")
+        if "attention.sliding_window" not in reads:
+            self._only("attention.sliding_window", (0, None), "0")
         self._only("attention.causal", (True, None), "true")
         self.heads = self.integer("attention.head_count")
         self.kv_heads = self.integer("attention.head_count_kv", self.heads)
@@ -57,38 +59,38 @@ class ArchitectureFields:
         for field in ("rope.dimension_count", "attention.value_length"):
             self._only(field, (self.head_dim, None), f"the head size, {self.head_dim}")
         scale, usual = self.number("attention.scale", 0.0), self.head_dim**-0.5
-        if scale and abs(scale / usual - 1) > NEAR:
+        if scale and abs(scale / usual - 1) > NEAR and "attention.scale" not in reads:
             raise self.error("attention.scale", f"{usual:g}, that of heads of {self.head_dim}")
 
     @property
     def pooling(self) -> int:
         """How embeddings are made, as `pooling.py` numbers it."""
-        kind = self._metadata.get(f"{self._name}.pooling_type")
+        kind = self._metadata.get(f"{self.name}.pooling_type")
         if kind is not None and kind not in POOLINGS:
             raise self.error("pooling_type", f"one of {', '.join(map(str, POOLINGS))}")
-        return 0 if kind is None else self._metadata.integer(f"{self._name}.pooling_type", minimum=0)
+        return 0 if kind is None else self._metadata.integer(f"{self.name}.pooling_type", minimum=0)
 
     def check(self, model: GGUFModel) -> None:
         """Check that the tensors have these sizes, before anything is made in them."""
         layers, width = self.integer("block_count"), self.integer("embedding_length")
         if layers > len(model.tensors):
             raise self.error("block_count", f"at most {len(model.tensors)}, the tensors' number")
-        for part, rows, columns in (
-            ("token_embd", None, width),
-            ("blk.0.attn_q", self.heads * self.head_dim, width),
-            ("blk.0.attn_k", self.kv_heads * self.head_dim, width),
-        ):
+        parts = {"attn_q": self.heads * self.head_dim, "attn_k": self.kv_heads * self.head_dim}
+        if "blk.0.attn_qkv.weight" in model.tensors:
+            parts = {"attn_qkv": (self.heads + 2 * self.kv_heads) * self.head_dim}
+        rows_of = {"token_embd": None, **{f"blk.0.{part}": rows for part, rows in parts.items()}}
+        for part, rows in rows_of.items():
             found = model.tensors.get(f"{part}.weight")
-            shape = (found.shape[0] if rows is None and found is not None else rows, columns)
+            shape = (found.shape[0] if rows is None and found is not None else rows, width)
             if found is None or found.shape != shape:
                 has = "is missing" if found is None else f"has the shape {list(found.shape)}"
                 raise CheckpointError(
-                    f"{model.name}: tensor {part}.weight {has}, and the sizes of {self._name} ask for {list(shape)}"
+                    f"{model.name}: tensor {part}.weight {has}, and the sizes of {self.name} ask for {list(shape)}"
                 )
 
     def integer(self, field: str, default: int | None = None) -> int:
         """Return a size: of all layers, if there is one for each."""
-        key = f"{self._name}.{field}"
+        key = f"{self.name}.{field}"
         value = self._metadata.get(key)
         if not isinstance(value, Items):
             return self._metadata.integer(key, default)
@@ -103,23 +105,39 @@ class ArchitectureFields:
             )
         return Fields({key: each[0]}, self._metadata.source).integer(key)
 
+    def kinds(self, period: int) -> list[str]:
+        """Return the kinds of the layers: sliding, apart from the last of each so many, or as the file lists them.
+
+        Args:
+            period: if the file does not say it.
+        """
+        field, layers = "attention.sliding_window_pattern", self.integer("block_count")
+        given = self._metadata.get(f"{self.name}.{field}")
+        if isinstance(given, Items):
+            flags = None if given.holds_texts else given.numbers()
+            if flags is None or len(flags) != layers:
+                raise self.error(field, f"one for each of {layers} layers")
+            return [SLIDING if flag else FULL for flag in flags]
+        period = self.integer(field, period)
+        return [SLIDING if (layer + 1) % period else FULL for layer in range(layers)]
+
     def number(self, field: str, default: float) -> float:
         """Return a finite number of at least 0."""
-        if self._metadata.get(f"{self._name}.{field}") in (0, None):
+        if self._metadata.get(f"{self.name}.{field}") in (0, None):
             return default
-        return self._metadata.number(f"{self._name}.{field}")
+        return self._metadata.number(f"{self.name}.{field}")
 
     def text(self, field: str, default: str) -> str:
-        return self._metadata.text(f"{self._name}.{field}", default)
+        return self._metadata.text(f"{self.name}.{field}", default)
 
     def error(self, field: str, accepted: str) -> CheckpointError:
-        return self._metadata.error(f"{self._name}.{field}", accepted)
+        return self._metadata.error(f"{self.name}.{field}", accepted)
 
-    def _refuse_unknown(self) -> None:
-        prefix = f"{self._name}."
+    def _refuse_unknown(self, reads: Sequence[str]) -> None:
+        prefix = f"{self.name}."
         for key in self._metadata:
             field = key.removeprefix(prefix)
-            if key == field or field in READ:
+            if key == field or field in (*READ, *reads):
                 continue
             value = self._metadata.get(key)
             neutral = WITHOUT_EFFECT.get(field, ())
@@ -128,10 +146,10 @@ class ArchitectureFields:
 
     def _head_dim(self) -> int:
         for field in ("attention.key_length", "rope.dimension_count"):
-            if self._metadata.get(f"{self._name}.{field}") is not None:
+            if self._metadata.get(f"{self.name}.{field}") is not None:
                 return self.integer(field)
         return self.integer("embedding_length") // self.heads
 
     def _only(self, field: str, accepted: tuple[Any, ...], words: str) -> None:
-        if self._metadata.get(f"{self._name}.{field}") not in accepted:
+        if self._metadata.get(f"{self.name}.{field}") not in accepted:
             raise self.error(field, words)

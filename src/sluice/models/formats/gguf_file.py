@@ -10,6 +10,7 @@ from sluice.models.block_types import BLOCK_TYPES, Q4_0, group_weight
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.formats.extra import need
 from sluice.models.formats.packed import pairs
+from sluice.models.ops import compute_dtype
 from sluice.models.quantized import Int4Weight
 from sluice.models.stored_blocks import StoredBlocks
 from sluice.text.gguf.file import TensorInfo
@@ -41,7 +42,7 @@ class GGUFTensor:
     def dequantized(
         self, dtype: torch.dtype, order: torch.Tensor | None = None, memory: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the values in a dtype, a slice at a time.
+        """Return the values in a dtype, a slice at a time; of a vector, in `compute_dtype` of it.
 
         Args:
             memory: of this dtype, one-dimensional, and long enough: what is returned is in it. None: in new memory.
@@ -53,7 +54,7 @@ class GGUFTensor:
         """
         stored = self._rows()
         if len(self.shape) == 1:
-            vector = self._values(stored)[0].to(dtype, copy=True)
+            vector = self._values(stored)[0].to(compute_dtype(dtype), copy=True)
             return vector if order is None else vector[order]
         if memory is None:
             memory = torch.empty(self.numel, dtype=dtype)

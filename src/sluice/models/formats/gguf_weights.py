@@ -14,26 +14,29 @@ from sluice.models.block_types import BLOCK_TYPES
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.base import Rows, WeightFormat
 from sluice.models.formats.gguf_config import METHOD, PLAIN
+from sluice.models.formats.gguf_families import NAMES, GGUFNames
 from sluice.models.formats.gguf_file import GGUFTensor, tensors_of
 from sluice.models.formats.gguf_open import open_gguf
 from sluice.models.formats.gguf_rope import FREQUENCY_FACTORS
 from sluice.models.quantized import QuantizedWeight
+from sluice.models.registry import ARCHITECTURES
 from sluice.models.spec import BLOCKS, INT4, holds
 from sluice.models.weights import StoredTensor, weight_files
 
 LOGGER = logging.getLogger("sluice.models")
 
 PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
-"""Layers of llama's files whose rows are in another order: the two halves of each head's pairs are interleaved."""
+"""Layers whose rows some architectures have in another order (`GGUFNames.is_permuted`)."""
 
 MODULES: Mapping[str, str] = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
+    "embed_tokens": "token_embd",
+    "norm": "output_norm",
     "lm_head": "output",
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
@@ -42,8 +45,8 @@ MODULES: Mapping[str, str] = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-"""Modules of a model and of its layers -> their names in GGUF."""
-LAYER = re.compile(r"model\.layers\.(?P<number>\d+)\.(?P<module>.+)")
+"""Modules of a model and of its layers -> their usual names in GGUF."""
+LAYER = re.compile(r"layers\.(?P<number>\d+)\.(?P<module>.+)")
 
 
 class GGUF(WeightFormat):
@@ -54,6 +57,7 @@ class GGUF(WeightFormat):
     """
 
     name = METHOD
+    holds_sums = True
 
     def __init__(self, types: Mapping[str, object]) -> None:
         self._types = types
@@ -120,19 +124,26 @@ def _kept(tensor: GGUFTensor, order: torch.Tensor | None, quantization: str) -> 
 def _names(model: CausalLM) -> dict[str, str]:
     """Return the names of a GGUF file's tensors -> those of the model's parameters."""
     names = {}
+    modules = {**MODULES, **_special(model).modules}
     for parameter in dict(model.named_parameters()):
-        full = parameter if parameter == model.rules.head else model.rules.prefix + parameter
-        stem, _, part = full.rpartition(".")
+        stem, _, part = parameter.rpartition(".")
         layer = LAYER.fullmatch(stem)
-        found = MODULES[stem] if layer is None else f"blk.{layer['number']}.{MODULES[layer['module']]}"
-        names[f"{found}.{part}"] = full
+        found = modules[stem] if layer is None else f"blk.{layer['number']}.{modules[layer['module']]}"
+        names[f"{found}.{part}"] = parameter
     return names
+
+
+def _special(model: CausalLM) -> GGUFNames:
+    """Return what is special in the files of a model's family."""
+    name = ARCHITECTURES[model.spec.architecture].gguf
+    assert name is not None, f"{model.spec.architecture} in a GGUF file"
+    return NAMES[name]
 
 
 def _order(name: str, rows: int, model: CausalLM) -> torch.Tensor | None:
     """Return the stored row of each row of a weight, or of each element of a bias; None if they are in order."""
     module = name.rpartition(".")[0]
-    if not model.spec.architecture.startswith("Llama") or not module.endswith(PERMUTED):
+    if not _special(model).is_permuted or not module.endswith(PERMUTED):
         return None
     half = model.spec.head_dim // 2
     if rows % (2 * half):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
-from sluice.models.families.llama import Llama
+from sluice.models.decoder import Decoder
 from sluice.runner.drafting.drafter import RunnerDrafter
 from sluice.runner.forwards import Model
 
@@ -34,7 +34,7 @@ class DraftedModel:
 class StatesModel(DraftedModel):
     """A model that checks what a drafter guesses from its hidden states."""
 
-    def __init__(self, inner: Llama, drafter: RunnerDrafter) -> None:
+    def __init__(self, inner: Decoder, drafter: RunnerDrafter) -> None:
         super().__init__(inner, drafter)
         self._states_of = inner.forward_with_states
 

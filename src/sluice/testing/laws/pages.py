@@ -6,7 +6,7 @@ from array import array
 from collections import Counter
 
 from sluice.kv.manager import KVManager, ResidentLease
-from sluice.kv.prefix import PrefixTree
+from sluice.kv.prefix_cache import PrefixTree
 from sluice.kv.tiers import Tiers
 from sluice.scheduler.request import Request
 from sluice.testing.laws.view import View

@@ -77,10 +77,10 @@ class LarkWriter:
                 return self._expression(members_shape(shape, self._schema_of(shape.object)))
             case Literal(text):
                 return mark(text)
-            case FreeText():
-                return "TEXT"
-            case TextUntil(end):
-                return self._until(end)
+            case FreeText(without):
+                return self._text_without(without) if without else "TEXT"
+            case TextUntil(end, at_most):
+                return self._until(end) if at_most is None else self._within(at_most, end)
             case Sequence(items):
                 return f"({' '.join(map(self._expression, items))})"
             case AnyOf(items):
@@ -114,6 +114,17 @@ class LarkWriter:
         if isinstance(end, int):
             return f"TEXT {mark(end)}"
         return self._rule(f"TEXT {mark(end)}", "[lazy]")
+
+    def _within(self, at_most: int, end: Mark) -> str:
+        """Return an expression for text of so many tokens up to an end, which is forced behind them."""
+        text = self._text_without(end) if isinstance(end, str) else "TEXT"
+        return f"{self._rule(text, f'[max_tokens={at_most}]')} {mark(end)}"
+
+    def _text_without(self, part: str) -> str:
+        """Add a terminal for text that does not hold a part, and return its name."""
+        name, pattern = f"TEXT_{len(self._rules)}", re.escape(part).replace("/", r"\/")
+        self._rules.append(f"{name}: /(.|\\n)*/ & ~/(.|\\n)*{pattern}(.|\\n)*/")
+        return name
 
     def _repeated(self, item: str, separator: str, at_most: int | None) -> str:
         if at_most == 1:

@@ -67,11 +67,16 @@ class Literal(_Shape, tag=True, frozen=True):
 class FreeText(_Shape, tag=True, frozen=True):
     """Any text."""
 
+    without: str = ""
+    """A text that is not in it."""
+
 
 class TextUntil(_Shape, tag=True, frozen=True):
     """Any text up to the first `end`, and this too."""
 
     end: Mark
+    at_most: int | None = None
+    """Tokens of the text, after which `end` must follow."""
 
 
 class Sequence(_Shape, tag=True, frozen=True):
@@ -120,10 +125,11 @@ ANY_OBJECT = {"type": "object"}
 """The schema of any JSON object."""
 
 
-def after_reasoning(answer: Shape, end: Mark) -> Shape:
+def after_reasoning(answer: Shape, end: Mark, budget: int | None = None) -> Shape:
     """Return the shape of an answer that comes after reasoning.
 
     Args:
         end: of the reasoning. Up to four characters of whitespace may follow it.
+        budget: most tokens of the reasoning; None: any number.
     """
-    return Sequence((TextUntil(end), Regex(r"\s{0,4}"), answer))
+    return Sequence((TextUntil(end, budget), Regex(r"\s{0,4}"), answer))

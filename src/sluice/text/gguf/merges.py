@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sluice.text.gguf.cursor import GGUFError
 from sluice.text.gguf.metadata import Metadata
 from sluice.text.gguf.vocabulary import BYTE, CONTROL, UNKNOWN, GGUFVocabulary
+from sluice.text.merges import ranked_merges
 
 
 def stored_merges(metadata: Metadata) -> list[tuple[str, str]]:
@@ -30,18 +31,7 @@ def stored_merges(metadata: Metadata) -> list[tuple[str, str]]:
 
 
 def merges_of_scores(vocabulary: GGUFVocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return the merges of a vocabulary that has scores: each pair of tokens that make another token.
-
-    The highest score is merged first. What stands for no text of its own is not made of text: typed, `</s>` is no
-    token.
-    """
+    """Return the merges of a vocabulary that has scores: the highest score is merged first."""
     known = vocabulary.ids.keys() - set(vocabulary.of_kind(CONTROL, UNKNOWN, BYTE))
     ranked = sorted(range(len(scores)), key=lambda number: -scores[number])  # equal ones by id
-    texts = vocabulary.texts
-    return [
-        (text[:cut], text[cut:])
-        for text in (texts[number] for number in ranked)
-        if text in known
-        for cut in range(1, len(text))
-        if text[:cut] in known and text[cut:] in known
-    ]
+    return ranked_merges((vocabulary.texts[number] for number in ranked), known)

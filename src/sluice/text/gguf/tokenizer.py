@@ -22,11 +22,10 @@ from sluice.text.gguf.merges import merges_of_scores, stored_merges
 from sluice.text.gguf.metadata import Metadata
 from sluice.text.gguf.splits import RULES, SplitRule
 from sluice.text.gguf.vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, GGUFVocabulary
+from sluice.text.marked_bpe import MARK, marked_bpe
 from sluice.text.named_templates import combined
 
 LOGGER = logging.getLogger("sluice.text")
-MARK = "\u2581"
-"""How SentencePiece spells a space."""
 STRIPPED = {"phi-3": ("rstrip", None), "phi3": ("rstrip", None), "modern-bert": ("lstrip", "[MASK]")}
 """Part of a model's name -> the side on which special tokens take white space, and the only one that does."""
 NEVER_STRIPPED = ("<unk>", "<s>", "<|endoftext|>")
@@ -149,22 +148,14 @@ def _marked(
         prefix: whether a text begins with a mark, unless the file says otherwise.
     """
     unknown = vocabulary.roles.get("unk_token")
-    model = BPE(
-        dict(vocabulary.ids),
-        merges,
-        byte_fallback=True,
-        fuse_unk=True,
-        unk_token=None if unknown is None else vocabulary.texts[unknown],
-    )
-    backend = tokenizers.Tokenizer(model)
     has_prefix = metadata.flag("tokenizer.ggml.add_space_prefix", prefix)
-    marks = normalizers.Replace(" ", MARK)
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend(MARK), marks]) if has_prefix else marks
-    if rule is not None:
-        backend.pre_tokenizer = pre_tokenizers.Sequence(_splits(rule))
-    steps = [decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if has_prefix else steps)
-    return backend
+    return marked_bpe(
+        vocabulary.ids,
+        merges,
+        unknown=None if unknown is None else vocabulary.texts[unknown],
+        prefix="always" if has_prefix else "never",
+        splits=[] if rule is None else _splits(rule),
+    )
 
 
 def _bert(metadata: Metadata, vocabulary: GGUFVocabulary) -> _Built:

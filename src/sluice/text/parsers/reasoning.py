@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from sluice.text.constraints.shapes import Literal, Regex, Sequence, Shape, TextUntil, after_reasoning
+from sluice.text.constraints.shapes import FreeText, Literal, Regex, Sequence, Shape, TextUntil, after_reasoning
 from sluice.text.parsers.events import CallBegun, CallEnded, ReasoningDelta, TextDelta
 from sluice.text.parsers.parsing import Found, Source, Steps, comes, more, space_ahead, until
 from sluice.text.parsers.shapes import Speller, optional
@@ -68,14 +68,20 @@ class ReasoningFormat:
                 yield from self._read_reasoning(source, rest, begins)
         yield from rest(source)
 
-    def shape(self, answer: Shape, is_open: bool | None, speller: Speller) -> Shape:
-        """Return the shape of an answer with the reasoning before it."""
+    def shape(self, answer: Shape, is_open: bool | None, speller: Speller, budget: int | None = None) -> Shape:
+        """Return the shape of an answer with the reasoning before it.
+
+        Args:
+            budget: most tokens of the reasoning between its tags; None: any number.
+        """
         if is_open is False:
             return answer
         end = speller.mark(self.end)
         if is_open:
-            return after_reasoning(answer, end)
-        thoughts = Sequence((Literal(speller.mark(self.begin)), TextUntil(end), Regex(SPACE)))
+            return after_reasoning(answer, end, budget)
+        thoughts = Sequence((Literal(speller.mark(self.begin)), TextUntil(end, budget), Regex(SPACE)))
+        if isinstance(answer, FreeText) and not speller.has_token(self.begin):
+            answer = FreeText(without=self.begin)  # or reasoning could pass as the answer
         return Sequence((optional(thoughts), answer))
 
     def _read_reasoning(self, source: Source, rest: Read, begins: tuple[str, ...]) -> Steps[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from sluice.text.constraints.shapes import ANY_OBJECT, AnyOf, JsonSchema, Shape
+from sluice.text.constraints.shapes import ANY_OBJECT, AnyOf, FreeText, JsonSchema, Shape
 from sluice.text.parsers.calls import JSON_BEGIN, Calls
 from sluice.text.parsers.events import TextDelta
 from sluice.text.parsers.formats.base import ToolFormat
@@ -77,7 +77,14 @@ class ReplyFormat:
         return None if self.reasoning is None else self.reasoning.thoughts(prompt, continues=continues)
 
     def shape(
-        self, use: ToolUse, prompt: str, answer: Shape | None, token_id: TokenId, *, continues: bool = False
+        self,
+        use: ToolUse,
+        prompt: str,
+        answer: Shape | None,
+        token_id: TokenId,
+        *,
+        continues: bool = False,
+        budget: int | None = None,
     ) -> Shape | None:
         """Return what an answer must look like: by the choice of tools, by strict tools, and by the request itself.
 
@@ -86,19 +93,25 @@ class ReplyFormat:
             prompt, continues: as for `parser`.
             answer: the shape that the request asks for. An answer that calls tools has it not.
             token_id: of the tokenizer.
+            budget: most tokens of the reasoning; None: any number.
         """
-        tools = self._reader(use)
+        tools, reasoning = self._reader(use), self.reasoning
+        is_open = False if reasoning is None else reasoning.is_open(prompt, continues=continues)
+        in_format = tools is not None and tools.reads_reasoning
+        if is_open is False and not in_format:
+            budget = None  # there is no reasoning to end
         speller = Speller(self.markers(use), token_id)
         if tools is not None:
-            answer = _shape_with(tools, use, answer, speller)
+            if budget is not None and answer is None and in_format:
+                answer = FreeText()
+            answer = _shape_with(tools, use, answer, speller, is_held=budget is not None)
         if answer is None:
-            return None
-        if tools is not None and tools.reads_reasoning:
-            return tools.whole_shape(answer, speller)
-        reasoning = self.reasoning
-        if reasoning is None:
-            return answer
-        return reasoning.shape(answer, reasoning.is_open(prompt, continues=continues), speller)
+            if budget is None:
+                return None
+            answer = FreeText()
+        if tools is not None and in_format:
+            return tools.whole_shape(answer, speller, budget)
+        return answer if reasoning is None else reasoning.shape(answer, is_open, speller, budget)
 
     def _reader(self, use: ToolUse) -> ToolFormat | None:
         """Return the format by which an answer is read; None if it holds no calls."""
@@ -107,8 +120,14 @@ class ReplyFormat:
         return self.tools
 
 
-def _shape_with(tools: ToolFormat, use: ToolUse, answer: Shape | None, speller: Speller) -> Shape | None:
-    """Return the shape of an answer that may, or must, call tools."""
+def _shape_with(
+    tools: ToolFormat, use: ToolUse, answer: Shape | None, speller: Speller, *, is_held: bool
+) -> Shape | None:
+    """Return the shape of an answer that may, or must, call tools.
+
+    Args:
+        is_held: the answer has a shape in any case.
+    """
     is_parallel = use.is_parallel and use.name is None
     shaped = [ShapedTool(tool.name, _arguments(tool, use)) for tool in use.callable]
     plain = None if answer is None else tools.plain_shape(answer, speller)
@@ -117,7 +136,7 @@ def _shape_with(tools: ToolFormat, use: ToolUse, answer: Shape | None, speller: 
     if use.choice is Choice.REQUIRED or plain is not None:
         calls = ended(tools.calls_shape(shaped, speller, is_parallel=is_parallel), tools.after_calls)
         return calls if use.choice is Choice.REQUIRED or plain is None else AnyOf((plain, calls))
-    is_held = not is_parallel or any(tool.strict for tool in use.callable)
+    is_held = is_held or not is_parallel or any(tool.strict for tool in use.callable)
     return tools.text_shape(shaped, speller, is_parallel=is_parallel) if is_held else None
 
 

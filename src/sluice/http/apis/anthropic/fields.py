@@ -127,6 +127,7 @@ def _read(body: bytes, kind: type[P]) -> GenerateCall[P]:
         given=given_of(MessagesSampling, given),
         add_special_tokens=False,
         stops_in_thoughts=fields.stop_in_reasoning,
+        thinking_budget=_budget(fields.thinking),
         tools=tools,
         shape=None if output.format is None else flat_shape(output.format, "output_config.format"),
         fills_context=True,
@@ -156,6 +157,12 @@ def _thinking(given: dict[str, Any] | None) -> dict[str, Any]:
         message = f"{name} must be at least {least}, got {thinking.budget_tokens}"
         require(thinking.budget_tokens >= least, message, param=name)
     return thinking_switches(thinks=given["type"] != "disabled")
+
+
+def _budget(thinking: dict[str, Any] | None) -> int | None:
+    """Return the most tokens of the reasoning."""
+    is_enabled = thinking is not None and thinking.get("type") == "enabled"
+    return thinking.get("budget_tokens") if thinking is not None and is_enabled else None
 
 
 def _output_config(given: dict[str, Any]) -> _OutputConfig:

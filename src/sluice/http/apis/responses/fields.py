@@ -69,6 +69,8 @@ class ReasoningConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, 
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    max_tokens: Count | None = None
+    """Most tokens of the reasoning, as OpenRouter has it."""
 
 
 class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -98,7 +100,11 @@ class ResponseFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
 
 
 RESPONSE_BODY = Body((ResponseFields, ResponseSampling))
-NAMES: Mapping[str, str] = {**names_of(ResponseSampling), "prompt": "input"}
+NAMES: Mapping[str, str] = {
+    **names_of(ResponseSampling),
+    "prompt": "input",
+    "thinking_budget": "reasoning.max_tokens",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +145,7 @@ def parse_response(store: ResponseStore, api_key: bytes, body: bytes) -> Respons
         given=given_of(ResponseSampling, given),
         add_special_tokens=False,
         stops_in_thoughts=fields.stop_in_reasoning,
+        thinking_budget=fields.reasoning.max_tokens,
         tools=tools,
         shape=None if form is None else flat_shape(form, "text.format"),
         owner=owner,

@@ -59,8 +59,9 @@ class ToolFormat(Protocol):
         """Return the shape of an answer that is a text of some shape."""
         ...
 
-    def whole_shape(self, answer: Shape, speller: Speller) -> Shape:
-        """Return the shape of an answer with what stands around it: the reasoning, if the format reads it."""
+    def whole_shape(self, answer: Shape, speller: Speller, budget: int | None = None) -> Shape:
+        """Return the shape of an answer with what stands around it: the reasoning, if the format reads it, of at most
+        `budget` tokens."""
         ...
 
     def thoughts(self) -> Thoughts | None:
@@ -83,7 +84,7 @@ class Format:
     def plain_shape(self, answer: Shape, speller: Speller) -> Shape:
         return answer
 
-    def whole_shape(self, answer: Shape, speller: Speller) -> Shape:
+    def whole_shape(self, answer: Shape, speller: Speller, budget: int | None = None) -> Shape:
         return answer
 
     def text_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape | None:

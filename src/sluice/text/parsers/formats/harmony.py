@@ -84,8 +84,9 @@ class Harmony(Format):
     def plain_shape(self, answer: Shape, speller: Speller) -> Shape:
         return speller.sequence(f"{CHANNEL}{FINAL}{MESSAGE}", answer)
 
-    def whole_shape(self, answer: Shape, speller: Speller) -> Shape:
-        thoughts = speller.sequence(f"{CHANNEL}{ANALYSIS}{MESSAGE}", TextUntil(speller.mark(END)), f"{START}assistant")
+    def whole_shape(self, answer: Shape, speller: Speller, budget: int | None = None) -> Shape:
+        text = TextUntil(speller.mark(END), budget)
+        thoughts = speller.sequence(f"{CHANNEL}{ANALYSIS}{MESSAGE}", text, f"{START}assistant")
         return Row((optional(thoughts), answer))
 
 

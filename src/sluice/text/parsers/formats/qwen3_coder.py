@@ -101,7 +101,7 @@ def _read_arguments(source: Source, index: int, schema: Mapping[str, Any]) -> St
         return
     given: set[str] = set()
     has_closed = True
-    while has_closed and (name := (yield from _read_name(source))) is not None:
+    while has_closed and (name := (yield from _read_name(source, types.names))) is not None:
         is_new = name not in given
         if is_new:
             yield ArgumentsDelta(index, f"{', ' if given else '{'}{json.dumps(name, ensure_ascii=False)}: ")
@@ -117,14 +117,27 @@ def _read_arguments(source: Source, index: int, schema: Mapping[str, Any]) -> St
     yield CallEnded(index, is_complete)
 
 
-def _read_name(source: Source) -> Steps[str | None]:
+def _read_name(source: Source, names: Collection[str]) -> Steps[str | None]:
     """Read the first tag of an argument, and return its name; None if none comes next."""
     space = yield from space_ahead(source)
     if not (yield from comes(source, PARAMETER, space)):
         return None
     begin = space + len(PARAMETER)
+    name = yield from _odd_name(source, begin, names)
+    if name is not None:
+        source.take(begin + len(name) + 1)
+        return name
     end = yield from place_of(source, ">", begin + LONGEST_HEAD)
     return source.take(end + 1)[begin:-1].strip() if end >= 0 else None
+
+
+def _odd_name(source: Source, begin: int, names: Collection[str]) -> Steps[str | None]:
+    """Return the name that begins at a place, if it is one that ends elsewhere than before the first `>`."""
+    odd = [name for name in names if ">" in name or name != name.strip()]
+    for name in sorted(odd, key=len, reverse=True):
+        if (yield from comes(source, f"{name}>", begin)):
+            return name
+    return None
 
 
 def _ends(source: Source, *, has_arguments: bool) -> Steps[bool]:
@@ -195,6 +208,8 @@ class _Value:
     def _closes(self, source: Source, marker: str) -> Steps[bool]:
         """Return whether a marker that comes next ends the value."""
         if marker == f"\n{PARAMETER}":
+            if (yield from _odd_name(source, len(marker), self._next_names)) is not None:
+                return True
             end = yield from place_of(source, ">", LONGEST_HEAD)
             return source.peek()[len(marker) : max(end, 0)].strip() in self._next_names
         at = len(marker)

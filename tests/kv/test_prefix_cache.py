@@ -8,7 +8,7 @@ import pytest
 
 from sluice.kv.lower_tiers import LowerTiers
 from sluice.kv.manager import KVManager, ResidentLease
-from sluice.kv.prefix import PrefixTree
+from sluice.kv.prefix_cache import PrefixTree
 
 
 def tokens_of(*values: int) -> array:

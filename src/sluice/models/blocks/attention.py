@@ -1,0 +1,144 @@
+"""Grouped-query attention with rotary positions, and the variants that families have of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+
+from sluice.attention.base import Attention, ForwardBatch, PagedKV
+from sluice.models.fp8_rows import Rows, plain
+from sluice.models.key_offset import key_offset
+from sluice.models.layers import RMSNorm
+from sluice.models.linear import EmptyLinear, Layer, Packer
+from sluice.models.ops import Angles, HeadNorms, Ops, compute_dtype
+from sluice.models.plan import DecoderConfig, LayerPlan, QKNorm
+from sluice.models.shards import BY_INPUT, BY_KV_HEADS, BY_OUTPUT, INSIDE_QKV, Block
+from sluice.parallel.group import Group
+from sluice.parallel.member import Member
+
+
+class LayerContext(NamedTuple):
+    """What a layer computes with, beside the residual."""
+
+    batch: ForwardBatch
+    kv: PagedKV
+    """The layer's pages."""
+    attention: Attention
+    ops: Ops
+    angles: Angles | None = None
+    """Those of the layer's rotation; None: there is none."""
+    growth: torch.Tensor | None = None
+    """[N, 1, 1] in the model's dtype, factors of the rotated queries; None: there are none."""
+    extra: torch.Tensor | None = None
+    """[N, size], what some models give each layer of each token, beside the residual."""
+
+
+class GroupedAttention(Block):
+    """Grouped-query attention of a shard's heads, summed over the shards.
+
+    A layer may read the keys and values that another one has stored before, and then it has only queries.
+    """
+
+    cuts = MappingProxyType(
+        {
+            "q_proj": BY_OUTPUT,
+            "k_proj": BY_KV_HEADS,
+            "v_proj": BY_KV_HEADS,
+            "qkv_proj": INSIDE_QKV,
+            "q_norm": None,
+            "k_norm": None,
+            "o_proj": BY_INPUT,
+        }
+    )
+
+    def __init__(self, config: DecoderConfig, plan: LayerPlan, member: Member) -> None:
+        super().__init__()
+        spec = config.spec.of(member.place)
+        head_dim, kv_heads = plan.head_dim or spec.head_dim, plan.num_kv_heads or spec.num_kv_heads
+        same = replace(spec.attention, num_kv_heads=kv_heads, head_dim=head_dim)
+        self.spec = replace(same, window=plan.window, scale=plan.scale, softcap=config.softcap)
+        own = {"q_proj": spec.num_heads}
+        if plan.donor is None:
+            own |= {"k_proj": kv_heads, "v_proj": kv_heads} if plan.has_values else {"k_proj": kv_heads}
+        self._parts = {"qkv_proj": sum(own.values())} if config.is_fused else own
+        self.head_counts = tuple(own.values())
+        hidden, dtype, eps = spec.hidden_size, spec.dtype, config.norm_eps
+        for name, heads in self._parts.items():
+            self.add_module(name, EmptyLinear(hidden, heads * head_dim, bias=config.qkv_bias, dtype=dtype))
+        has_bias = config.output_bias and member.place.shard == 0
+        self.o_proj: Layer = EmptyLinear(spec.num_heads * head_dim, hidden, bias=has_bias, dtype=dtype)
+        self._group = member.tensor_group
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if config.qk_norm is not QKNorm.NONE:
+            is_row = config.qk_norm is QKNorm.ROW
+            self.q_norm = RMSNorm(spec.num_heads * head_dim if is_row else head_dim, eps, dtype)
+            if plan.donor is None:
+                self.k_norm = RMSNorm(kv_heads * head_dim if is_row else head_dim, eps, dtype)
+        self._is_row_norm = config.qk_norm is QKNorm.ROW
+        self._value_eps = eps if config.value_norm else None
+        self._rope = plan.rope
+        # A norm would scale the bias, and a softcap bends the scores, so that what all have in common counts.
+        self._has_offset = self.k_norm is None and config.softcap is None and config.rotary_dim is None
+        self._k_offset: torch.Tensor | None = None
+
+    def pack(self, packer: Packer) -> None:
+        """Join q, k and v into one layer."""
+        parts: list[Layer] = [self.get_submodule(name) for name in self._parts]
+        bias = self.k_proj.bias if self._has_offset and "k_proj" in self._parts else None
+        if isinstance(bias, torch.Tensor):
+            self._k_offset = key_offset(bias, self._rope, self.spec.head_dim)
+        for name in self._parts:
+            delattr(self, name)
+        self.qkv_proj = packer.linear(*parts)
+        self.o_proj = packer.row_parallel(self.o_proj, self._group)
+
+    def forward(self, x: Rows, context: LayerContext, rows: torch.Tensor | None) -> torch.Tensor:
+        """[N, hidden_size] to the same, or to those of `rows`."""
+        heads = self.qkv_proj(x).unflatten(-1, (-1, self.spec.head_dim)).split(self.head_counts, dim=1)
+        if len(heads) == 1:  # keys and values are another layer's
+            norm = None if self.q_norm is None else self.q_norm.norm
+            q = context.ops.rotate_queries(heads[0], context.angles, norm)
+        else:
+            q = self._stored(heads[0], heads[1], heads[-1], context)
+        if context.growth is not None:
+            q = q * context.growth
+        out, _ = context.attention.attend(q, context.kv, context.batch, self.spec)
+        return self.o_proj(out.flatten(1) if rows is None else out.flatten(1)[rows])
+
+    def _stored(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: LayerContext) -> torch.Tensor:
+        """Write the keys and values of a step's tokens, and return their queries, all normalised and rotated."""
+        ops, norms = context.ops, None
+        if self._value_eps is not None:
+            v = unit_norm(v, self._value_eps)
+        elif v is k:
+            v = k.clone()
+        if self.q_norm is not None and self.k_norm is not None:
+            if self._is_row_norm:
+                q, k = self._row_norm(q, self.q_norm, ops), self._row_norm(k, self.k_norm, ops)
+            else:
+                norms = HeadNorms(self.q_norm.norm, self.k_norm.norm)
+        return ops.rotate_and_store(q, k, v, context.angles, norms, context.kv, context.batch.kv_slots, self._k_offset)
+
+    def _row_norm(self, x: torch.Tensor, norm: RMSNorm, ops: Ops) -> torch.Tensor:
+        """Normalise x [N, heads, head_dim] over all heads of all shards."""
+        if self._group.size == 1:
+            return plain(ops.norm(x.flatten(1), norm.norm)).view(x.shape)
+        return row_norm(x.flatten(1), norm, self._group).view(x.shape)
+
+
+def row_norm(x: torch.Tensor, norm: RMSNorm, group: Group) -> torch.Tensor:
+    """Return the norm of rows x [N, size] of which each shard of a group has a part."""
+    wide = x.to(compute_dtype(x.dtype))
+    # Shards that have the same heads count them equally often, so the mean is that of all heads once.
+    squares = group.all_reduce(wide.pow(2).mean(-1, keepdim=True)) / group.size
+    return (norm.weight * (wide * torch.rsqrt(squares + norm.eps))).to(x.dtype)
+
+
+def unit_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return the root mean square norm of x over its last dimension, without a weight."""
+    wide = x.to(compute_dtype(x.dtype))
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)

@@ -1,0 +1,122 @@
+"""Readers of fields that the configs of several families have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sluice.models.checkpoint import FULL, SLIDING, CheckpointConfig, CheckpointError, Fields
+from sluice.models.layers import read_activation
+from sluice.models.plan import DecoderConfig, LayerPlan
+from sluice.models.rope import Rope
+from sluice.models.spec import BlockDiffusion, ModelSpec
+
+
+def read_spec(
+    checkpoint: CheckpointConfig,
+    dtype: torch.dtype,
+    rope: Rope,
+    *,
+    head_dim: int | None = None,
+    diffusion: BlockDiffusion | None = None,
+) -> ModelSpec:
+    """Read the sizes of a decoder.
+
+    Args:
+        rope: may stretch the context.
+        head_dim: of a config that names none; None: the hidden size is shared by the heads.
+
+    Raises:
+        CheckpointError: a field is missing, out of range, or contradicts another.
+    """
+    config = checkpoint.fields
+    num_heads = config.integer("num_attention_heads")
+    num_kv_heads = config.integer("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise config.error("num_key_value_heads", f"a divisor of num_attention_heads = {num_heads}")
+    return ModelSpec(
+        architecture=checkpoint.architecture,
+        num_layers=config.integer("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=_head_dim(config, num_heads, head_dim),
+        hidden_size=config.integer("hidden_size"),
+        vocab_size=config.integer("vocab_size"),
+        max_model_len=rope.context(config.integer("max_position_embeddings")),
+        eos_token_ids=checkpoint.eos_token_ids,
+        dtype=dtype,
+        diffusion=diffusion,
+    )
+
+
+def _head_dim(config: Fields, num_heads: int, default: int | None) -> int:
+    hidden_size = config.integer("hidden_size")
+    if config.get("head_dim") is None and default is None and hidden_size % num_heads:
+        raise config.error("hidden_size", f"a multiple of num_attention_heads = {num_heads}")
+    head_dim = config.integer("head_dim", default or hidden_size // num_heads)
+    if head_dim % 2:
+        raise CheckpointError(f"{config.source}: head_dim must be even for rotary embedding, got {head_dim}")
+    return head_dim
+
+
+def read_bias(config: Fields, name: str, fixed: bool | None = None) -> bool:
+    """Read whether layers have biases.
+
+    Args:
+        fixed: the value that the architecture requires; None: the config decides, by default there are none.
+    """
+    given = config.flag(name, bool(fixed))
+    if fixed is not None and given != fixed:
+        raise config.error(name, f"{str(fixed).lower()} for this architecture")
+    return given
+
+
+def read_kinds(config: Fields, num_layers: int, default: list[str]) -> list[str]:
+    """Return `layer_types`: whether each layer has full or sliding attention."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return default
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {FULL, SLIDING}:
+        raise config.error("layer_types", f"{num_layers} times {FULL} or {SLIDING}")
+    return kinds
+
+
+def windows_of(config: Fields, kinds: list[str], default: int | None = None) -> list[int | None]:
+    """Return the window of each layer, those of sliding attention being `sliding_window`.
+
+    Args:
+        default: the window of a config that names none.
+    """
+    window = config.integer("sliding_window", default) if SLIDING in kinds else None
+    return [window if kind == SLIDING else None for kind in kinds]
+
+
+def decoder_config(
+    config: Fields,
+    spec: ModelSpec,
+    layers: Sequence[LayerPlan],
+    *,
+    activation: tuple[str, str] = ("hidden_act", "silu"),
+    norm_eps: float = 1e-6,
+    tied: bool = False,
+    **options: Any,
+) -> DecoderConfig:
+    """Read what nearly all configs have.
+
+    Args:
+        activation: the field of the MLP's activation, and its value in a config that has none.
+        norm_eps: of a config that has none.
+        tied: whether the head is the embedding in a config that does not say it.
+        options: further fields of `DecoderConfig`.
+    """
+    return DecoderConfig(
+        spec=spec,
+        layers=tuple(layers),
+        inner_size=config.integer("intermediate_size"),
+        activation=read_activation(config, *activation),
+        norm_eps=config.number("rms_norm_eps", norm_eps),
+        tied=config.flag("tie_word_embeddings", tied),
+        **options,
+    )

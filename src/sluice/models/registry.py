@@ -1,0 +1,86 @@
+"""The native model families: which of them computes an architecture, and where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A native implementation."""
+
+    architecture: str
+    """The name in `config.json`."""
+    where: str
+    """Module in `models/families`, and class."""
+    gguf: str | None = None
+    """`general.architecture` of its GGUF files."""
+    model_type: str | None = None
+    """Name of its config inside another one."""
+    inside: tuple[str, ...] = ()
+    """Architectures that have further parts, for images or sound, and whose text model it may be."""
+
+
+IMAGES = "Mistral3ForConditionalGeneration"
+FAMILIES: tuple[Family, ...] = (
+    Family("LlamaForCausalLM", "llama:Llama", gguf="llama"),
+    Family("MistralForCausalLM", "llama:Mistral", model_type="mistral", inside=(IMAGES,)),
+    Family("Ministral3ForCausalLM", "ministral3:Ministral3", model_type="ministral3", inside=(IMAGES,)),
+    Family("Qwen2ForCausalLM", "llama:Qwen2", gguf="qwen2"),
+    Family("Qwen3ForCausalLM", "llama:Qwen3", gguf="qwen3"),
+    Family(
+        "Qwen3VLTextForCausalLM",
+        "qwen3_vl:Qwen3VL",
+        gguf="qwen3vl",
+        model_type="qwen3_vl_text",
+        inside=("Qwen3VLForConditionalGeneration",),
+    ),
+    Family("SDARForCausalLM", "llama:SDAR"),
+    Family("GPT2LMHeadModel", "gpt2:GPT2"),
+    Family("Gemma2ForCausalLM", "gemma:Gemma2", gguf="gemma2"),
+    Family(
+        "Gemma3ForCausalLM",
+        "gemma:Gemma3",
+        gguf="gemma3",
+        model_type="gemma3_text",
+        inside=("Gemma3ForConditionalGeneration",),
+    ),
+    Family(
+        "Gemma4ForCausalLM",
+        "gemma4:Gemma4",
+        model_type="gemma4_text",
+        inside=("Gemma4ForConditionalGeneration",),
+    ),
+    Family("SmolLM3ForCausalLM", "smollm3:SmolLM3", gguf="smollm3"),
+    Family("GraniteForCausalLM", "granite:Granite", gguf="granite"),
+    Family("Olmo2ForCausalLM", "olmo:Olmo2", gguf="olmo2"),
+    Family("Olmo3ForCausalLM", "olmo:Olmo3", gguf="olmo2"),
+    Family("Phi3ForCausalLM", "phi3:Phi3"),
+)
+HEADLESS = ("ForCausalLM", "LMHeadModel")
+"""Ends of names. Checkpoints that are made for embeddings may name the model below the head instead, by `Model`."""
+DIFFUSION_ARCHITECTURES = ("SDARForCausalLM",)
+GGUF_FAMILIES: Mapping[str, Family] = {family.gguf: family for family in reversed(FAMILIES) if family.gguf is not None}
+"""`general.architecture` -> the family, the first if there are several."""
+
+
+def _names(family: Family) -> tuple[str, ...]:
+    name = family.architecture
+    if name in DIFFUSION_ARCHITECTURES:
+        return (name,)
+    return (name, *(f"{name.removesuffix(end)}Model" for end in HEADLESS if name.endswith(end)))
+
+
+ARCHITECTURES: Mapping[str, Family] = {name: family for family in FAMILIES for name in _names(family)}
+"""Names in the `architectures` of a `config.json` -> the family."""
+COMPOSITES: Mapping[str, tuple[Family, ...]] = {
+    name: tuple(family for family in FAMILIES if name in family.inside)
+    for name in dict.fromkeys(each for family in FAMILIES for each in family.inside)
+}
+"""Architectures with further parts -> the families that their text model may be of."""
+
+
+def is_native(architecture: str) -> bool:
+    """Return whether an architecture has a native class."""
+    return architecture in ARCHITECTURES

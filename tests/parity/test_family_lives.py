@@ -1,0 +1,148 @@
+"""The same prompts in seven lives, in each of the families: token for token what transformers generates in float64.
+
+A prompt is computed whole, in chunks, from the prefix cache, beside others, again after it was preempted, again after
+the device's state was lost, and with drafts of which most are rejected.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny_families
+import tiny_models
+from recording import RecordingRunner
+from slow import slow
+from sluice import LLM, SamplingParams
+from sluice.assembly.load import load
+from sluice.attention.reference import ReferenceAttention
+from sluice.config import EngineConfig
+from sluice.runner.device_state import DeviceState
+from sluice.runner.runner import TorchRunner
+from sluice.testing import ManualLink
+from sluice.types import Submit
+from tiny_models import VOCAB_SIZE
+
+MAX_TOKENS = 12
+GREEDY = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True, seed=0)
+FIRST = tiny_models.prompt(49)
+PROMPTS = [FIRST, tiny_models.prompt(11, 1), FIRST[:33] + tiny_models.prompt(8, 2), tiny_models.prompt(7, 3) * 5]
+"""Longer than a window, and than the context of a scaled rotation. Two begin alike, and one repeats itself."""
+Life = Callable[[Path], list[list[int]]]
+"""Returns what the model in a folder generates for the prompts."""
+
+
+def generated(folder: Path, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
+    with LLM(folder, dtype="float64", **({"max_total_tokens": 512} | options)) as llm:
+        return [list(result.token_ids) for result in llm.generate([list(prompt) for prompt in prompts], GREEDY)]
+
+
+def whole(folder: Path) -> list[list[int]]:
+    return [generated(folder, [prompt], chunked_prefill_size=-1, page_size=16)[0] for prompt in PROMPTS]
+
+
+def chunked(folder: Path) -> list[list[int]]:
+    """Cut every prompt in chunks of one, two, three, and around the lengths of pages and windows."""
+    cuts = ((3, 1), (2, 1), (31, 4), (1, 1))
+    return [
+        generated(folder, [prompt], chunked_prefill_size=cut, page_size=page_size)[0]
+        for prompt, (cut, page_size) in zip(PROMPTS, cuts, strict=True)
+    ]
+
+
+def cached(folder: Path) -> list[list[int]]:
+    with LLM(folder, dtype="float64", page_size=4, max_total_tokens=1024) as llm:
+        asked = [list(prompt) for prompt in PROMPTS]
+        llm.generate(asked, GREEDY)
+        results = llm.generate(asked, GREEDY)
+        assert all(result.num_cached_tokens > 4 for result in results)
+        return [list(result.token_ids) for result in results]
+
+
+def mixed(folder: Path) -> list[list[int]]:
+    return generated(folder, PROMPTS, chunked_prefill_size=9, page_size=4, max_running_requests=3)
+
+
+def drafted(folder: Path) -> list[list[int]]:
+    return generated(folder, PROMPTS, speculative_algorithm="ngram", speculative_num_steps=3, page_size=4)
+
+
+def with_engine(folder: Path, crash_after: int | None, **options: Any) -> list[list[int]]:
+    """Generate with an engine whose pages are NaN where they were not written, and which may lose them once."""
+    asked = {"model": str(folder), "dtype": "float64", "page_size": 4, "chunked_prefill_size": 10} | options
+    model = load(EngineConfig.from_options({"max_running_requests": 3} | asked), progress=False)
+
+    def runner() -> RecordingRunner:
+        state = DeviceState(model.shape)
+        for layer in state.kv:
+            layer.k.fill_(torch.nan)
+            layer.v.fill_(torch.nan)
+        return RecordingRunner(TorchRunner(model.model, state, ReferenceAttention()))
+
+    link, first = ManualLink(), runner()
+    engine = model.engine(link, first)
+    link.put(*(Submit(i, prompt, GREEDY) for i, prompt in enumerate(PROMPTS)))
+    steps = 0
+    while steps == 0 or not engine.is_idle:
+        if steps == crash_after:
+            assert not engine.in_flight
+            engine.scheduler.forget_device()
+            engine.runner = runner()
+        engine.step()
+        steps += 1
+    if crash_after is None:
+        admitted = [new.request_id for plan in first.plans for new in plan.new_slots]
+        assert len(admitted) > len(set(admitted)), "no request was preempted"
+    else:
+        assert steps > crash_after, "nothing was lost"
+    return [list(link.tokens(i)) for i in range(len(PROMPTS))]
+
+
+def preempted(folder: Path) -> list[list[int]]:
+    return with_engine(folder, None, max_total_tokens=72, schedule_conservativeness=0.0)
+
+
+def recovered(folder: Path) -> list[list[int]]:
+    return with_engine(folder, 9, max_total_tokens=512)
+
+
+LIVES: tuple[Life, ...] = (whole, chunked, cached, mixed, preempted, recovered, drafted)
+CASES = [
+    (family, life) if family == "gemma3" or life in (mixed, chunked) else slow(family, life)
+    for family in tiny_families.FAMILIES
+    for life in LIVES
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @functools.cache
+    def saved(family: str) -> Path:
+        path = tmp_path_factory.mktemp(family)
+        tiny_families.FAMILIES[family]().save_pretrained(path)
+        return path
+
+    return saved
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Callable[[str], Path]) -> Callable[[str], list[list[int]]]:
+    @functools.cache
+    def tokens(family: str) -> list[list[int]]:
+        reference = tiny_families.load_reference(folder(family), torch.float64)
+        return [tiny_models.greedy(reference, prompt, MAX_TOKENS) for prompt in PROMPTS]
+
+    return tokens
+
+
+@pytest.mark.parametrize(("family", "life"), CASES, ids=lambda value: getattr(value, "__name__", value))
+def test_a_life_changes_no_token(
+    family: str, life: Life, folder: Callable[[str], Path], expected: Callable[[str], list[list[int]]]
+) -> None:
+    assert all(token < VOCAB_SIZE for tokens in expected(family) for token in tokens)
+    assert life(folder(family)) == expected(family)

@@ -1,0 +1,168 @@
+"""Tiny random models of native families beyond those of `tiny_models`, each with what makes it different.
+
+Norms are not 1, biases are not 0, and each kind of layer occurs twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tiny_models import VOCAB_SIZE, WINDOW, exact, made, sizes
+
+FOUR = {"num_hidden_layers": 4}
+KINDS = ["sliding_attention", "full_attention"] * 2
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 8.0,
+    "beta_slow": 0.5,
+}
+GROWING = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 1000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+}
+DEFAULT = {"rope_type": "default", "rope_theta": 1000.0}
+
+
+def tiny(name: str, config: str | None = None, **changes: Any) -> transformers.PreTrainedModel:
+    """Make a model of a class of transformers in the usual sizes, with changes."""
+    kind = getattr(transformers, f"{name}ForCausalLM")
+    return made(kind, getattr(transformers, config or f"{name}Config")(**(sizes() | changes)))
+
+
+def gemma2(head_dim: int = 12, **changes: Any) -> transformers.PreTrainedModel:
+    """Soft caps on scores and logits, a scale of its own, every other layer with a window, scaled embeddings."""
+    caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5, "query_pre_attn_scalar": 7}
+    return tiny("Gemma2", head_dim=head_dim, **({"sliding_window": WINDOW} | FOUR | caps | changes))
+
+
+def gemma3_fields() -> dict[str, Any]:
+    """What is special in a config of Gemma 3."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    full = {"rope_type": "linear", "rope_theta": 200.0, "factor": 3.0}
+    return {
+        "num_hidden_layers": 5,
+        "head_dim": 12,
+        "sliding_window": WINDOW,
+        "layer_types": kinds,
+        "rope_parameters": {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 30.0}},
+        "query_pre_attn_scalar": 7,
+        "attn_logit_softcapping": 1.0,  # which it does not use
+    }
+
+
+def gemma3(**changes: Any) -> transformers.PreTrainedModel:
+    """Windows and another rotation on most layers, q and k normalised."""
+    return tiny("Gemma3", "Gemma3TextConfig", **(gemma3_fields() | changes))
+
+
+def smollm3(**changes: Any) -> transformers.PreTrainedModel:
+    """Layers whose q and k are not rotated."""
+    return tiny("SmolLM3", **({"num_hidden_layers": 5, "pad_token_id": 0, "no_rope_layers": [1, 0, 1, 1, 0]} | changes))
+
+
+def phi3(**changes: Any) -> transformers.PreTrainedModel:
+    """One matrix for q, k and v, and one for gate and up; a window on every layer."""
+    return tiny("Phi3", **({"sliding_window": WINDOW, "pad_token_id": 0} | changes))
+
+
+def phi4_mini() -> transformers.PreTrainedModel:
+    """Frequencies for long texts, in the first half of each head."""
+    factors = {name: LONGROPE[name][:2] for name in ("short_factor", "long_factor")}
+    rope = LONGROPE | factors | {"partial_rotary_factor": 0.5}
+    own = {"original_max_position_embeddings": 8, "tie_word_embeddings": True}
+    return phi3(sliding_window=None, rope_parameters=rope, **own)
+
+
+def olmo2(**changes: Any) -> transformers.PreTrainedModel:
+    """Norms behind attention and MLP; q and k normalised over all heads."""
+    return tiny("Olmo2", **changes)
+
+
+def olmo3(**changes: Any) -> transformers.PreTrainedModel:
+    """Windows on layers whose rotation is not stretched."""
+    ropes: dict[str, Any] = {"full_attention": YARN, "sliding_attention": DEFAULT}
+    own: dict[str, Any] = {"layer_types": KINDS, "rope_parameters": ropes, "sliding_window": WINDOW}
+    return tiny("Olmo3", **(FOUR | own | changes))
+
+
+def granite(**changes: Any) -> transformers.PreTrainedModel:
+    """Multipliers on embeddings, residuals, scores and logits."""
+    scales: dict[str, Any] = {"embedding_multiplier": 1.5, "residual_multiplier": 0.8, "attention_multiplier": 0.3}
+    return tiny("Granite", **(scales | {"logits_scaling": 0.7} | changes))
+
+
+def ministral3(**changes: Any) -> transformers.PreTrainedModel:
+    """Queries that grow with the position, in steps of 32 tokens."""
+    return tiny("Ministral3", **({"head_dim": 12, "pad_token_id": 0, "rope_parameters": GROWING} | changes))
+
+
+def gemma4(**changes: Any) -> transformers.PreTrainedModel:
+    """Two sizes of heads, layers that read others' keys and values, and inputs for each layer."""
+    kinds = ["sliding_attention", "full_attention"] * 3
+    full = {"rope_type": "proportional", "rope_theta": 200.0, "partial_rotary_factor": 0.5}
+    own: dict[str, Any] = {
+        "num_hidden_layers": 6,
+        "layer_types": kinds,
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "sliding_window": WINDOW,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "hidden_size_per_layer_input": 6,
+        "rope_parameters": {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 30.0}},
+    }
+    model = tiny("Gemma4", "Gemma4TextConfig", **(own | changes))
+    for number, layer in enumerate(model.model.layers):
+        layer.layer_scalar.fill_(0.8 + 0.1 * number)
+    return model
+
+
+def gemma4_31b() -> transformers.PreTrainedModel:
+    """Values that are keys, with other numbers of heads, and no inputs for each layer."""
+    return gemma4(
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        num_kv_shared_layers=0,
+        use_double_wide_mlp=False,
+        hidden_size_per_layer_input=0,
+        final_logit_softcapping=1.5,
+    )
+
+
+FAMILIES: dict[str, Callable[[], transformers.PreTrainedModel]] = {
+    "gemma2": gemma2,
+    "gemma3": gemma3,
+    "gemma4": gemma4,
+    "gemma4-31b": gemma4_31b,
+    "smollm3": smollm3,
+    "phi3": phi3,
+    "phi4-mini": phi4_mini,
+    "olmo2": olmo2,
+    "olmo3": olmo3,
+    "granite": granite,
+    "ministral3": ministral3,
+}
+ERRORS = {"ministral3": 1e-5}
+"""Families whose transformers model computes something in float32 whatever its dtype -> how far its logits are off.
+
+Ministral 3: the factors of the queries."""
+
+
+def load_reference(folder: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:
+    """What transformers makes of a checkpoint, with its plainest attention and experts."""
+    with exact(dtype):
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
+        ).eval()
