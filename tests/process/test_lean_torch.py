@@ -22,11 +22,11 @@ FAMILIES = """
 from sluice import LLM, SamplingParams
 
 greedy = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
-for folder in sys.argv[1:]:
-    for options in ({}, {"quantization": "int8"}, {"quantization": "int4"}):
-        with LLM(folder, max_total_tokens=256, **options) as llm:
-            (result,) = llm.generate([[1, 2, 3]], greedy)
-        assert len(result.token_ids) == 3
+first, *others = sys.argv[1:]
+for folder, quantization in ((first, "int8"), (first, "int4"), *((each, None) for each in (first, *others))):
+    with LLM(folder, max_total_tokens=256, quantization=quantization) as llm:
+        (result,) = llm.generate([[1, 2, 3]], greedy)
+    assert len(result.token_ids) == 3
 assert PYTHON_KERNELS not in sys.modules, "something imported them again"
 """
 LATER = """
