@@ -88,7 +88,7 @@ class GroupedAttention(Block):
     def pack(self, packer: Packer) -> None:
         """Join q, k and v into one layer."""
         parts: list[Layer] = [self.get_submodule(name) for name in self._parts]
-        bias = self.k_proj.bias if self._has_offset and "k_proj" in self._parts else None
+        bias = self.get_submodule("k_proj").bias if self._has_offset and "k_proj" in self._parts else None
         if isinstance(bias, torch.Tensor):
             self._k_offset = key_offset(bias, self._rope, self.spec.head_dim)
         for name in self._parts:
