@@ -46,6 +46,7 @@ def write_gguf(
     leave: str = "",
     tokens: int | None = 1,
     factors: np.ndarray | None = None,
+    tensors: Mapping[str, np.ndarray] = {},
     extra: str = "",
     others: Mapping[str, str] = {},
     split: int = 0,
@@ -61,6 +62,7 @@ def write_gguf(
         leave: a field that is left out.
         tokens: None leaves the tokenizer out.
         factors: rotary ones.
+        tensors: further ones.
         extra: the name of a further tensor.
         others: types of some matrices, by the last name of their module.
         split: tensors of a part; 0: the file is not split.
@@ -85,6 +87,8 @@ def write_gguf(
         plain[full] = _add(writer, f"{table.get_name(stem)}.{part}", full, weight, own, config)
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
+    for further, values in tensors.items():
+        writer.add_tensor(further, values)
     if extra:
         writer.add_tensor(extra, np.zeros((4, 4), dtype=np.float32))
     writer.write_header_to_file()
@@ -147,7 +151,7 @@ def _add_fields(
     rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta")}
     rope = rope.get("full_attention", rope)
     values["rope.freq_base"] = float(rope["rope_theta"])
-    if config.get("head_dim"):
+    if config.get("head_dim") and config["model_type"] != "phi3":
         values |= {"attention.key_length": config["head_dim"], "attention.value_length": config["head_dim"]}
     for field, value in (values | dict(fields)).items():
         key = f"{name}.{field}"

@@ -117,7 +117,7 @@ def reference(file: Path) -> transformers.PreTrainedModel:
         stored = (MODULES | special)[module]
         tensor = tensors[f"blk.{layer}.{stored}.weight" if layer else f"{stored}.weight"]
         values = torch.from_numpy(np.array(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32))
-        weight.data = values.view(weight.shape) - ("norm" in name)
+        weight.data = values.view(weight.shape) - float("norm" in name)
     model.tie_weights()
     return model
 

@@ -568,7 +568,7 @@ def test_a_recorded_run_is_beside_it(browser: Browser, url: str) -> None:
     with opened(browser, url) as here:
         page = here.page
         told = page.locator("#recorded-result")
-        expect(told).to_contain_text("4,000 tokens were read in one piece")
+        expect(told).to_contain_text("1,500 tokens were read in one piece")
         expect(told).to_contain_text("recorded on another machine")
         picture = page.get_by_role("img", name="Recorded: the same without chunks")
         heading = page.get_by_role("heading", name="Recorded: the same without chunks")

@@ -216,7 +216,7 @@ def parse_config(fields: Fields, folder: Path) -> CheckpointConfig:
     Raises:
         CheckpointError: a field or a file is broken.
     """
-    fields = _text_part(fields)
+    fields = text_part(fields)
     for name, most in MOST.items():
         value = fields.get(name)
         if isinstance(value, int) and value > most:
@@ -233,7 +233,7 @@ INHERITED = ("eos_token_id", "dtype", "torch_dtype", "quantization_config")
 """Fields that a text model has of the model around it, where its own config has none."""
 
 
-def _text_part(fields: Fields) -> Fields:
+def text_part(fields: Fields) -> Fields:
     """Return the config of the text model inside one that has further parts; of others, the config itself."""
     architecture, section = _architecture(fields), fields.section("text_config")
     if architecture not in COMPOSITES or section is None:

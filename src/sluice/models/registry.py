@@ -56,12 +56,16 @@ FAMILIES: tuple[Family, ...] = (
     Family("GraniteForCausalLM", "granite:Granite", gguf="granite"),
     Family("Olmo2ForCausalLM", "olmo:Olmo2", gguf="olmo2"),
     Family("Olmo3ForCausalLM", "olmo:Olmo3", gguf="olmo2"),
-    Family("Phi3ForCausalLM", "phi3:Phi3"),
+    Family("Phi3ForCausalLM", "phi3:Phi3", gguf="phi3"),
 )
 HEADLESS = ("ForCausalLM", "LMHeadModel")
 """Ends of names. Checkpoints that are made for embeddings may name the model below the head instead, by `Model`."""
 DIFFUSION_ARCHITECTURES = ("SDARForCausalLM",)
-GGUF_FAMILIES: Mapping[str, Family] = {family.gguf: family for family in reversed(FAMILIES) if family.gguf is not None}
+GGUF_FAMILIES: Mapping[str, Family] = {
+    name: next(family for family in FAMILIES if family.gguf == name)
+    for name in dict.fromkeys(family.gguf for family in FAMILIES)
+    if name is not None
+}
 """`general.architecture` -> the family, the first if there are several."""
 
 

@@ -364,7 +364,7 @@ def _yarn_magnitude(given: Fields, factor: float) -> float:
 def _own_factor(given: Fields) -> float:
     """Return the factor by which a model changes YaRN's own. transformers ignores it.
 
-    Its published uses undo YaRN's factor (0.878 is 1 / (0.1 ln 4 + 1)), as vLLM, SGLang and llama.cpp read it.
+    Models that give it undo YaRN's factor (0.878 is 1 / (0.1 ln 4 + 1)): so vLLM, SGLang and llama.cpp read it.
     """
     factor = given.number("attn_factor", 1.0)
     if factor != 1.0:

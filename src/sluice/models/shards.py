@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -129,7 +128,7 @@ Rules = Mapping[str, Rule | None]
 class Block(nn.Module):
     """A part of a model that says how its weights are cut."""
 
-    cuts: ClassVar[Rules]
+    cuts: Rules
 
 
 def cut_of(model: nn.Module, name: str, shape: Sequence[int], spec: ModelSpec, place: Place) -> Cut | None:

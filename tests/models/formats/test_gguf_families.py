@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +26,14 @@ GEMMA3: dict[str, Any] = {
     "num_hidden_layers": 4,
     "head_dim": 32,
     "query_pre_attn_scalar": 32,
+}
+FACTORS = {"short": [1.0, 1.1, 1.2, 1.3], "long": [2.0, 3.0, 4.0, 5.0]}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1000.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": FACTORS["short"],
+    "long_factor": FACTORS["long"],
 }
 LLAMA_ROPE = {"rope_type": "default", "rope_theta": 1000.0}
 CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
@@ -50,6 +60,16 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
         {"embedding_scale": 1.5, "residual_scale": 0.8, "attention.scale": 0.3, "logit_scale": 0.7},
     ),
     "olmo2": (tiny_families.olmo2, {}, {}),
+    "phi3": (tiny_families.phi3, {}, {"attention.sliding_window": 9, "rope.dimension_count": 16}),
+    "phi4-mini": (
+        tiny_families.phi3,
+        {"sliding_window": None, "original_max_position_embeddings": 16, "rope_parameters": LONGROPE},
+        {
+            "rope.dimension_count": 8,
+            "rope.scaling.original_context_length": 16,
+            "rope.scaling.attn_factor": (1 + math.log(512 / 16) / math.log(16)) ** 0.5,
+        },
+    ),
     "olmo3": (
         tiny_families.olmo3,
         {"rope_parameters": {"full_attention": LLAMA_ROPE, "sliding_attention": LLAMA_ROPE}},
@@ -70,7 +90,9 @@ def test_files_hold_what_the_checkpoint_does(family: str, tmp_path: Path) -> Non
     """A norm that is added to 1 twice, rows in another order, or a factor that is not read still gives fluent text."""
     make, sizes, fields = CASES[family]
     make(**(SIZES | sizes)).save_pretrained(tmp_path / "source")
-    path, plain = write_gguf(tmp_path / "source", tmp_path / "model.gguf", "Q8_0", fields=fields)
+    factors = {f"rope_factors_{name}.weight": np.array(each, dtype=np.float32) for name, each in FACTORS.items()}
+    tensors = factors if family == "phi4-mini" else {}
+    path, plain = write_gguf(tmp_path / "source", tmp_path / "model.gguf", "Q8_0", fields=fields, tensors=tensors)
     ours, theirs = (load(folder, dtype="float32") for folder in (resolve_checkpoint(str(path)), plain))
     assert_same(ours, theirs)
     assert isinstance(ours, Decoder)

@@ -75,6 +75,8 @@ class GroupedAttention(Block):
         self.k_norm: RMSNorm | None = None
         if config.qk_norm is not QKNorm.NONE:
             is_row = config.qk_norm is QKNorm.ROW
+            if is_row:
+                self.cuts = MappingProxyType({**self.cuts, "q_norm": BY_OUTPUT, "k_norm": BY_KV_HEADS})
             self.q_norm = RMSNorm(spec.num_heads * head_dim if is_row else head_dim, eps, dtype)
             if plan.donor is None:
                 self.k_norm = RMSNorm(kv_heads * head_dim if is_row else head_dim, eps, dtype)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from sluice.models.checkpoint import CheckpointError, Fields, text_part
+
 NUMBER_BYTES = 2
 """Bytes of a number of weights and KV, in bfloat16."""
 FIELDS = (
@@ -72,7 +74,8 @@ class ModelSizes:
         Raises:
             SizesError: they are not of a dense model of 16 bits with layers as Llama's.
         """
-        if experts := next((field for field in content if "expert" in field), None):
+        content = _text_part(content, source)
+        if experts := next((field for field in content if "expert" in field and content[field]), None):
             raise SizesError(f"{source} is of a mixture of experts ({experts}), not of a dense model")
         if content.get("quantization_config") is not None:
             raise SizesError(f"{source} is of quantised weights, not of those of 16 bits")
@@ -88,6 +91,14 @@ class ModelSizes:
         architecture = named[0] if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) else None
         table = vocab * hidden
         return cls(name, layers, heads, kv_heads, head_dim, weights, stored, table, context, architecture)
+
+
+def _text_part(content: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """Return the fields of the text model of one that has further parts; of others all."""
+    try:
+        return text_part(Fields(content, source)).values
+    except CheckpointError:  # for want of an architecture, which sizes do not need
+        return content
 
 
 def _context(source: str, content: Mapping[str, Any], positions: int) -> int:

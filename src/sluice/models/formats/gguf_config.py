@@ -10,7 +10,7 @@ from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.gguf_families import NAMES
 from sluice.models.formats.gguf_fields import ArchitectureFields
 from sluice.models.formats.gguf_open import fields_of
-from sluice.models.formats.gguf_rope import FREQUENCY_FACTORS, rope_parameters
+from sluice.models.formats.gguf_rope import rope_parameters
 from sluice.models.pooling import POOLING
 from sluice.models.registry import GGUF_FAMILIES
 from sluice.text.gguf.file import TensorInfo
@@ -64,7 +64,7 @@ def model_config(file: GGUFModel) -> dict[str, Any]:
         "head_dim": sizes.head_dim,
         "max_position_embeddings": sizes.integer("context_length"),
         "rms_norm_eps": metadata.number(f"{name}.attention.layer_norm_rms_epsilon"),
-        "rope_parameters": rope_parameters(sizes, tensors.get(FREQUENCY_FACTORS)),
+        "rope_parameters": rope_parameters(sizes, tensors),
         "attention_bias": name == "qwen2" or "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         "tie_word_embeddings": "output.weight" not in tensors,

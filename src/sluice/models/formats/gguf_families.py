@@ -101,6 +101,12 @@ def _olmo2(fields: ArchitectureFields, base: Values) -> Values:
     }
 
 
+def _phi3(fields: ArchitectureFields, base: Values) -> Values:
+    rotated = fields.integer("rope.dimension_count", base["head_dim"])
+    window = fields.integer(WINDOW) if fields.number(WINDOW, 0.0) else None
+    return {"partial_rotary_factor": rotated / base["head_dim"], "sliding_window": window}
+
+
 OLMO_MODULES = MappingProxyType(
     {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 )
@@ -113,6 +119,7 @@ NAMES: Mapping[str, GGUFNames] = {
     "gemma3": GGUFNames(GEMMA_MODULES, (*GEMMA_READS, "rope.freq_base_swa"), _gemma3),
     "smollm3": GGUFNames(config=_smollm3, is_permuted=True),
     "granite": GGUFNames(reads=tuple(GRANITE_FACTORS.values()), config=_granite, is_permuted=True),
+    "phi3": GGUFNames(MappingProxyType({"mlp.gate_up_proj": "ffn_up"}), (WINDOW, "rope.dimension_count"), _phi3),
     "olmo2": GGUFNames(OLMO_MODULES, (WINDOW, PATTERN), _olmo2),
 }
 """`general.architecture` -> what is special."""

@@ -55,8 +55,10 @@ class ArchitectureFields:
         self._only("attention.causal", (True, None), "true")
         self.heads = self.integer("attention.head_count")
         self.kv_heads = self.integer("attention.head_count_kv", self.heads)
-        self.head_dim = self._head_dim()
+        self.head_dim = self._head_dim(reads)
         for field in ("rope.dimension_count", "attention.value_length"):
+            if field in reads:
+                continue
             self._only(field, (self.head_dim, None), f"the head size, {self.head_dim}")
         scale, usual = self.number("attention.scale", 0.0), self.head_dim**-0.5
         if scale and abs(scale / usual - 1) > NEAR and "attention.scale" not in reads:
@@ -144,9 +146,9 @@ class ArchitectureFields:
             if not isinstance(value, int | float) or not any(abs(value - each) <= NEAR * each for each in neutral):
                 raise CheckpointError(f"{self._metadata.source}: {key} = {value!r:.100} is not supported")
 
-    def _head_dim(self) -> int:
+    def _head_dim(self, reads: Sequence[str]) -> int:
         for field in ("attention.key_length", "rope.dimension_count"):
-            if self._metadata.get(f"{self.name}.{field}") is not None:
+            if field not in reads and self._metadata.get(f"{self.name}.{field}") is not None:
                 return self.integer(field)
         return self.integer("embedding_length") // self.heads
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 from sluice.models.checkpoint import CheckpointError
@@ -12,18 +13,25 @@ from sluice.text.gguf.file import TensorInfo
 
 FREQUENCY_FACTORS = "rope_freqs.weight"
 """The tensor by which Llama 3.1 divides rotary frequencies."""
+LONG_FACTORS: Mapping[str, str] = {
+    "short_factor": "rope_factors_short.weight",
+    "long_factor": "rope_factors_long.weight",
+}
+"""The tensors by which Phi divides them, in short texts and in long ones."""
 
 
-def rope_parameters(fields: ArchitectureFields, factors: TensorInfo | None) -> dict[str, Any]:
+def rope_parameters(fields: ArchitectureFields, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
     """Return `rope_parameters`.
 
     Args:
-        factors: the tensor `FREQUENCY_FACTORS`, if there is one.
+        tensors: of the file, by name.
 
     Raises:
         CheckpointError: a field is not supported, or contradicts another one.
     """
-    theta = fields.number("rope.freq_base", 10_000.0)
+    theta, factors = fields.number("rope.freq_base", 10_000.0), tensors.get(FREQUENCY_FACTORS)
+    if any(name in tensors for name in LONG_FACTORS.values()):
+        return _longrope(fields, tensors, theta)
     factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 1.0))
     kind = fields.text("rope.scaling.type", "linear")  # so llama.cpp scales, too
     if kind not in ("none", "linear", "yarn"):
@@ -46,6 +54,19 @@ def rope_parameters(fields: ArchitectureFields, factors: TensorInfo | None) -> d
         if attention != 1:
             scaling["attention_factor"] = attention * (0.1 * math.log(max(factor, 1.0)) + 1)
     return scaling
+
+
+def _longrope(fields: ArchitectureFields, tensors: Mapping[str, TensorInfo], theta: float) -> dict[str, Any]:
+    count = fields.integer("rope.dimension_count", fields.head_dim) // 2
+    parameters: dict[str, Any] = {"rope_type": "longrope", "rope_theta": theta}
+    for name, tensor in LONG_FACTORS.items():
+        if tensor not in tensors:
+            raise CheckpointError(f"the file lacks the tensor {tensor}, although it has the other factors")
+        parameters[name] = _pairs(tensors[tensor], count)
+    parameters["original_max_position_embeddings"] = fields.integer("rope.scaling.original_context_length")
+    if attention := fields.number("rope.scaling.attn_factor", 0.0):
+        parameters["attention_factor"] = attention
+    return parameters
 
 
 def _pairs(tensor: TensorInfo, count: int) -> list[float]:

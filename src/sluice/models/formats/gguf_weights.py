@@ -17,7 +17,7 @@ from sluice.models.formats.gguf_config import METHOD, PLAIN
 from sluice.models.formats.gguf_families import NAMES, GGUFNames
 from sluice.models.formats.gguf_file import GGUFTensor, tensors_of
 from sluice.models.formats.gguf_open import open_gguf
-from sluice.models.formats.gguf_rope import FREQUENCY_FACTORS
+from sluice.models.formats.gguf_rope import FREQUENCY_FACTORS, LONG_FACTORS
 from sluice.models.quantized import QuantizedWeight
 from sluice.models.registry import ARCHITECTURES
 from sluice.models.spec import BLOCKS, INT4, holds
@@ -98,7 +98,7 @@ class GGUF(WeightFormat):
         # Memory is slow when it is used for the first time, so all weights are dequantised in the same.
         memory = torch.empty(max(tensor.numel for tensor in tensors_of(file)), dtype=dtype)
         for tensor in tensors_of(file):
-            if tensor.name == FREQUENCY_FACTORS:
+            if tensor.name in (FREQUENCY_FACTORS, *LONG_FACTORS.values()):
                 continue
             name = names.get(tensor.name)
             if name is None:
