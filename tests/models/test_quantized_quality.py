@@ -1,7 +1,7 @@
 """What quantised weights cost the default model, token by token along a text of ours.
 
-The file's four bits, widened, are what they are compared with. Of 256 tokens, int8 raises the perplexity by 8.9%, int4,
-which rounds a second time, by 32%, and KV in int8 lowers it by 0.7%.
+The file's four bits, widened, are what they are compared with. Of 256 tokens, int8 raises the perplexity by 0.7%, int4,
+which rounds a second time, by 26%, and KV in int8 lowers it by 0.4%.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def plain(ids: list[int]) -> tuple[float, float]:
     return loss_and_hits(ids, "none")
 
 
-@pytest.mark.parametrize(("quantization", "perplexity", "share"), [("int8", 0.12, 0.03), ("int4", 0.4, 0.03)])
+@pytest.mark.parametrize(("quantization", "perplexity", "share"), [("int8", 0.02, 0.02), ("int4", 0.3, 0.03)])
 def test_perplexity_is_nearly_that_of_bfloat16(
     ids: list[int], plain: tuple[float, float], quantization: str, perplexity: float, share: float
 ) -> None:
@@ -75,4 +75,4 @@ def test_perplexity_of_kv_is_that_of_bfloat16(ids: list[int], plain: tuple[float
     loss, hits = loss_and_hits(ids, "none", Int8KV.empty)
     assert loss != plain[0]
     assert abs(math.expm1(loss - plain[0])) <= 0.01
-    assert abs(hits - plain[1]) <= 0.02
+    assert abs(hits - plain[1]) <= 0.01
