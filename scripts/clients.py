@@ -5,7 +5,8 @@
     python scripts/clients.py guidellm aiperf     # large ones
     python scripts/clients.py --table             # and print the table of docs/clients.md
 
-Stock packages run in an environment each, build/clients/NAME, which the first run makes from PyPI. The test suite runs
+Stock packages run in an environment each, build/clients/NAME, which the first run makes from PyPI or, for those of npm,
+from npm's registry. The test suite runs
 `openai` itself. Clients that ask the same question must get the same greedy text, whole and streamed. Large clients run
 only when they are named: they install some gigabytes; `vllm bench serve` runs in the environment that
 benchmarks/peers/run.py made for vLLM.
@@ -111,7 +112,7 @@ CLIENTS = {
     "pydantic-ai": Client(
         program("pydantic-ai"), "tools and typed answers, whole and streamed", ("pydantic-ai-slim[openai]",)
     ),
-    "dspy": Client(program("dspy"), "`Predict` and `ReAct`", ("dspy",)),
+    "dspy": Client(program("dspy"), "text, and `Predict` by a schema", ("dspy",)),
     "ai-sdk": Client(
         program_of_npm("ai_sdk"),
         "Vercel's AI SDK: text, streams, tools, objects",
@@ -143,6 +144,7 @@ CLIENTS = {
         terminal_agents.claude_code_cli, f"`claude -p`: {AGENT}", ("@anthropic-ai/claude-code",), True
     ),
     "opencode": Client(terminal_agents.opencode, f"`opencode run`: {AGENT}", ("opencode-ai",), True),
+    "aider": Client(terminal_agents.aider, "a file that it edits as a scripted model says", ("aider-chat",)),
     "open-webui": Client(recorded.open_webui, "its recorded calls: models, chat, titles, Ollama's tags and chat"),
     "sglang": Client(recorded.sglang, "`/generate` whole, streamed, as a batch; `/flush_cache`"),
     "lm-eval": Client(
@@ -226,7 +228,7 @@ def run_all(names: Sequence[str]) -> tuple[list[str], list[str]]:
             if text:
                 texts[name] = text
             print(f"{name}: works", flush=True)
-            rows.append(f"| {name} | {version_of(name, client)} | {client.what} |")
+            rows.append(f"| {name} | {version_of(name, client)} | {client.what} | works |")
     return rows, failed
 
 
@@ -241,7 +243,8 @@ def main() -> int:
     rows, failed = run_all(args.clients or [name for name, client in CLIENTS.items() if not client.is_large])
     if args.table:
         print(
-            f"\n{datetime.datetime.now().astimezone().date()}\n\n| client | version | what it sends |\n|---|---|---|",
+            f"\n{datetime.datetime.now().astimezone().date()}\n",
+            "| client | version | what was run | result |\n|---|---|---|---|",
             *rows,
             sep="\n",
         )

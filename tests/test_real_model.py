@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import signal
 import sys
@@ -104,6 +105,33 @@ def test_it_embeds_texts(served: Served) -> None:
         return sum(a * b for a, b in zip(one, another, strict=True))
 
     assert likeness(cat, other) > likeness(cat, code)
+
+
+def test_it_decides(served: Served) -> None:
+    """The probabilities are those of the labels as the next token, and the input is computed once."""
+    options = [{"name": "refund", "description": "money back"}, {"name": "replacement"}, {"name": "information"}]
+    questions = [
+        {"id": "topic", "type": "choice", "question": "What does the customer want?", "options": options},
+        {"id": "anger", "type": "score", "question": "How angry is the customer?", "levels": ["calm", "furious"]},
+        {"id": "broken", "type": "yes_no", "question": "Did it arrive broken?", "yes": "it was broken"},
+    ]
+    text = "Order 4711 arrived broken. I want my money back now, this is the third time! " * 5
+    body = {"input": text, "questions": questions, "return_prompt_token_ids": True}
+    answer = httpx.post(f"{served.url}/v1/decisions", json=body, timeout=300).json()
+    found = answer["answers"]
+    assert found["topic"]["choice"] == "refund"
+    assert found["anger"]["score"] == pytest.approx(found["anger"]["probabilities"]["1"])
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= 2 * 64
+    for decision, said in zip(found.values(), (["A", "B", "C"], ["0", "1"], ["yes", "no"]), strict=True):
+        prompt, labels = decision["prompt_token_ids"], decision["label_token_ids"]
+        asked = {"prompt": prompt, "max_tokens": 1, "logprobs": 0, "logprob_token_ids": labels}
+        scored = httpx.post(f"{served.url}/v1/completions", json=asked, timeout=300).json()
+        likely = scored["choices"][0]["logprobs"]["top_logprobs"][0]
+        shares = [math.exp(likely[label]) for label in said]
+        assert sum(decision["probabilities"].values()) == pytest.approx(1)
+        assert decision["label_mass"] == pytest.approx(sum(shares), abs=1e-5)
+        expected = [share / sum(shares) for share in shares]
+        assert [*decision["probabilities"].values()] == pytest.approx(expected, abs=1e-5)
 
 
 def test_guesses_come_true_where_a_text_is_repeated(served: Served) -> None:

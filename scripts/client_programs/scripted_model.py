@@ -33,6 +33,8 @@ from sluice.types.request_limits import Limits
 NAME = "sluice"
 FILE, SECRET = "gate.txt", "the north gate is open"
 """A file that the agent is to read, and what is in it."""
+CHANGED = "the north gate is shut"
+"""What a program that has no tools, and applies edits in texts, is to write into the file."""
 ANSWER, NOT_SEEN = "The file says that the north gate is open.", "I see no such file."
 CALLS: dict[str, dict[str, Any]] = {
     "exec_command": {"cmd": f"cat {FILE}"},
@@ -62,7 +64,7 @@ def reply_to(prompt: str) -> str:
         return ANSWER if SECRET in content else NOT_SEEN
     name = next((each for each in CALLS if f'"name": "{each}"' in prompt), None)
     if name is None:
-        return "Reading a file"
+        return f"{FILE}\n```\n{CHANGED}\n```\n"
     return f"I will look.\n<tool_call>\n{json.dumps({'name': name, 'arguments': CALLS[name]})}\n</tool_call>"
 
 

@@ -68,6 +68,7 @@ def server(model: Path | None = None, name: str = "sluice") -> Iterator[Target]:
     port, key = free_port(), secrets.token_hex(8)
     command = [sys.executable, "-m", "sluice", "serve", *([] if model is None else [str(model)])]
     command += ["--port", str(port), "--served-model-name", name, "--api-key", key]
+    command += ["--override-generation-config", '{"max_new_tokens": 512}']  # for clients that ask for no limit
     with started(command):
         yield Target(f"http://127.0.0.1:{port}", key)
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from client_programs.scripted_model import ANSWER, FILE, NAME, SECRET
+from client_programs.scripted_model import ANSWER, CHANGED, FILE, NAME, SECRET
 from client_programs.target import ENVIRONMENTS, PROGRAMS, Target, free_port, started
 
 QUESTION = f"Read {FILE}. Which gate is open?"
@@ -40,13 +40,17 @@ class Place:
 
     def ask(self, environment: str, program: str, *arguments: str, **settings: str) -> None:
         """Run a program of a client's environment, and check that its answer is what the file says."""
+        said = self.run(ENVIRONMENTS / environment / "node_modules" / ".bin" / program, *arguments, **settings)
+        assert ANSWER in said, said[-2000:]
+
+    def run(self, program: Path, *arguments: str, **settings: str) -> str:
+        """Return what a program says in a folder that has the file."""
         (work := self.home / "work").mkdir()
         (work / FILE).write_text(SECRET)
-        command = [str(ENVIRONMENTS / environment / "node_modules" / ".bin" / program), *arguments]
         known = {"PATH": os.environ["PATH"], "HOME": str(self.home), "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
         proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), NOWHERE)
         done = subprocess.run(
-            command,
+            [program, *arguments],
             cwd=work,
             env=known | proxies | settings,
             stdin=subprocess.DEVNULL,
@@ -54,9 +58,9 @@ class Place:
             text=True,
             timeout=180,
         )
-        said = f"{program}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
-        assert done.returncode == 0, said
-        assert ANSWER in done.stdout, said
+        said = f"{program.name}: {done.stdout}{done.stderr}"
+        assert done.returncode == 0, said[-4000:]
+        return said
 
 
 @contextmanager
@@ -106,3 +110,13 @@ def opencode(_: Target) -> None:
         settings = models | {"provider": {NAME: provider}, "share": "disabled", "autoupdate": False}
         at.write(".config/opencode/opencode.json", json.dumps(settings))
         at.ask("opencode", "opencode", "run", QUESTION, OPENCODE_DISABLE_MODELS_FETCH="1")
+
+
+def aider(_: Target) -> None:
+    """Run aider, which writes what the model says into the file."""
+    with place() as at:
+        quiet = ("--no-git", "--yes-always", "--no-show-model-warnings", "--analytics-disable", "--no-check-update")
+        asked = ("--model", f"openai/{NAME}", "--edit-format", "whole", FILE, "--message", "Shut the gate.")
+        program = ENVIRONMENTS / "aider" / "bin" / "aider"
+        at.run(program, *quiet, *asked, OPENAI_API_BASE=f"{at.url}/v1", OPENAI_API_KEY="none")
+        assert (at.home / "work" / FILE).read_text().strip() == CHANGED

@@ -12,6 +12,7 @@ from compiled import level_name, library
 from native_cases import FASTEST, KERNELS, attend, exact, make_case, ragged, root_mean_square, row_of
 from paged import forward_batch
 from sluice.attention.base import LayerKV, PagedKV
+from sluice.attention.hadamard import rotated, rotated_back
 from sluice.attention.int8 import Int8KV, PackedInt8KV, quantized
 from sluice.attention.native import NativeAttention
 from sluice.attention.reference import ReferenceAttention, ReferenceBackend
@@ -49,9 +50,11 @@ def test_reference_pages_hold_what_was_stored() -> None:
     slots = torch.randperm(5 * 16)[:40]
     k, v = torch.randn(2, 40, 3, 80).bfloat16()
     kv.store(slots, k, v)
-    for found, stored in zip(kv.gather(slots // 16), (k, v), strict=True):
-        values, scales = quantized(stored)
-        assert torch.equal(found[torch.arange(40), slots % 16], values * scales[..., None])
+    found_k, found_v = (found[torch.arange(40), slots % 16] for found in kv.gather(slots // 16))
+    values, scales = quantized(rotated(k.float()))
+    assert torch.equal(found_k, rotated_back(values * scales[..., None]))
+    values, scales = quantized(v)
+    assert torch.equal(found_v, values * scales[..., None])
     assert kv.k[1].is_contiguous()
     assert kv.k[1].nbytes == 16 * 3 * (80 + 4)
 

@@ -29,6 +29,18 @@ MISTRAL = (
     "{{ raise_exception('ids have nine characters') }}{% endif %}result {{ m.tool_call_id }}:{{ m.content }};"
     "{% elif not m.tool_calls %}{{ m.role }}:{{ m.content }};{% endif %}{% endfor %}"
 )
+SHORT = (
+    "{% for m in messages %}{{ m.role }};"
+    "{% if loop.index > 3 %}{{ raise_exception('too long') }}{% endif %}{% endfor %}"
+)
+NO_TOOLS = (
+    "{% for m in messages %}{{ m.role }};"
+    "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
+)
+AFTER_RESULTS = (
+    "{% for m in messages %}{% if m.role == 'user' and not loop.first and loop.previtem.role == 'tool' %}"
+    "{{ raise_exception('the assistant is next') }}{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}"
+)
 ANY = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
 
 
@@ -58,6 +70,12 @@ def said(*turns: str) -> list[dict[str, Any]]:
         (GEMMA, said("s1", "d2", "u3", "u4", "a5"), "user:1\n2\n\n3\n4;assistant:5;"),
         (GEMMA, said("s1"), "user:1;"),
         (ANY, said("u1", "u2", "s3"), "user:1;user:2;system:3;"),
+        (ONE_SYSTEM, said("s1", "u2", "s3", "u4"), "system:1;user:2;user:3;user:4;"),
+        (ONE_SYSTEM, said("u1", "a2", "u3", "s4"), "user:1;assistant:2;user:3;user:4;"),
+        (TURNS, said("u1", "a2", "s3", "u4"), "user:1;assistant:2;user:3\n4;"),
+        (TURNS, said("a1", "u2"), "user:;assistant:1;user:2;"),
+        (GEMMA, said("s1", "a2", "u3"), "user:1;assistant:2;user:3;"),
+        (ANY, said("a1", "u2"), "assistant:1;user:2;"),
     ],
 )
 def test_turns(template: str, messages: list[dict[str, Any]], expected: str) -> None:
@@ -88,10 +106,19 @@ def test_ids_of_other_servers() -> None:
 @pytest.mark.parametrize(
     ("template", "messages", "number"),
     [
-        (ONE_SYSTEM, said("s1", "u2", "s3", "u4"), "number 3 of 4, of role system"),
-        (TURNS, said("a1", "u2"), "number 1 of 2"),
+        (SHORT, said("u1", "a2", "u3", "a4"), "number 4 of 4, of role assistant"),
+        (NO_TOOLS, [*said("u1", "a2"), {"role": "tool", "content": "r"}, *said("u3")], "number 3 of 4, of role tool"),
     ],
 )
 def test_what_cannot_be_fitted_is_named(template: str, messages: list[dict[str, Any]], number: str) -> None:
     with pytest.raises(TemplateRefusal, match=number):
         shown(template, messages)
+
+
+def test_what_is_said_beside_results() -> None:
+    """Claude Code puts text and results into one message. With Mistral's templates its second turn failed."""
+    calls = [{"id": "Ab3456789", "function": {"name": "f"}}]
+    turns = [*said("u1"), {"role": "assistant", "content": "2", "tool_calls": calls}]
+    results = [{"role": "tool", "tool_call_id": "Ab3456789", "content": text} for text in "34"]
+    text = shown(AFTER_RESULTS, [*turns, *results, *said("u5", "u6")])
+    assert text == "user:1;assistant:2;tool:3;tool:4\n\n5\n6;"

@@ -86,6 +86,11 @@ async def _message(server: Scripted, streams: bool, *, stop: list[str], **body: 
 HEADS = {
     "hermes": WHOLE[: WHOLE.index('{"a"')],
     "qwen3_coder": "<tool_call>\n<function=f>",
+    "seed_oss": "<seed:tool_call>\n<function=f>",
+    "glm45": "<tool_call>f\n<arg_key>",
+    "glm47": "<tool_call>f<arg_key>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="f">',
     "mistral": '[TOOL_CALLS][{"name": "f", "arguments": {',
     "deepseek_v3": f"{ALL_BEGIN}{BEGIN}function{SEPARATOR}f\n```json\n{{",
     "deepseek_v31": f"{ALL_BEGIN}{BEGIN}f{SEPARATOR}{{",

@@ -68,7 +68,8 @@ def server() -> Iterator[tuple[Server, Run]]:
 def test_a_field_is_written_once_for_all_routes() -> None:
     """A sampling parameter without a field could not be asked for; a field without one would be ignored. What keeps an
     answer to a form has fields of its own in each API."""
-    own = {"logprobs", "prompt_logprobs", "schema", "regex", "choice", "grammar", "whitespace_pattern"}
+    own = {"logprobs", "prompt_logprobs", "logprob_token_ids", "schema", "regex", "choice", "grammar"}
+    own.add("whitespace_pattern")
     named = {field.name for field in fields(SamplingParams)} - own
     assert set(SamplingFields.__struct_fields__) == set(NativeSampling.__struct_fields__) == named
 

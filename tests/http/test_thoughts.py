@@ -67,6 +67,9 @@ async def streamed(server: Scripted, options: dict[str, Any]) -> Any:
         ("No Question: at all", ["Question:"], ("No ", "")),
         ("<think>\n\n</think>\n\nNo Question: at all", ["Question:"], ("No ", "")),
         ("<think>Q", ["Q"], ("", "Q")),
+        ("<think>\nwhy\n</think>\n\nA title\n\nmore", ["\n\n"], ("A title", "why")),
+        ("<think>\n\n</think>\n\nHello", ["\n"], ("Hello", "")),
+        ("\nNo thought", ["\n"], ("", "")),
     ],
 )
 def test_stop_strings_end_the_answer_and_not_the_thought(reply: str, stop: list[str], expected: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sluice.models.block_types import DEQUANTIZED, group_weight
+from sluice.models.block_types import BLOCK_TYPES, group_weight
 
 
 def any_blocks(kind: str, count: int) -> np.ndarray:
@@ -18,7 +18,7 @@ def any_blocks(kind: str, count: int) -> np.ndarray:
     return np.random.default_rng(size).integers(0, 256, (count, size), dtype=np.uint8)
 
 
-@pytest.mark.parametrize("kind", DEQUANTIZED)
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
 def test_values_are_those_of_the_library(kind: str) -> None:
     """One input that is swapped with its neighbour makes every product wrong, and shows in no sum."""
     blocks = any_blocks(kind, 2000)
@@ -32,10 +32,10 @@ def test_values_are_those_of_the_library(kind: str) -> None:
     np.testing.assert_array_equal(ours.view(np.uint32)[is_number], wanted.view(np.uint32)[is_number])
 
 
-@pytest.mark.parametrize("kind", DEQUANTIZED)
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
 def test_sizes_are_those_of_the_library(kind: str) -> None:
     """A file says a type by its number, and its size follows from that."""
-    of_library, block = gguf.GGMLQuantizationType[kind], DEQUANTIZED[kind]
+    of_library, block = gguf.GGMLQuantizationType[kind], BLOCK_TYPES[kind]
     assert (block.id, (block.inputs, block.size)) == (int(of_library), gguf.GGML_QUANT_SIZES[of_library])
 
 

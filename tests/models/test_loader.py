@@ -149,6 +149,7 @@ def test_a_tied_head_in_another_file_is_used(tiny_folder: Folder, tmp_path: Path
     ("family", "name"),
     [
         ("llama", "v_head.summary.weight"),
+        ("llama", "score.weight"),
         ("llama", "model.mtp.fc.weight"),
         ("llama", "model.layers.3.eh_proj.weight"),
         ("llama", "vision_tower.blocks.0.weight"),

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import tiny_models
+from any_checkpoint import any_checkpoint
 from features import sampling_rows
 from shadow_model import ShadowModel, shadow_runner, shadow_shape, shadow_state
+from sluice import LLM
 from sluice.attention.reference import ReferenceAttention
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Submit
@@ -251,3 +253,28 @@ def test_logprobs_do_not_wait_for_the_device_either() -> None:
         for a, b in zip(one, other, strict=True):
             assert flat(a)[:2] == flat(b)[:2]
             assert flat(a)[2] == pytest.approx(flat(b)[2], abs=1e-5)
+
+
+def test_a_request_may_name_the_tokens_that_are_reported() -> None:
+    """In the order in which it names them, whatever others of the step ask for, and however many they name."""
+    prompt = (5, 9, 3, 7)
+    with LLM(str(any_checkpoint()), max_total_tokens=256, threads=1) as llm:
+        greedy = SamplingParams(max_tokens=3, temperature=0.0, logprobs=20, ignore_eos=True)
+        ((whole,),) = (output.samples for output in llm.generate([list(prompt)], greedy))
+        assert whole.logprobs is not None
+        ids = [token for token, _ in whole.logprobs[0].top[::-3]]
+        named = replace(greedy, logprobs=None, logprob_token_ids=tuple(ids))
+        shorter = replace(named, logprob_token_ids=tuple(ids[2:4]))
+        params = [named, replace(greedy, logprobs=None), replace(greedy, logprobs=2), shorter]
+        outputs = [output.samples[0] for output in llm.generate([list(prompt)] * 4, params)]
+    assert len({output.token_ids for output in outputs}) == 1
+    first, nothing, two, other = [output.logprobs for output in outputs]
+    assert nothing is None
+    expected = dict(whole.logprobs[0].top)
+    assert first is not None
+    assert [token for token, _ in first[0].top] == ids
+    assert dict(first[0].top) == pytest.approx({token: expected[token] for token in ids}, abs=1e-5)
+    assert two is not None
+    assert [len(item.top) for item in two] == [2, 2, 2]
+    assert other is not None
+    assert [item.top for item in other] == [item.top[2:4] for item in first]

@@ -25,6 +25,7 @@ from sluice.assembly.ranks import layout_of
 from sluice.assembly.resolve import Resolution, offload_tier
 from sluice.assembly.ring_sizes import resolve_ring
 from sluice.assembly.tiers import RankPages, TierSetup, tier_setup
+from sluice.assembly.torch_dtype import with_fast_dtype
 from sluice.assembly.weights import Weights, load_weights
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.packed import STEPS
@@ -115,6 +116,7 @@ def load(
     here, device = resolve_here(config, local_rank)
     heartbeat.loading(LoadingPart.FILES)
     checkpoint = find_checkpoint(here.config.model, partial(heartbeat.loading, LoadingPart.FILES))
+    here = with_fast_dtype(here, checkpoint.folder, device)
     weights = load_weights(here, checkpoint.folder, checkpoint.name, device, heartbeat, member, progress=progress)
     for_model = _resolve_for_model(here, checkpoint, weights, progress=progress)
     sizes = _size(for_model, weights, config.offload, checkpoint.folder, member.place, disabled, agree)

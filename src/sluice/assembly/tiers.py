@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from sluice.assembly.ranks import layout_of, ranks_per_node
-from sluice.attention.spec import scale_bytes
+from sluice.attention.spec import scale_bytes, stored_as
 from sluice.config import CacheConfig, ConfigError, EngineConfig, MemoryShortage, OffloadConfig
 from sluice.device.background import Background
 from sluice.device.machine import free_memory
@@ -268,7 +268,7 @@ def page_geometry(spec: ModelSpec, shape: DeviceShape, model: str, *, layout: st
     return PageGeometry(
         model=model,
         code=_code(spec),
-        dtype=str(shape.page_dtype).removeprefix("torch."),
+        dtype=stored_as(shape.page_dtype),
         layout=layout,
         page_size=shape.page_size,
         num_layers=shape.num_layers,

@@ -2,8 +2,8 @@
 
 A key (or a value) x of one token and one KV head is stored as `round(x * 127 / largest)`, where `largest` is its
 largest magnitude, and as the scale `largest / 127` in float32. It stands for their product, which is at most half a
-scale away from x. What is stored of a token depends on nothing else, so it is the same however a prompt is cut into
-chunks.
+scale away from x. Keys are rotated before that (`hadamard.py`), so that no channel sets the scale of all. What is
+stored of a token depends on nothing else, so it is the same however a prompt is cut into chunks.
 
 The scales are in the page, beside what they belong to. So a page is one piece of memory, and whatever copies pages
 copies them:
@@ -23,6 +23,7 @@ from typing import ClassVar, Self
 import torch
 
 from sluice.attention.base import LayerKV
+from sluice.attention.hadamard import rotated, rotated_back
 from sluice.attention.packed import GROUP, STEPS, PackedKV, dense_heads, store_call
 from sluice.attention.spec import SCALE_BYTES, KVShape
 from sluice.kernels.cpu.abi import RotateStoreCall
@@ -74,13 +75,13 @@ class Int8KV:
         return self.k.shape[2]
 
     def store(self, kv_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        for pages, x in ((self.k, k), (self.v, v)):
+        for pages, x in ((self.k, rotated(k.float())), (self.v, v)):
             values, scales = quantized(x)
             pages.flatten(0, 1).index_copy_(0, kv_slots, torch.cat([values, scales[..., None].view(torch.int8)], -1))
 
     def gather(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Gather as `PagedKV.gather`, the values that are stood for, in float32."""
-        return _widened(self.k[pages]), _widened(self.v[pages])
+        return rotated_back(_widened(self.k[pages])), _widened(self.v[pages])
 
 
 def _widened(heads: torch.Tensor) -> torch.Tensor:
@@ -146,7 +147,7 @@ class PackedInt8KV:
         k = k.unflatten(-1, (d // 2, GROUP, 2)).permute(0, 2, 4, 1, 3, 5).flatten(-2)
         v = v.unflatten(-1, (half, d, 2)).permute(0, 2, 3, 5, 1, 4).flatten(2, 3)
         shape = (*pages.shape, self.page_size, self.kv_heads, d)
-        return (k * k_scales).reshape(shape), (v * v_scales).reshape(shape)
+        return rotated_back((k * k_scales).reshape(shape)), (v * v_scales).reshape(shape)
 
     def _parts(self, pieces: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the values [pages, kv_heads, groups, 16 head_dim], and scales [pages, groups, 16, kv_heads, 1]."""

@@ -91,3 +91,9 @@ class KVShape:
 def scale_bytes(dtype: torch.dtype) -> int:
     """Return the bytes of scales that pages of a dtype hold for a token's key, or value, of one KV head."""
     return SCALE_BYTES if dtype == torch.int8 else 0
+
+
+def stored_as(dtype: torch.dtype) -> str:
+    """Return what pages of a dtype hold, in words: pages of another release may hold it otherwise."""
+    name = str(dtype).removeprefix("torch.")
+    return f"{name}, keys rotated" if dtype == torch.int8 else name

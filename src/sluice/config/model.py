@@ -97,7 +97,8 @@ class ModelConfig:
     dtype: str = option(
         "auto",
         "data type: auto, float64, float32, bfloat16 or float16",
-        more="For weights, KV cache and computation. auto: the checkpoint's type.",
+        more="For weights, KV cache and computation. auto: the checkpoint's type, or float32 where torch computes"
+        " without compiled kernels on a CPU that has no fast products of 16 bits.",
         choices=("auto", "float64", "float32", "bfloat16", "float16"),
         spellings={"half": "float16", "float": "float32"},
         sglang="--dtype",

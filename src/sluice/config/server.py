@@ -138,8 +138,9 @@ class ServerConfig:
         None,
         "format in which the model calls tools",
         unset="as the chat template shows",
-        more="deepseek_v3, deepseek_v31, hermes, json, llama3_json, mistral, openai or qwen3_coder, or a name that vLLM"
-        " or SGLang has for one of them; none: requests with tools are refused. See [tools](tools.md).",
+        more="deepseek_v3, deepseek_v31, glm45, glm47, hermes, json, kimi_k2, llama3_json, minimax_m2, mistral, openai,"
+        " qwen3_coder or seed_oss, or a name that vLLM or SGLang has for one of them; none: requests with tools are"
+        " refused. See [tools](tools.md).",
         sglang="--tool-call-parser",
         vllm="--tool-call-parser",
         metavar="NAME",

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sluice.http.apis.anthropic.routes import add_anthropic
+from sluice.http.apis.decisions import DECISION_BODY, DecisionAnswer, Decisions, parse_decisions, with_labels
 from sluice.http.apis.infill import add_infill
 from sluice.http.apis.ollama.routes import add_ollama
 from sluice.http.apis.responses.routes import add_responses
@@ -236,6 +237,12 @@ def _add_embeddings(routes: Routes, calls: CallHandler) -> None:
     @routes.add("POST", *RERANK_PATHS, summary="Documents by likeness to a query", body=RERANK_BODY, answer=Reranked)
     async def rerank(request: Request) -> Response:
         return await calls.embed(request, parse_rerank, RerankAnswer)
+
+    @routes.add(
+        "POST", "/v1/decisions", summary="How likely answers are (SGLang)", body=DECISION_BODY, answer=Decisions
+    )
+    async def decisions(request: Request) -> Response:
+        return await calls.score(request, parse_decisions, with_labels, DecisionAnswer)
 
     @routes.add("POST", "/score", "/v1/score", summary="How alike texts are (vLLM)", body=SCORE_BODY, answer=Scored)
     async def score(request: Request) -> Response:

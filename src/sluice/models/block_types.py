@@ -46,9 +46,9 @@ def group_weight(kind: str, blocks: torch.Tensor) -> GroupWeight:
     """Return rows of blocks [out_features, bytes] uint8 as a weight in groups.
 
     Args:
-        kind: a key of `DEQUANTIZED`.
+        kind: a key of `BLOCK_TYPES`.
     """
-    block, rows = DEQUANTIZED[kind], len(blocks)
+    block, rows = BLOCK_TYPES[kind], len(blocks)
     numbers, scales, minimums = block.unpack(blocks.reshape(-1, block.size))
     return GroupWeight(
         numbers.reshape(rows, -1),
@@ -174,6 +174,8 @@ BLOCK_TYPES: Mapping[str, BlockType] = _types(
     Q5_0=(16, _q5_0),
     Q5_1=(0, _q5_1),
     Q8_0=(SIGNED_ZERO, _q8_0),
+    Q2_K=(0, _q2_k),
+    Q3_K=(4, _q3_k),
     Q4_K=(0, _q4_k),
     Q5_K=(0, _q5_k),
     Q6_K=(32, _q6_k),
@@ -182,5 +184,3 @@ BLOCK_TYPES: Mapping[str, BlockType] = _types(
     MXFP4=(SIGNED_ZERO, _mxfp4),
 )
 """Types that the compiled kernels multiply, by their names in llama.cpp."""
-DEQUANTIZED: Mapping[str, BlockType] = {**BLOCK_TYPES, **_types(Q2_K=(0, _q2_k), Q3_K=(4, _q3_k))}
-"""All of `BLOCK_TYPES`, and the types that are only dequantised."""

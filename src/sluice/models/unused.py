@@ -11,6 +11,7 @@ from sluice.models.checkpoint import Fields
 LOGGER = logging.getLogger("sluice.models")
 MODULES: Mapping[str, str] = {
     **dict.fromkeys(("v_head", "value_head", "reward_head"), "a head for values"),
+    **dict.fromkeys(("score", "classifier"), "a head for classes"),
     **dict.fromkeys(("mtp", "mtp_block", "mtp_layers"), "a layer that drafts tokens"),
     **dict.fromkeys(("vision_tower", "vision_model", "visual", "embed_vision"), "a part for images"),
     "multi_modal_projector": "a part for images",

@@ -36,6 +36,7 @@ from sluice.engine.protocols import Pending, Runner
 from sluice.engine.step_watch import StepWatch
 from sluice.process.early import EARLY
 from sluice.process.kv_events.board import KvEventSender
+from sluice.process.lean_torch import without_python_kernels
 from sluice.process.logs import configure_logging
 from sluice.process.priority import be_nice
 from sluice.process.ranks.ray_ranks import place_ranks
@@ -68,7 +69,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the server decides when to end
     if folder == EARLY:
-        with importing():
+        with importing(), without_python_kernels():
             importlib.import_module("sluice.assembly.engine")
         folder = lines.get()
     link = ZmqLink(SocketFolder(Path(folder)))
@@ -137,7 +138,7 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
             from sluice.process.ranks.ranks import meet_ranks
 
         ranks = meet_ranks(start, spawned, link.folder.ranks, tick, partial(link.heartbeat.tick, Phase.DEVICE))
-    with importing():
+    with importing(), without_python_kernels():
         from sluice.assembly.engine import build_engine
         from sluice.assembly.rank_facts import OtherWeights, sampled_fingerprint
 

@@ -116,6 +116,16 @@ class LogitOps:
         best = logits.topk(width)
         return Scores((chosen - total)[:, 0], best.indices, best.values.to(total.dtype) - total)
 
+    def score_ids(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Return the log-probabilities of some tokens in each row: [R, W], as in `Scores`.
+
+        Args:
+            logits: [R, vocab], any float type.
+            ids: [R, W] int64.
+        """
+        total = self.totals(logits)[:, None]
+        return logits.gather(-1, ids).to(total.dtype) - total
+
     def vocab_size(self, logits: torch.Tensor) -> int:
         """Return how many tokens there are, given logits of any number of rows."""
         return logits.shape[1]

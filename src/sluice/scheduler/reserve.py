@@ -5,6 +5,11 @@
 
 Under `ratio` a request whose prompt is not computed yet is counted with its whole output if its prompt is all
 planned, since it was just admitted on that promise, and with none if it is not, since it makes no output yet.
+
+A request that ignores its end is counted as others are, although its length is known. SGLang reserves all of it. In
+simulations of 200 to 300 such requests on an H100 whose pool held 14 to 32 of them, that took 0 to 28% of the
+throughput, and first tokens came up to half later, since many steps of a request need far less than its end. But no
+stream paused for a preemption, where under `ratio` the longest pause took 0.6 to 23 s: `full` is for those who mind.
 """
 
 from __future__ import annotations

@@ -145,6 +145,7 @@ class TextStream:
         self._thoughts, self._skips_thoughts = thoughts, skip_thoughts
         self._stop_ids = stop_ids
         self._num_thought, self._num_undecided = 0, 0
+        self._is_behind_thought = False
         self._min_tokens = min_tokens
         self._stops = StopFinder(stop, include_stop=include_stop)
         self._include_stop = include_stop
@@ -241,8 +242,16 @@ class TextStream:
         return self._stopped(parts)
 
     def _stopped(self, parts: Iterable[tuple[str, bool]]) -> str:
+        """Return as much of some parts as precedes a stop string. Space between thought and answer is in neither."""
         found = ""
         for part, is_answer in parts:
+            if not is_answer:
+                self._is_behind_thought = True
+            elif self._is_behind_thought:
+                answer = part.lstrip()
+                self._is_behind_thought = not answer
+                if self._skips_thoughts:
+                    found, part = found + part[: len(part) - len(answer)], answer
             if self.stop_string is not None or self.num_tokens <= self._min_tokens:
                 found += part if self.stop_string is None else ""
             elif is_answer or not self._skips_thoughts:

@@ -154,7 +154,8 @@ class Limits:
             what = f"prompt of {len(prompt)} tokens + min_tokens {sampling.min_tokens}"
             raise self._too_long(what, len(prompt) + sampling.min_tokens, "min_tokens")
         biased = [token for token, _ in sampling.logit_bias]
-        for param, ids in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
+        named = {"stop_token_ids": sampling.stop_token_ids, "logprob_token_ids": sampling.logprob_token_ids}
+        for param, ids in {"logit_bias": biased, **named}.items():
             if ids and max(ids) >= self.vocab_size:
                 raise LimitError(
                     f"token id {max(ids)} in {param} is outside the vocabulary: ids are 0 to {self.vocab_size - 1}",

@@ -16,6 +16,8 @@ from typing import Any, Protocol, runtime_checkable
 MAX_TOP_K = 1 << 30
 MAX_LOGPROBS = 20
 """Most alternatives reported for one token."""
+MAX_LOGPROB_IDS = 128
+"""Most tokens named in advance whose log-probabilities are reported in the place of each token."""
 MAX_SAMPLES = 128
 """Most samples of one prompt."""
 MAX_TOKEN_ID = (1 << 31) - 1
@@ -73,6 +75,10 @@ _CHECKS: Mapping[str, tuple[Check, str]] = MappingProxyType(
         "ignore_eos": (lambda value: isinstance(value, bool), "true or false"),
         "n": (_integer(1, MAX_SAMPLES), f"an integer from 1 to {MAX_SAMPLES}"),
         "logprobs": _LOGPROBS,
+        "logprob_token_ids": (
+            lambda value: len(value) <= MAX_LOGPROB_IDS and all(map(_is_token_id, value)),
+            f"a list of at most {MAX_LOGPROB_IDS} token ids",
+        ),
         "prompt_logprobs": _LOGPROBS,
         "presence_penalty": _PENALTY,
         "frequency_penalty": _PENALTY,
@@ -145,7 +151,8 @@ class SamplingParams:
     `n` samples are drawn of each prompt; they differ by their number alone, so with temperature 0 they are equal.
     `logprobs` requests the log-probability of each output token and of that many of the most likely tokens beside it
     (0: its own alone, None: nothing); `prompt_logprobs` the same for the prompt's tokens from the second on, and
-    then no prefix is taken from the cache. They are returned as `TokenLogprobs`.
+    then no prefix is taken from the cache. They are returned as `TokenLogprobs`. With `logprob_token_ids` the tokens
+    beside each output token are these, in this order, and not the most likely ones.
 
     Logits are changed first, in this order: `logit_bias` is added, by token id; `repetition_penalty` divides positive
     logits, and multiplies the others, of tokens in the prompt or the output (Keskar et al., "CTRL", 2019);
@@ -173,6 +180,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     n: int = 1
     min_tokens: int = 0
     presence_penalty: float = 0.0
@@ -192,6 +200,9 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "logprob_token_ids", tuple(self.logprob_token_ids))
+        if self.logprob_token_ids and self.logprobs is None:
+            object.__setattr__(self, "logprobs", 0)
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         for name in ("max_tokens", "min_tokens"):
             value = getattr(self, name)

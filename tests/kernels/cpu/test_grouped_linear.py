@@ -76,9 +76,20 @@ def test_the_largest_numbers_do_not_saturate(level: Level, kind: str) -> None:
     kernels = Kernels(LIBRARY, level, 1)
     for byte in (0xFF, 0x00, 0x80, 0x7F):
         blocks = random_blocks(kind, 32, 512, tame=True)
-        numbers = {"Q4_K": 16, "Q5_K": 16, "Q5_1": 4, "Q4_1": 4, "MXFP4": 1, "IQ4_XS": 8, "Q6_K": 0}.get(kind, 2)
+        first = {
+            "Q4_K": 16,
+            "Q5_K": 16,
+            "Q5_1": 4,
+            "Q4_1": 4,
+            "MXFP4": 1,
+            "IQ4_XS": 8,
+            "Q6_K": 0,
+            "Q2_K": 16,
+            "Q3_K": 0,
+        }
+        end = {"Q6_K": 192, "Q2_K": 80, "Q3_K": 96}.get(kind)
         per_block = blocks.view(32, -1, BLOCK_TYPES[kind].size)
-        per_block[..., numbers : 192 if kind == "Q6_K" else None] = byte
+        per_block[..., first.get(kind, 2) : end] = byte
         weight = StoredBlocks(kind, blocks)
         layer = GroupedLinear(kernels, packed(kernels, weight), None)
         for x in (torch.ones(5, 512), -torch.ones(5, 512)):
@@ -167,7 +178,8 @@ def test_packed_weights_are_as_large_as_in_the_file(kind: str) -> None:
     """A decode takes as long as reading them."""
     kernels = Kernels(LIBRARY, LIBRARY.best(), 1)
     weight = StoredBlocks(kind, random_blocks(kind, 64, 512))
-    assert pack_blocks(kernels, weight).values.nbytes <= 1.02 * weight.nbytes
+    most = {"Q2_K": 1.77, "Q3_K": 1.33}.get(kind, 1.02)  # of these, numbers take four bits
+    assert pack_blocks(kernels, weight).values.nbytes <= most * weight.nbytes
 
 
 def test_a_mapped_file_is_only_read(tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ TEMPLATES: list[tuple[str, str | None, str | None]] = [
     ('<tool_call>\n{"name": {{ c.name }}, "arguments": {{ c.arguments | tojson }}}</tool_call>', "hermes", None),
     ('<tool_call>\n{"name": .., "arguments": ..}</tool_call>{{ content.split("</think>") }}', "hermes", "qwen3"),
     ("<tool_call>\n<function={{ f }}>\n<parameter={{ p }}>", "qwen3_coder", None),
-    ("<tool_call>{{ name }}<arg_key>arguments</arg_key></tool_call><think></think>", None, "qwen3"),
+    ("<tool_call>{{ name }}<invoke>arguments</invoke></tool_call><think></think>", None, "qwen3"),
+    ("<tool_call>{{ n }}\n<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value><think></think>", "glm45", "qwen3"),
+    ("<tool_call>{{ n }}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value></tool_call>", "glm47", None),
     ("[TOOL_CALLS]{{ name }}[ARGS]", "mistral", None),
     ("[TOOL_CALLS]{{ name }}[ARGS][THINK]{{ thoughts }}[/THINK]", "mistral", "mistral"),
     ("<|python_tag|>{{ call }}", "llama3_json", None),
@@ -24,8 +26,11 @@ TEMPLATES: list[tuple[str, str | None, str | None]] = [
     (f"{DEEPSEEK}function```json{{{{ a }}}}```", "deepseek_v3", None),
     (f"{DEEPSEEK}function```json{{{{ a }}}}```{{{{ content.split('</think>') }}}}", "deepseek_v3", "deepseek_r1"),
     (f"{DEEPSEEK}{{% if thinking %}}<think>{{% else %}}</think>{{% endif %}}", "deepseek_v31", "qwen3"),
+    ("<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>{{ arguments }}<|tool_call_end|>", "kimi_k2", None),
     ("<|start|>assistant<|channel|>final<|message|>", "openai", "gpt_oss"),
+    ('<minimax:tool_call>\n<invoke name="{{ f }}">\n</invoke></minimax:tool_call>', "minimax_m2", None),
     ("<seed:think>", None, "seed_oss"),
+    ("<seed:think><seed:tool_call>\n<function={{ f }}>\n<parameter={{ p }}>", "seed_oss", "seed_oss"),
 ]
 """Parts of templates as those of model families have them, and the formats."""
 

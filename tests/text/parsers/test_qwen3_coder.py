@@ -163,3 +163,13 @@ def test_types_come_from_the_whole_schema() -> None:
     schema = {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": {"type": "string"}}}}}
     use = ToolUse((tool(schema),))
     assert arguments(use, call(a="5")) == ({"a": "5"}, True)
+
+
+def test_names_that_look_like_the_end_of_their_tag() -> None:
+    """`a>b` was read as `a`, and the rest as its value."""
+    names = {"a>b": {"type": "integer"}, "a": {"type": "integer"}, " c": TEXT, "d": TEXT}
+    use = ToolUse((tool({"type": "object", "properties": names}),))
+    given = {"d": "x", "a>b": "1", " c": "y", "a": "2"}
+    assert arguments(use, call(**given)) == ({"d": "x", "a>b": 1, " c": "y", "a": 2}, True)
+    missing = BEGIN + "<parameter=d>\nx\n<parameter=a>b>\n1\n</function>\n</tool_call>"
+    assert arguments(use, missing) == ({"d": "x", "a>b": 1}, True)

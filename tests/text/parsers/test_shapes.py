@@ -38,7 +38,7 @@ WEATHER = Tool(
 NOW = Tool("now")
 USE = ToolUse((WEATHER, NOW), Choice.REQUIRED)
 MARKERS = sorted({marker for format in FORMATS.values() for marker in format.markers} | {"<think>", "</think>"})
-ENDS = [*MARKERS, "\n</parameter>\n", *(format.end for format in REASONING_FORMATS.values())]
+ENDS = [*MARKERS, "\n</parameter>\n", "</parameter>\n", *(format.end for format in REASONING_FORMATS.values())]
 """What free text ends with."""
 WINDS_UP, LONGEST = 0.1, 3000
 

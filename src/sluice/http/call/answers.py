@@ -24,8 +24,16 @@ from sluice.types import FinishReason
 T = TypeVar("T")
 
 
-class Answer(Protocol):
-    """How one route spells its answer."""
+class WholeAnswer(Protocol):
+    """How one route spells an answer in one piece."""
+
+    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> Any:
+        """Return the answer, from all pieces of each choice."""
+        ...
+
+
+class Answer(WholeAnswer, Protocol):
+    """How one route spells its answer, which may be streamed."""
 
     @property
     def framing(self) -> Framing:
@@ -52,10 +60,6 @@ class Answer(Protocol):
         """Yield what comes after the last token of all choices, in a stream."""
         ...
 
-    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> Any:
-        """Return the answer in one piece, from all pieces of each choice."""
-        ...
-
 
 def text_of(pieces: Sequence[Piece]) -> str:
     return "".join(piece.text for piece in pieces)
@@ -68,7 +72,7 @@ def end_of(pieces: Sequence[Piece]) -> FinishReason:
     return reason
 
 
-async def whole(generation: Generation, answer: Answer) -> Any:
+async def whole(generation: Generation, answer: WholeAnswer) -> Any:
     """Return the answer of a call as one object.
 
     Raises:

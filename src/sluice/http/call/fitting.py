@@ -31,7 +31,7 @@ async def rendered(render: Render, messages: Sequence[Message], options: RenderO
     except TemplateRefusal as error:
         refusal = error
     fitted: Sequence[Message] = messages
-    for change in (with_plain_ids, in_turn, without_system):
+    for change in (with_plain_ids, in_turn, system_first, in_turn, without_system, user_first, in_results):
         changed = change(fitted)
         if changed != fitted:
             fitted = changed
@@ -95,6 +95,34 @@ def without_system(messages: Sequence[Message]) -> list[Message]:
     if rest and rest[0]["role"] == "user":
         return [rest[0] | {"content": f"{first['content']}\n\n{rest[0]['content']}"}, *rest[1:]]
     return [first | {"role": "user"}, *rest]
+
+
+def system_first(messages: Sequence[Message]) -> list[Message]:
+    """Return messages whose later system messages are said by the user: front ends put some at the end."""
+    first, *rest = messages
+    return [first, *(each | {"role": "user"} if each["role"] == "system" else each for each in rest)]
+
+
+def user_first(messages: Sequence[Message]) -> list[Message]:
+    """Return messages with an empty one of the user before an assistant who speaks first, as it does in role plays."""
+    at = next((at for at, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    if at == len(messages) or messages[at]["role"] != "assistant":
+        return list(messages)
+    return [*messages[:at], {"role": "user", "content": ""}, *messages[at:]]
+
+
+def in_results(messages: Sequence[Message]) -> list[Message]:
+    """Return messages in which what a user says behind results of tools stands in the last one of these.
+
+    Claude Code says something beside its results. Mistral's templates want the assistant to speak next.
+    """
+    found: list[Message] = []
+    for message in messages:
+        if found and message["role"] == "user" and found[-1]["role"] == "tool":
+            found[-1] = found[-1] | {"content": f"{found[-1]['content']}\n\n{message['content']}"}
+        else:
+            found.append(message)
+    return found
 
 
 def with_plain_ids(messages: Sequence[Message]) -> list[Message]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from sluice.http.base.heartbeats import Heartbeats
 from sluice.http.base.isolation import CacheIsolation
 from sluice.http.base.tokenizer_threads import TokenizerThreads
 from sluice.http.base.turns import Turns
-from sluice.http.call.answers import Answer, event_stream, json_response, unless_disconnected, whole
+from sluice.http.call.answers import Answer, WholeAnswer, event_stream, json_response, unless_disconnected, whole
 from sluice.http.call.constraint_fields import grammar_of
 from sluice.http.call.embeddings import EmbedAnswer, embedded
 from sluice.http.call.generate_call import GenerateCall, Settled
@@ -25,8 +25,10 @@ from sluice.http.call.generation import Generation, shape_of_answer
 from sluice.http.call.tokenize import prompt_ids
 from sluice.http.call.tools import check_readable
 from sluice.text.constraints.checker import ConstraintChecker
+from sluice.types import SamplingParams
 
 C = TypeVar("C", bound=GenerateCall[Any])
+L = TypeVar("L")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,34 @@ class CallHandler:
             await generation.prepare(prompts)
             answer = make_answer(call, generation)
             return await json_response(await embedded(generation, answer), self.turns)
+
+        return await while_client_is_there(request, answered())
+
+    async def score(
+        self,
+        request: Request,
+        parse: Callable[[bytes], C],
+        settle: Callable[[Service, C, Sequence[Sequence[int]]], tuple[SamplingParams, L]],
+        make_answer: Callable[[C, Generation, L], WholeAnswer],
+    ) -> Response:
+        """Check a call that asks how likely some tokens are, run it for as long as its client is there, and answer it.
+
+        Args:
+            settle: returns what is sampled, given the prompts, and what the answer needs of them.
+        """
+        call = await self.bodies.read(request, parse)
+        extra_key = self._extra_key(request, call)
+        service = self.backend.service(for_new=True)
+        service.check_model(call.model)
+        came_at = service.client.now()
+
+        async def answered() -> Response:
+            prompts = await prompt_ids(service, self.threads, call)
+            sampling, needed = settle(service, call, prompts)
+            generation = self._generation(service, call, Settled(sampling, extra_key), came_at)
+            await generation.prepare(prompts)
+            answer = make_answer(call, generation, needed)
+            return await json_response(await whole(generation, answer), self.turns)
 
         return await while_client_is_there(request, answered())
 

@@ -147,7 +147,7 @@ class Generation:
         call, tokenizer = self._call, self.service.tokenizer
         shown = frozenset[str]() if call.tools is None else self.service.replies.markers(call.tools)
         skips_special = call.text.skip_special_tokens
-        end = "" if call.tools is None else _end_of(self.service, prompt, call)
+        end = "" if call.tools is None else prompt_end(self.service, prompt, call)
         for request in samples(self.service, prompt, call, self.settled, self.came_at):
             detokenizer = tokenizer.detokenizer(prompt, skip_special_tokens=skips_special, shown=shown)
             self.choices.append(self._choice(request, detokenizer, end))
@@ -314,7 +314,7 @@ def shape_of_answer(service: Service, call: GenerateCall[Any], prompts: Sequence
     """Return the shape of a call's answers, which its tools decide, too. The reasoning may come before it."""
     if call.tools is None:
         return call.shape
-    end = _end_of(service, prompts[0], call) if prompts else ""
+    end = prompt_end(service, prompts[0], call) if prompts else ""
     token_id, continues, budget = service.tokenizer.token_id, _continued(call) is not None, call.thinking_budget
     if budget is not None and budget > service.limits.max_model_len and not call.fills_context:
         name = call.names.get("thinking_budget", "thinking_token_budget")
@@ -331,7 +331,7 @@ def _continued(call: GenerateCall[Any]) -> str | None:
     return str(prompt.messages[-1]["content"])
 
 
-def _end_of(service: Service, prompt: Sequence[int], call: GenerateCall[Any]) -> str:
+def prompt_end(service: Service, prompt: Sequence[int], call: GenerateCall[Any]) -> str:
     """Return what the template wrote behind the last message as text, special tokens included.
 
     Of a message that is continued, all of it is returned too.

@@ -62,6 +62,8 @@ class OpenAIFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: Count | None = None
     best_of: Count | None = None
     prompt_logprobs: Logprobs | None = None
+    logprob_token_ids: list[Count] = msgspec.field(default_factory=list)
+    """Tokens that are reported in the place of the most likely ones; only with log-probabilities."""
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     return_token_ids: bool = False
@@ -119,6 +121,7 @@ def parse_completion(body: bytes) -> GenerateCall[CompletionFields]:
         max_tokens=1 if is_empty else max_tokens,
         logprobs=fields.logprobs,
         prompt_logprobs=_echoed_logprobs(fields),
+        logprob_token_ids=_named_tokens(fields, has_logprobs=fields.logprobs is not None),
     )
     prompts = checked_prompts("prompt", fields.prompt, params.n)
     are_texts = all(isinstance(each, str) for each in prompts)
@@ -153,6 +156,7 @@ def parse_chat(body: bytes) -> GenerateCall[ChatFields]:
         max_tokens=max_tokens,
         logprobs=fields.top_logprobs if fields.logprobs else None,
         prompt_logprobs=fields.prompt_logprobs,
+        logprob_token_ids=_named_tokens(fields, has_logprobs=fields.logprobs),
     )
     prompt = conversation_of(fields.messages, template, tools)
     budget, name = _thinking_budget(fields, template)
@@ -208,6 +212,12 @@ def _max_tokens(fields: OpenAIFields, sampling: SamplingFields) -> tuple[int | N
         param="max_completion_tokens",
     )
     return (other, "max_completion_tokens") if one is None else (one, "max_tokens")
+
+
+def _named_tokens(fields: OpenAIFields, *, has_logprobs: bool) -> tuple[int, ...]:
+    message = "logprob_token_ids are only allowed with logprobs"
+    require(has_logprobs or not fields.logprob_token_ids, message, param="logprob_token_ids")
+    return tuple(fields.logprob_token_ids)
 
 
 def _echoed_logprobs(fields: CompletionFields) -> int | None:

@@ -6,7 +6,11 @@ import { announce, byId } from "./dom.js";
 import { count } from "./gaps.js";
 import { ms } from "./pace.js";
 
-const TOKENS = 4000;
+/** The prompt is as long as is read in about these seconds, within limits. A first prompt, of about a chunk, tells. */
+const SECONDS = 10;
+const LEAST_TOKENS = 500;
+const MOST_TOKENS = 4000;
+const FIRST_TOKENS = 128;
 /** Room for the answer, and for what the server adds. */
 const ROOM = 64;
 const COMPANIONS = 3;
@@ -19,6 +23,8 @@ const BEFORE_MS = 2000;
 const LONGEST_BEFORE_MS = 10_000;
 /** Streams whose tokens came further apart before the prompt were slow already, in microseconds. */
 const SLOW = 200_000;
+/** A stream that stands still for longer looks as if it had ended, in microseconds. */
+const LOOKS_ENDED = 500_000;
 const LOOK_MS = 50;
 /** Time for the report of the prompt's first token to come, and for the streams' next tokens behind it. */
 const REPORT_MS = 5000;
@@ -53,17 +59,19 @@ export class Experiment {
 
   async measure(signal) {
     const { name, longest } = this.model();
-    const tokens = Math.min(TOKENS, longest - ROOM);
     const response = await call("tokenize", { body: { model: name, prompt: WORDS, add_special_tokens: false } });
     const ids = (await response.json()).tokens;
     // No two of these prompts begin alike, or the second one would be found in the cache.
-    const prompt = Array.from({ length: tokens }, () => ids[Math.floor(Math.random() * ids.length)]);
+    const promptOf = (length) => Array.from({ length }, () => ids[Math.floor(Math.random() * ids.length)]);
     const { run } = this.live;
     const isStreaming = run.open.some((each) => each.lastToken > this.live.now() - STREAMING);
     if (!isStreaming) {
       this.say(`Starting ${COMPANIONS} streams beside it`);
       await Promise.all(Array.from({ length: COMPANIONS }, () => this.companion(name, longest, signal)));
     }
+    this.say("Measuring how fast prompts are read here");
+    const [first] = await this.sendLong(name, promptOf(Math.min(FIRST_TOKENS, longest - ROOM)), signal);
+    const tokens = Math.min(lengthFor(first), longest - ROOM);
     const watched = run.watchGaps();
     try {
       this.say("Watching the streams before the prompt is sent");
@@ -71,7 +79,7 @@ export class Experiment {
       await until(() => watched.length > 0, LONGEST_BEFORE_MS - BEFORE_MS);
       this.say(`Sending a prompt of ${count(tokens, "token")}`);
       this.onStart();
-      const [took, id] = await this.sendLong(name, prompt, signal);
+      const [took, id] = await this.sendLong(name, promptOf(tokens), signal);
       await until(() => run.requests.get(id)?.firstToken != null, REPORT_MS);
       await pause(SETTLE_MS);
       const isWhole = this.live.state === "live" && run.isWatching(watched);
@@ -133,6 +141,12 @@ export class Experiment {
   }
 }
 
+/** Return the length of a prompt that is read in `SECONDS`, if the first one took some milliseconds. */
+export function lengthFor(milliseconds) {
+  const tokens = (FIRST_TOKENS * SECONDS * 1000) / milliseconds;
+  return Math.min(MOST_TOKENS, Math.max(LEAST_TOKENS, Math.round(tokens / 100) * 100));
+}
+
 /** Return in how much time and how many chunks a prompt was read, in words. */
 function readingOf(tokens, took, request) {
   const chunks = request?.chunks ?? 0;
@@ -158,7 +172,9 @@ export function verdictOf(watched, request) {
   ];
   const slow = "The machine is busy, or slow for this model: the streams were slow before the prompt, too.";
   const stood = `The longest that a stream stood still: ${parts.filter((each) => each).join(", ")}.`;
-  return before > SLOW ? `${stood} ${slow}` : stood;
+  if (before > SLOW) return `${stood} ${slow}`;
+  const shorter = "That was a chunk of the prompt. The option --itl-target auto lets the server cut shorter ones.";
+  return meanwhile > LOOKS_ENDED ? `${stood} ${shorter}` : stood;
 }
 
 function longestOf(gaps) {
@@ -173,9 +189,4 @@ function pause(milliseconds) {
 async function until(holds, milliseconds) {
   const end = performance.now() + milliseconds;
   while (!holds() && performance.now() < end) await pause(LOOK_MS);
-}
-
-/** Say on the button how long the prompt will be. */
-export function nameExperiment(longest) {
-  byId("send-long").textContent = `Send a ${Math.min(TOKENS, longest - ROOM).toLocaleString("en")}-token prompt now`;
 }

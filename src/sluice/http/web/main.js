@@ -4,7 +4,7 @@ import { call } from "./api.js";
 import { Chat } from "./chat.js";
 import { Conversations } from "./conversations.js";
 import { announce, byId } from "./dom.js";
-import { Experiment, nameExperiment } from "./experiment.js";
+import { Experiment } from "./experiment.js";
 import { askForKey, setUpKeyDialog } from "./key.js";
 import { Live } from "./live.js";
 import { notReady, RETRY_MS } from "./loading.js";
@@ -49,7 +49,6 @@ async function nameModel() {
       const [first] = (await response.json()).data;
       model = { name: first.id, longest: first.max_model_len };
       shown.textContent = model.name;
-      nameExperiment(model.longest);
       return;
     } catch (error) {
       const why = notReady(error) ?? "the server is not ready";

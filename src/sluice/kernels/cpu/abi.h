@@ -15,7 +15,7 @@
 
 // Increase it, here and in `abi.py`, with every change to the structures below or to their meaning: a library compiled
 // from older sources would read the wrong fields.
-constexpr int ABI_VERSION = 13;
+constexpr int ABI_VERSION = 14;
 
 extern "C" {
 
@@ -54,6 +54,7 @@ struct RotateStoreCall {
     const void* sin;
     const float* q_weight;    // [head_dim] norms over each head, or null
     const float* k_weight;
+    const float* k_offset;    // [kv_heads, head_dim], what pages of int8 hold keys without, or null
     const int64_t* slots;    // [N] page * page_size + offset
     void* k_pages;
     void* v_pages;
@@ -91,8 +92,8 @@ struct PackedLinearCall {
 
 // Block types of GGUF files, with their numbers there.
 enum StoredType {
-    TYPE_Q4_0 = 2, TYPE_Q4_1 = 3, TYPE_Q5_0 = 6, TYPE_Q5_1 = 7, TYPE_Q8_0 = 8, TYPE_Q4_K = 12, TYPE_Q5_K = 13,
-    TYPE_Q6_K = 14, TYPE_IQ4_NL = 20, TYPE_IQ4_XS = 23, TYPE_MXFP4 = 39
+    TYPE_Q4_0 = 2, TYPE_Q4_1 = 3, TYPE_Q5_0 = 6, TYPE_Q5_1 = 7, TYPE_Q8_0 = 8, TYPE_Q2_K = 10, TYPE_Q3_K = 11,
+    TYPE_Q4_K = 12, TYPE_Q5_K = 13, TYPE_Q6_K = 14, TYPE_IQ4_NL = 20, TYPE_IQ4_XS = 23, TYPE_MXFP4 = 39
 };
 
 // Blocks as a GGUF file stores them, to be packed in the layout of `packed_groups.h`.

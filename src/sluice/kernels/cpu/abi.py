@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from enum import IntEnum
 
-VERSION = 13
+VERSION = 14
 """Version of the structures and their meaning, as in `abi.h`."""
 
 
@@ -31,7 +31,7 @@ class NormCall(ctypes.Structure):
 
 class RotateStoreCall(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("q", "k", "v", "cos", "sin", "q_weight", "k_weight", "slots")),
+        *((name, c_void_p) for name in ("q", "k", "v", "cos", "sin", "q_weight", "k_weight", "k_offset", "slots")),
         *((name, c_void_p) for name in ("k_pages", "v_pages")),
         *((name, c_int64) for name in ("q_stride", "k_stride", "v_stride")),
         *((name, c_int32) for name in ("tokens", "heads", "kv_heads", "head_dim", "page_size", "is_bf16", "is_int8")),

@@ -90,6 +90,14 @@ INL F from_signed_codes(Codes codes) {
     const auto x = reinterpret_cast<__m128i>(codes);
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)))};
 }
+INL __m256 number_of(__m256i x, int which, bool is_signed) {
+    const __m256i moved = is_signed ? _mm256_srai_epi32(_mm256_slli_epi32(x, 24 - 8 * which), 24)
+                                    : _mm256_and_si256(_mm256_srli_epi32(x, 8 * which), _mm256_set1_epi32(255));
+    return _mm256_cvtepi32_ps(moved);
+}
+INL F number_of(Bytes x, int which, bool is_signed) {
+    return {number_of(x.a, which, is_signed), number_of(x.b, which, is_signed)};
+}
 INL I set_sums(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 INL F fused(F x, F y, F z) { return fma(x, y, z); }
 INL F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }

@@ -91,6 +91,11 @@ INL F from_codes(Codes codes) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(
 INL F from_signed_codes(Codes codes) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(reinterpret_cast<__m128i>(codes)))};
 }
+INL F number_of(Bytes x, int which, bool is_signed) {
+    const __m512i moved = is_signed ? _mm512_srai_epi32(_mm512_slli_epi32(x.v, 24 - 8 * which), 24)
+                                    : _mm512_and_si512(_mm512_srli_epi32(x.v, 8 * which), _mm512_set1_epi32(255));
+    return {_mm512_cvtepi32_ps(moved)};
+}
 INL I set_sums(int32_t x) { return {_mm512_set1_epi32(x)}; }
 INL F fused(F x, F y, F z) { return fma(x, y, z); }
 

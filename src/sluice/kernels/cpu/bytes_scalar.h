@@ -49,6 +49,10 @@ INL Bytes looked_up(const Bytes& numbers, const int8_t* table) {
 INL void put_bytes(uint8_t* p, const Bytes& bytes) { std::memcpy(p, bytes.x, sizeof bytes.x); }
 INL F from_codes(Codes x) { return each([&](int i) { return static_cast<float>(x[i]); }); }
 INL F from_signed_codes(Codes x) { return each([&](int i) { return static_cast<float>(static_cast<int8_t>(x[i])); }); }
+// Byte `which` of the four of each output.
+INL F number_of(const Bytes& x, int which, bool is_signed) {
+    return each([&](int i) { return static_cast<float>(is_signed ? x.x[4 * i + which] : static_cast<uint8_t>(x.x[4 * i + which])); });
+}
 INL I set_sums(int32_t x) {
     I r;
     std::fill(r.x, r.x + 16, x);

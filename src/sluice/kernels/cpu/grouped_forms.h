@@ -98,6 +98,12 @@ public:
                 scale[n] = mul(from_codes(first), units[n]);
                 minimum[n] = mul(from_codes(second), sub(set(0.0f), units[2 + n]));
             }
+        } else if constexpr (Layout::FORM == ScaleForm::BYTE_CODES) {
+            UNROLLED for (int n = 0; n < 2; n++) {
+                const Codes both = load_codes(p + PACKED_BLOCK * group + 16 * n);
+                scale[n] = mul(from_codes(both & 15), units[n]);
+                minimum[n] = mul(from_codes(moved(both, -4) & 15), sub(set(0.0f), units[2 + n]));
+            }
         } else if constexpr (Layout::FORM == ScaleForm::SIGNED_CODES) {
             UNROLLED for (int n = 0; n < 2; n++) {
                 scale[n] = mul(from_signed_codes(load_codes(p + PACKED_BLOCK * group + 16 * n)), units[n]);

@@ -1,12 +1,9 @@
 // y = f(x W^T + bias) over weights in groups (`models/grouped.py` defines it). The sums of a group of inputs are of
 // integers and exact. Scaled, they are added in the order of the groups and of the runs, each with one rounding.
 //
-// A run of x, 32 inputs with one scale, is a part of a packed weight. What rounding took from the largest runs of a row is
-// a second row of bytes, the rest, which is zero for the other runs. A few rows are multiplied with the packed weights
+// A run of x, 32 inputs with one scale, is a part of a packed weight. A few rows are multiplied with the packed weights
 // themselves. For more rows, some parts of a block of outputs are unpacked once, into bytes that stay in the first-level
-// cache.
-
-constexpr float REST_UNIT = 1.0f / 254.0f;    // of a run's scale: what rounding takes is at most half of that scale
+// cache. Outliers of x are multiplied by themselves, with what the weights stand for.
 
 // Store the values of a run as bytes, and their sums.
 INL void put_run(uint8_t* to, int32_t* totals, const F* values) {
@@ -18,48 +15,51 @@ INL void put_run(uint8_t* to, int32_t* totals, const F* values) {
     }
 }
 
-// Quantise one run. If its largest magnitude is not finite, or the inverse of that, it is zeros.
-INL void quantize_run(const GroupedWork& work, int row, int run, bool has_rest) {
-    const auto* x = static_cast<const uint16_t*>(work.call.x) + row * work.call.x_stride + run * PART;
-    const int64_t at = row * work.stride + run * PART, number = work.run_of(row, run);
-    const float largest = work.scales[number];
-    const bool is_zero = largest < 1e-30f;
-    const float scale = work.scales[number] = is_zero ? 0.0f : largest / 127.0f;
-    F values[PART / GROUP_STEP], rests[PART / GROUP_STEP];
-    for (int i = 0; i < PART / GROUP_STEP; i++) {
-        values[i] = rests[i] = set(0.0f);
-        if (is_zero || !std::isfinite(largest)) continue;
-        const F wide = load(x + i * GROUP_STEP);
-        values[i] = round(mul(wide, set(127.0f / largest)));
-        if (!has_rest) continue;
-        rests[i] = round(mul(fused(sub(set(0.0f), values[i]), set(scale), wide), set(254.0f / scale)));
+// Quantise one run, without its outliers: they count as zeros. If its largest magnitude is not finite, or the inverse of
+// that, all do. `total`: of the largest magnitudes of the row's runs.
+INL void quantize_run(const GroupedWork& work, const uint16_t* x, int row, int run, double total) {
+    const int64_t at = work.run_of(row, run);
+    const int runs = work.call.in / PART;
+    float largest = work.scales[at];
+    uint16_t inside[PART];
+    uint32_t marks = 0;
+    if (static_cast<double>(largest) * runs > total) {
+        for (int i = 0; i < PART; i++) {
+            const bool is_outlier = static_cast<double>(widen(x[i] & 0x7fff)) * runs > total;
+            marks |= static_cast<uint32_t>(is_outlier) << i;
+            inside[i] = is_outlier ? 0 : x[i];
+        }
+        x = inside;
+        largest = widen(largest_bits(x, PART));
     }
-    put_run(work.values + at, work.totals + number * (PART / GROUP_STEP), values);
-    if (has_rest) put_run(work.rests + at, work.rest_totals + number * (PART / GROUP_STEP), rests);
+    work.outliers.marks[static_cast<int64_t>(run) * work.call.rows + row] = marks;
+    const bool is_zero = largest < 1e-30f;
+    work.scales[at] = is_zero ? 0.0f : largest / 127.0f;
+    F values[PART / GROUP_STEP];
+    for (int i = 0; i < PART / GROUP_STEP; i++) {
+        values[i] = set(0.0f);
+        if (is_zero || !std::isfinite(largest)) continue;
+        values[i] = round(mul(load(x + i * GROUP_STEP), set(127.0f / largest)));
+    }
+    put_run(work.values + row * work.stride + run * PART, work.totals + at * (PART / GROUP_STEP), values);
 }
 
-// Quantise rows `from` to `until` of x in runs, and sum their values in groups of 16. Runs whose largest magnitude is above
-// the root mean square of the row's have a rest.
+// Quantise rows `from` to `until` of x in runs, sum their values in groups of 16, and mark their outliers: what is larger
+// than the mean of the largest magnitudes of the row's runs.
 inline void quantize_runs(const GroupedWork& work, int from, int until) {
     const int runs = work.call.in / PART;
     for (int row = from; row < until; row++) {
         const auto* x = static_cast<const uint16_t*>(work.call.x) + row * work.call.x_stride;
-        double squares = 0.0;    // of numbers of bfloat16: the squares themselves are exact
+        double total = 0.0;
         for (int run = 0; run < runs; run++) {
-            const double largest = work.scales[work.run_of(row, run)] = widen(largest_bits(x + run * PART, PART));
-            squares += largest * largest;
+            total += work.scales[work.run_of(row, run)] = widen(largest_bits(x + run * PART, PART));
         }
-        for (int run = 0; run < runs; run++) {
-            const double largest = work.scales[work.run_of(row, run)];
-            const bool has_rest = largest * largest * runs > squares && largest >= 1e-30;
-            work.has_rest[static_cast<int64_t>(run) * work.call.rows + row] = has_rest;
-            quantize_run(work, row, run, has_rest);
-        }
+        for (int run = 0; run < runs; run++) quantize_run(work, x + run * PART, row, run, total);
     }
 }
 
-// A part of some rows, of their values or of their rests: rows that are neighbours, or any.
-struct Neighbours {
+// A part of some rows that are neighbours.
+struct PartOfRows {
     const uint8_t* first;
     const int32_t* first_totals;
     int64_t stride, totals_stride;
@@ -68,18 +68,9 @@ struct Neighbours {
     INL_MEMBER const int32_t* totals(int m) const { return first_totals + m * totals_stride; }
 };
 
-template <int M>
-struct AnyRows {
-    const uint8_t* of_values[M];
-    const int32_t* of_totals[M];
-
-    INL_MEMBER const uint8_t* values(int m) const { return of_values[m]; }
-    INL_MEMBER const int32_t* totals(int m) const { return of_totals[m]; }
-};
-
 // Add the products of one group to `sums`.
-template <class Kind, int M, class Source, class Rows>
-INL void add_products(const Source& source, const Rows& rows, int group, I* sums) {
+template <class Kind, int M, class Source>
+INL void add_products(const Source& source, const PartOfRows& rows, int group, I* sums) {
     constexpr int QUADS = Kind::GROUP / 4;
     constexpr bool SHORT = IN_SHORTS && !Kind::IS_SIGNED;
     constexpr int TOGETHER = SHORT && Kind::IN_SHORT > 4 ? QUADS : SHORT ? Kind::IN_SHORT : 4;
@@ -106,8 +97,8 @@ INL void add_products(const Source& source, const Rows& rows, int group, I* sums
 }
 
 // Multiply a part of M rows with a part of a block, into found[M][2], without the scales of x.
-template <class Kind, int M, class Source, class Rows>
-INL void multiply_part(const Source& source, const Rows& rows, F* found) {
+template <class Kind, int M, class Source>
+INL void multiply_part(const Source& source, const PartOfRows& rows, F* found) {
     constexpr int GROUPS = PART / Kind::GROUP;
     UNROLLED_QUADS for (int group = 0; group < GROUPS; group++) {
         int32_t total[M];
@@ -130,29 +121,43 @@ INL void multiply_part(const Source& source, const Rows& rows, F* found) {
     }
 }
 
-// Add the products of the rests of M rows with a part of a block to their sums in `to`.
-template <class Kind, int M, class Source>
-INL void add_rests(const GroupedWork& work, const Source& source, const int* rows, int run, float* const* to) {
-    AnyRows<M> x;
-    UNROLLED for (int m = 0; m < M; m++) {
-        x.of_values[m] = work.rests + rows[m] * work.stride + run * PART;
-        x.of_totals[m] = work.rest_totals + work.run_of(rows[m], run) * (PART / GROUP_STEP);
-    }
-    F found[M * 2];
-    multiply_part<Kind, M>(source, x, found);
-    UNROLLED for (int i = 0; i < M * 2; i++) {
-        float* at = to[i / 2] + i % 2 * 16;
-        store(at, fused(found[i], set(work.scales[work.run_of(rows[i / 2], run)] * REST_UNIT), load(at)));
+// What the numbers and scales of one input of a part stand for, of 32 outputs.
+template <class Kind, class Source>
+INL void widen_input(const Source& source, int k, F* weights) {
+    Bytes numbers[2];
+    F scales[2], minimums[2];
+    source.load(k / 16 * 4, k / 4 % 4, numbers);
+    source.scales(k / Kind::GROUP, scales, minimums);
+    UNROLLED for (int n = 0; n < 2; n++) {
+        F number = number_of(numbers[n], k % 4, Kind::IS_SIGNED);
+        if constexpr (!Kind::IS_SIGNED) number = sub(number, set(Kind::ZERO));
+        if constexpr (Kind::HAS_MINIMUMS) weights[n] = fused(number, scales[n], minimums[n]);
+        else weights[n] = mul(number, scales[n]);
     }
 }
 
-// Multiply M rows with some parts of a block, from part `first` on, and add that to `to` [M][32]; with WITH_RESTS, also the
-// rests of these rows to `rests` [M][32].
-template <class Kind, int M, bool WITH_RESTS, class Source>
-INL void add_parts(Source& source, const GroupedWork& work, int row, int first, int parts, float* to, float* rests) {
+// Add the outliers in one run of rows `from` to `until`, times a part of a block, to `to` [until - from][32].
+template <class Kind, class Source>
+void add_outliers(const GroupedWork& work, const Source& source, int run, int from, int until, float* to) {
+    int input = -1;
+    F weights[2];
+    for (const Outlier& outlier : work.outliers.of(run)) {
+        if (outlier.row < from || outlier.row >= until) continue;
+        if (outlier.input != input) widen_input<Kind>(source, (input = outlier.input) % PART, weights);
+        float* at = to + (outlier.row - from) * PACKED_BLOCK;
+        UNROLLED for (int n = 0; n < 2; n++) {
+            store(at + 16 * n, fused(set(outlier.x), weights[n], load(at + 16 * n)));
+        }
+    }
+}
+
+// Multiply M rows with some parts of a block, from part `first` on, and add that to `to` [M][32]; and their outliers to
+// `outliers` [M][32], if it is not null.
+template <class Kind, int M, class Source>
+INL void add_parts(Source& source, const GroupedWork& work, int row, int first, int parts, float* to, float* outliers) {
     constexpr int STEPS = PART / GROUP_STEP;
     const int runs = work.call.in / PART;
-    Neighbours x{work.values + row * work.stride + first * PART, work.totals + work.run_of(row, first) * STEPS,
+    PartOfRows x{work.values + row * work.stride + first * PART, work.totals + work.run_of(row, first) * STEPS,
                  work.stride, runs * STEPS};
     const float* scales = work.scales + work.run_of(row, first);
     F y[M * 2];
@@ -162,13 +167,7 @@ INL void add_parts(Source& source, const GroupedWork& work, int row, int first, 
         F found[M * 2];
         multiply_part<Kind, M>(source, x, found);
         UNROLLED for (int i = 0; i < M * 2; i++) y[i] = fused(found[i], set(scales[i / 2 * runs + part]), y[i]);
-        for (int m = 0; WITH_RESTS && m < M; m++) {
-            const int of_row = row + m;
-            float* at = rests + m * PACKED_BLOCK;
-            if (work.has_rest[static_cast<int64_t>(first + part) * work.call.rows + of_row]) {
-                add_rests<Kind, 1>(work, source, &of_row, first + part, &at);
-            }
-        }
+        if (outliers) add_outliers<Kind>(work, source, first + part, row, row + M, outliers);
         source.end();
     }
     UNROLLED for (int i = 0; i < M * 2; i++) store(to + 16 * i, y[i]);
@@ -176,12 +175,12 @@ INL void add_parts(Source& source, const GroupedWork& work, int row, int first, 
 
 // All parts of `rows` rows, at most M, with packed weights.
 template <class Type, int M>
-void add_packed(int rows, const GroupedWork& work, int row, const uint8_t* block, float* to, float* rests) {
+void add_packed(int rows, const GroupedWork& work, int row, const uint8_t* block, float* to, float* outliers) {
     if constexpr (M > 1) {
-        if (rows < M) return add_packed<Type, M - 1>(rows, work, row, block, to, rests);
+        if (rows < M) return add_packed<Type, M - 1>(rows, work, row, block, to, outliers);
     }
     PackedSource<Type> source(block);
-    add_parts<KindOf<Type>, M, true>(source, work, row, 0, work.call.in / PART, to, rests);
+    add_parts<KindOf<Type>, M>(source, work, row, 0, work.call.in / PART, to, outliers);
 }
 
 // Some parts of `rows` rows, at most M, with weights that are unpacked.
@@ -191,40 +190,7 @@ void add_unpacked(int rows, const GroupedWork& work, int row, int first, int par
     if constexpr (M > 1) {
         if (rows < M) return add_unpacked<Kind, M - 1>(rows, work, row, first, parts, source, to);
     }
-    add_parts<Kind, M, false>(source, work, row, first, parts, to, nullptr);
-}
-
-// The rests of `count` rows, at most M, with an unpacked part.
-template <class Kind, int M>
-void add_unpacked_rests(int count, const GroupedWork& work, const int* rows, int run, UnpackedSource<Kind> source,
-                        float* const* to) {
-    if constexpr (M > 1) {
-        if (count < M) return add_unpacked_rests<Kind, M - 1>(count, work, rows, run, source, to);
-    }
-    add_rests<Kind, M>(work, source, rows, run, to);
-}
-
-// The rests of rows `from` to `until` with some unpacked parts, into `to` [rows][32]. Few rows have one in a part.
-template <class Kind>
-void add_all_rests(const GroupedWork& work, int from, int until, int first, int parts, UnpackedSource<Kind> source,
-                   float* to) {
-    for (int run = first; run < first + parts; run++, source.end()) {
-        const uint8_t* has_rest = work.has_rest + static_cast<int64_t>(run) * work.call.rows;
-        int rows[GROUPED_ROWS], count = 0;
-        float* sums[GROUPED_ROWS];
-        for (int eight = from; eight < until; eight += 8) {
-            uint64_t left = 0;    // a byte for each row
-            std::memcpy(&left, has_rest + eight, std::min(8, until - eight));
-            for (; left; left &= left - 1) {
-                const int row = eight + __builtin_ctzll(left) / 8;
-                rows[count] = row, sums[count++] = to + (row - from) * PACKED_BLOCK;
-                if (count < GROUPED_ROWS) continue;
-                add_rests<Kind, GROUPED_ROWS>(work, source, rows, run, sums);
-                count = 0;
-            }
-        }
-        if (count) add_unpacked_rests<Kind, GROUPED_ROWS>(count, work, rows, run, source, sums);
-    }
+    add_parts<Kind, M>(source, work, row, first, parts, to, nullptr);
 }
 
 // Unpack the next parts: bytes [4 inputs][32 outputs][4], scales [groups][32], minimums behind them.
@@ -251,33 +217,35 @@ void unpack_parts(PackedSource<Type>& source, int parts, uint8_t* bytes, float* 
     }
 }
 
-// Multiply rows `from` to `until` with one block of a part, into sums [rows][32]. Behind `rests`, as many numbers, is memory
-// for some unpacked parts.
+// Multiply rows `from` to `until` with one block of a part, into sums [rows][32]. Behind `outliers`, as many numbers, is
+// memory for some unpacked parts.
 template <class Type>
 void multiply_block(const GroupedWork& work, const uint8_t* weight, int block, int from, int until, float* sums,
-                    float* rests) {
+                    float* outliers) {
     using Kind = KindOf<Type>;
     const int all = work.call.in / PART, rows = until - from;
     const uint8_t* packed = weight + block * Packed<Type>::block_bytes(work.call.in);
-    std::fill(rests, rests + rows * PACKED_BLOCK, 0.0f);
+    std::fill(outliers, outliers + rows * PACKED_BLOCK, 0.0f);
     if (rows <= FUSED_ROWS) {
-        add_packed<Type, FUSED_ROWS>(rows, work, from, packed, sums, rests);
+        add_packed<Type, FUSED_ROWS>(rows, work, from, packed, sums, outliers);
     } else {
-        float* scales = rests + GROUPED_SUMS;
+        float* scales = outliers + GROUPED_SUMS;
         auto* bytes = reinterpret_cast<uint8_t*>(scales + 2 * GROUPED_SCALES);
         PackedSource<Type> source(packed);
         for (int first = 0; first < all; first += UNPACKED_PARTS) {
             const int parts = std::min(UNPACKED_PARTS, all - first);
             unpack_parts(source, parts, bytes, scales);
-            const UnpackedSource<Kind> unpacked(bytes, scales);
+            UnpackedSource<Kind> unpacked(bytes, scales);
             packed_pieces(from, until, GROUPED_ROWS, [&](int row, int count) {
                 float* to = sums + (row - from) * PACKED_BLOCK;
                 add_unpacked<Kind, GROUPED_ROWS>(count, work, row, first, parts, unpacked, to);
             });
-            add_all_rests(work, from, until, first, parts, unpacked, rests);
+            for (int run = first; run < first + parts; run++, unpacked.end()) {
+                add_outliers<Kind>(work, unpacked, run, from, until, outliers);
+            }
         }
     }
-    for (int i = 0; i < rows * PACKED_BLOCK; i += 16) store(sums + i, add(load(sums + i), load(rests + i)));
+    for (int i = 0; i < rows * PACKED_BLOCK; i += 16) store(sums + i, add(load(sums + i), load(outliers + i)));
 }
 
 // Compute one block of the outputs of a part, for rows `from` to `until`; if gated, with its block of the part behind it.

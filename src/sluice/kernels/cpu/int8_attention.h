@@ -1,6 +1,6 @@
 // Attention's two products over pages of int8, whose keys and values have a scale for each token.
 //
-// Queries are rounded to sixteen bits by their largest element, and the weights of a row, times the scales of their
+// Keys are stored rotated (`hadamard.h`), so queries are rotated in the same way. Queries are rounded to sixteen bits by their largest element, and the weights of a row, times the scales of their
 // values, by the largest in a block. So a query is at most 1/65534 of its largest element off, and a weight as much of the
 // largest one in its block. The products are of integers and their sums are exact: 512 products of a word and a byte, or
 // 256, fit into 32 bits. Therefore the result is the same for any number of rows or columns that are computed together.
@@ -24,15 +24,19 @@ void round_queries(const Tile<X>& tile, Scratch<X>& scratch) {
         const int64_t at = tile.token(row) * call.q_stride + tile.head(row) * call.head_dim;
         const auto* from = static_cast<const typename X::E*>(call.q) + at;
         int16_t* to = scratch.q + row * scratch.width;
+        alignas(64) float wide[MAX_HEAD_DIM];
+        for (int i = 0; i < call.head_dim; i += 16) store(wide + i, load(from + i));
+        rotate_head(wide, call.head_dim);
         F tops = set(0.0f), bad = set(0.0f);    // a maximum may lose NaN, a sum does not
         for (int i = 0; i < call.head_dim; i += 16) {
-            const F x = load(from + i);
+            const F x = load(wide + i);
             tops = max(tops, max(x, sub(set(0.0f), x)));
             bad = fma(x, set(0.0f), bad);
         }
         const float top = hmax(tops), inverse = top < TINY || !std::isfinite(top) ? 0.0f : MOST_WORD / top;
-        scratch.q_scales[row] = top / MOST_WORD + hsum(bad);
-        for (int i = 0; i < call.head_dim; i += 16) store_words(to + i, mul(load(from + i), set(inverse)));
+        // The rotation made query and key longer.
+        scratch.q_scales[row] = top / MOST_WORD / static_cast<float>(rotated_size(call.head_dim)) + hsum(bad);
+        for (int i = 0; i < call.head_dim; i += 16) store_words(to + i, mul(load(wide + i), set(inverse)));
     }
 }
 

@@ -16,6 +16,7 @@
 #include "abi.h"
 #include "cpu.h"
 #include "numbers.h"
+#include "outliers.h"
 #include "packed_groups.h"
 #include "packing.h"
 #include "plan.h"
@@ -56,10 +57,10 @@ struct QuantizedCall {
 struct GroupedWork {
     const GroupedLinearCall& call;
     PackedLinearCall finish;               // how sums are finished
-    uint8_t *values, *rests;               // [rows, stride], signed
-    int32_t *totals, *rest_totals;         // [rows, in / 16]: of the values, and of the rests
+    uint8_t* values;                       // [rows, stride], signed
+    int32_t* totals;                       // [rows, in / 16], of the values
     float* scales;                         // [rows, in / 32]
-    uint8_t* has_rest;                     // [in / 32, rows]
+    Outliers& outliers;
     int64_t stride;
 
     int64_t run_of(int row, int run) const { return static_cast<int64_t>(row) * (call.in / PART) + run; }
@@ -195,6 +196,7 @@ struct sluice_engine {
     std::vector<uint8_t> bytes;    // x of a linear layer, quantised, and the scales of its rows
     std::vector<float> scales;
     std::vector<int32_t> group_sums;
+    Outliers outliers;
 };
 
 #define EXPORT extern "C" __attribute__((visibility("default")))

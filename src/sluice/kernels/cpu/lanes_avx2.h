@@ -54,6 +54,16 @@ INL F load_float16(const uint16_t* p) {
     const auto* at = reinterpret_cast<const __m128i*>(p);
     return {_mm256_cvtph_ps(_mm_loadu_si128(at)), _mm256_cvtph_ps(_mm_loadu_si128(at + 1))};
 }
+template <int STRIDE>
+INL __m256 swapped(__m256 x) {
+    if constexpr (STRIDE == 4) return _mm256_permute2f128_ps(x, x, 1);
+    else return _mm256_permute_ps(x, STRIDE == 1 ? 0xb1 : 0x4e);
+}
+template <int STRIDE>
+INL F swapped(F x) {
+    if constexpr (STRIDE == 8) return {x.b, x.a};
+    else return {swapped<STRIDE>(x.a), swapped<STRIDE>(x.b)};
+}
 INL __m256i pairs(const uint16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 INL __m256 even(__m256i p) { return _mm256_castsi256_ps(_mm256_slli_epi32(p, 16)); }
 INL __m256 odd(__m256i p) { return _mm256_castsi256_ps(_mm256_and_si256(p, _mm256_set1_epi32(0xffff0000))); }

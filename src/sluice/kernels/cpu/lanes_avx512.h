@@ -32,6 +32,11 @@ INL F load(const uint16_t* p) {
 INL F load_float16(const uint16_t* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
+template <int STRIDE>
+INL F swapped(F x) {
+    if constexpr (STRIDE < 4) return {_mm512_permute_ps(x.v, STRIDE == 1 ? 0xb1 : 0x4e)};
+    else return {_mm512_shuffle_f32x4(x.v, x.v, STRIDE == 4 ? 0xb1 : 0x4e)};
+}
 INL F even(const uint16_t* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))}; }
 INL F odd(const uint16_t* p) {
     return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(0xffff0000)))};

@@ -34,6 +34,11 @@ INL float hsum(F a) {
 }
 INL F load(const uint16_t* p) { return each([=](int i) { return widen(p[i]); }); }
 INL F load_float16(const uint16_t* p) { return each([=](int i) { return from_float16(p[i]); }); }
+// Lanes that are STRIDE apart, in each other's place.
+template <int STRIDE>
+INL F swapped(F a) {
+    return each([=](int i) { return a.x[i ^ STRIDE]; });
+}
 INL F even(const uint16_t* p) { return each([=](int i) { return widen(p[2 * i]); }); }
 INL F odd(const uint16_t* p) { return each([=](int i) { return widen(p[2 * i + 1]); }); }
 INL void store(uint16_t* p, F a) {

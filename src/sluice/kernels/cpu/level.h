@@ -1,5 +1,6 @@
 // The kernels of one dispatch level. This file is included once for each level, in its namespace and with its target
 // options.
+#include "hadamard.h"
 #include "products.h"
 #include "attention.h"
 #include "pointwise.h"

@@ -10,10 +10,11 @@
 //   high      a fifth bit: [2][16 outputs][4 neighbours], of four words of inputs; bit 2 j + n is of word j and of half n
 //             of the outputs. Two bits: [4][16 outputs][4], of two words; bits 4 j + 2 n and the one above
 //   scales    float16 [32], and minimums [32]; of K types the lower four bits [32] of the scale's code, the minimum's in
-//             the upper half, and their upper two bits [16], (scale, minimum) of output n and of n + 16; of Q6_K int8
-//             [2][32]; of IQ4_XS int8 [32]; of MXFP4 exponents [32]
+//             the upper half, and their upper two bits [16], (scale, minimum) of output n and of n + 16; of Q2_K both
+//             codes in one byte, [2][32]; of Q3_K and Q6_K int8 [2][32]; of IQ4_XS int8 [32]; of MXFP4 exponents [32]
 //
-// That takes as many bytes as in the file, or one in sixty more (IQ4_XS). Outputs that are missing are zero.
+// That takes as many bytes as in the file, or one in sixty more (IQ4_XS), but for Q2_K (1.7 times) and Q3_K (1.3 times).
+// Outputs that are missing are zero.
 #pragma once
 
 #include <algorithm>
@@ -26,11 +27,12 @@
 #include "packing.h"
 #include "stored_blocks.h"
 
-enum class ScaleForm { HALVES, K_CODES, SIGNED_CODES, EXPONENTS };
+enum class ScaleForm { HALVES, K_CODES, BYTE_CODES, SIGNED_CODES, EXPONENTS };
 
 template <class Type>
 constexpr ScaleForm SCALE_FORM = Type::TYPE == TYPE_MXFP4  ? ScaleForm::EXPONENTS
                                  : Type::INPUTS == PART    ? ScaleForm::HALVES
+                                 : Type::TYPE == TYPE_Q2_K ? ScaleForm::BYTE_CODES
                                  : Type::HAS_MINIMUMS      ? ScaleForm::K_CODES
                                                            : ScaleForm::SIGNED_CODES;
 
@@ -87,6 +89,12 @@ void put_scales(const uint8_t* const* blocks, int part, uint8_t* to) {
             uint8_t& high = to[PACKED_BLOCK + n % 16];
             to[n] = static_cast<uint8_t>((scale & 15) | (minimum & 15) << 4);
             high = static_cast<uint8_t>((half ? high : 0) | (scale >> 4 | minimum >> 4 << 2) << 4 * half);
+        } else if constexpr (FORM == ScaleForm::BYTE_CODES) {
+            for (int group = 0; group < PART / Type::GROUP; group++) {
+                const int k = part * (PART / Type::GROUP) + group;
+                const int both = Type::scale_code(block, k) | Type::minimum_code(block, k) << 4;
+                to[group * PACKED_BLOCK + n] = static_cast<uint8_t>(both);
+            }
         } else if constexpr (FORM == ScaleForm::SIGNED_CODES) {
             for (int group = 0; group < PART / Type::GROUP; group++) {
                 const int code = Type::scale_code(block, part * (PART / Type::GROUP) + group);

@@ -174,12 +174,9 @@ INL uint32_t magnitude(float x) {
 
 // Quantise one token's key or value of one head (`attention/int8.py`) into a piece of a page: byte i goes to
 // `to[stride * (i / 2) + i % 2 * step]`. As integers, the magnitudes of infinity and of NaN are larger than all others.
-template <class E>
-INL void store_int8(const E* x, int8_t* to, int stride, int step, float* scale, int d) {
-    alignas(64) float wide[MAX_HEAD_DIM];
+INL void store_int8(const float* wide, int8_t* to, int stride, int step, float* scale, int d) {
     alignas(64) int8_t bytes[MAX_HEAD_DIM];
     uint32_t bits = 0;
-    for (int i = 0; i < d; i += 16) store(wide + i, load(x + i));
     for (int i = 0; i < d; i++) bits = std::max(bits, magnitude(wide[i]));
     float largest;
     std::memcpy(&largest, &bits, sizeof largest);
@@ -198,20 +195,26 @@ INL void store_int8(const E* x, int8_t* to, int stride, int step, float* scale, 
     }
 }
 
-// Store one token's keys and values of all heads into pages of int8.
+// Store one token's keys and values of all heads into pages of int8. Keys are stored without their offset, and rotated.
 template <class E>
 INL void store_int8_token(const RotateStoreCall& call, int token) {
     const int d = call.head_dim, groups = call.page_size / 16, at = static_cast<int>(call.slots[token] % call.page_size);
     const int64_t page = call.slots[token] / call.page_size, piece = 16 * (d + static_cast<int64_t>(sizeof(float)));
     const int n = at % 16;
+    alignas(64) float wide[MAX_HEAD_DIM];
     for (int head = 0; head < call.kv_heads; head++) {
         const int64_t first = ((page * call.kv_heads + head) * groups + at / 16) * piece;
         int8_t* k = static_cast<int8_t*>(call.k_pages) + first;
         int8_t* v = static_cast<int8_t*>(call.v_pages) + first;
         const E* from_k = static_cast<const E*>(call.k) + token * call.k_stride + head * d;
         const E* from_v = static_cast<const E*>(call.v) + token * call.v_stride + head * d;
-        store_int8(from_k, k + 2 * n, 32, 1, reinterpret_cast<float*>(k + 16 * d) + n, d);
-        store_int8(from_v, v + n / 2 * 2 * d + n % 2, 4, 2, reinterpret_cast<float*>(v + 16 * d) + n, d);
+        for (int i = 0; i < d; i += 16) {
+            store(wide + i, call.k_offset ? sub(load(from_k + i), load(call.k_offset + head * d + i)) : load(from_k + i));
+        }
+        rotate_head(wide, d);
+        store_int8(wide, k + 2 * n, 32, 1, reinterpret_cast<float*>(k + 16 * d) + n, d);
+        for (int i = 0; i < d; i += 16) store(wide + i, load(from_v + i));
+        store_int8(wide, v + n / 2 * 2 * d + n % 2, 4, 2, reinterpret_cast<float*>(v + 16 * d) + n, d);
     }
 }
 

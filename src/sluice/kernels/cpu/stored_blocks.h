@@ -86,13 +86,48 @@ struct MXFP4 : FourBits<TYPE_MXFP4, 0, false, 17> {
     static void codes(const uint8_t* block, int, uint32_t* words) { read_halves(block + 1, words); }
 };
 
-// Types of blocks of 256 inputs: a scale in float16, and small codes by which it is multiplied for each group.
+// Types of blocks of 256 inputs: a scale in float16, and small codes by which it is multiplied for each group. `BITS` are
+// those of a packed number: two and three bits take the place of four.
 template <int TYPE_, int BITS_, int ZERO_, bool HAS_MINIMUMS_, int BYTES_, int GROUP_, int SCALE>
 struct LargeBlock {
     static constexpr int TYPE = TYPE_, BITS = BITS_, ZERO = ZERO_, BYTES = BYTES_, INPUTS = 256, GROUP = GROUP_;
     static constexpr bool HAS_MINIMUMS = HAS_MINIMUMS_;
     static float number(int code) { return static_cast<float>(code - ZERO); }
     static uint16_t unit(const uint8_t* block) { return half_at(block + SCALE); }
+};
+
+// The lower two bits of 32 numbers. Four parts share 32 bytes.
+inline void read_pairs_of_bits(const uint8_t* numbers, int part, uint32_t* words) {
+    const uint8_t* from = numbers + part / 4 * 32;
+    for (int i = 0; i < PART_WORDS; i++) words[i] = word_at(from + 4 * i) >> 2 * (part % 4) & 0x03030303;
+}
+
+struct Q2_K : LargeBlock<TYPE_Q2_K, 4, 0, true, 84, 16, 80> {
+    static uint16_t minimum_unit(const uint8_t* block) { return half_at(block + 82); }
+    static int scale_code(const uint8_t* block, int k) { return block[k] & 15; }
+    static int minimum_code(const uint8_t* block, int k) { return block[k] >> 4; }
+    static float scale(const uint8_t* block, int k) {
+        return from_float16(unit(block)) * static_cast<float>(scale_code(block, k));
+    }
+    static float minimum(const uint8_t* block, int k) {
+        return -from_float16(minimum_unit(block)) * static_cast<float>(minimum_code(block, k));
+    }
+    static void codes(const uint8_t* block, int part, uint32_t* words) { read_pairs_of_bits(block + 16, part, words); }
+};
+
+struct Q3_K : LargeBlock<TYPE_Q3_K, 4, 4, false, 110, 16, 108> {
+    static int scale_code(const uint8_t* block, int k) {
+        const uint8_t* sc = block + 96;
+        return ((sc[k % 8] >> k / 8 * 4 & 15) | (sc[8 + k % 4] >> k / 4 * 2 & 3) << 4) - 32;
+    }
+    static float scale(const uint8_t* block, int k) {
+        return from_float16(unit(block)) * static_cast<float>(scale_code(block, k));
+    }
+    static float minimum(const uint8_t*, int) { return 0.0f; }
+    static void codes(const uint8_t* block, int part, uint32_t* words) {
+        read_pairs_of_bits(block + 32, part, words);
+        for (int i = 0; i < PART_WORDS; i++) words[i] |= (word_at(block + 4 * i) >> part & 0x01010101) << 2;
+    }
 };
 
 // Six bits for the scale and six for the minimum of each group of 32: 12 bytes behind the two units.
@@ -168,6 +203,8 @@ bool with_stored_type(int type, Use use) {
         case TYPE_Q5_0: return use(Q5_0()), true;
         case TYPE_Q5_1: return use(Q5_1()), true;
         case TYPE_Q8_0: return use(Q8_0()), true;
+        case TYPE_Q2_K: return use(Q2_K()), true;
+        case TYPE_Q3_K: return use(Q3_K()), true;
         case TYPE_Q4_K: return use(Q4_K()), true;
         case TYPE_Q5_K: return use(Q5_K()), true;
         case TYPE_Q6_K: return use(Q6_K()), true;

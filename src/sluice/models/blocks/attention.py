@@ -10,6 +10,7 @@ import torch
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.models.fp8_rows import Rows, plain
+from sluice.models.key_offset import key_offset
 from sluice.models.layers import RMSNorm
 from sluice.models.linear import EmptyLinear, Layer, Packer
 from sluice.models.ops import Angles, HeadNorms, Ops, compute_dtype
@@ -81,10 +82,17 @@ class GroupedAttention(Block):
                 self.k_norm = RMSNorm(kv_heads * head_dim if is_row else head_dim, eps, dtype)
         self._is_row_norm = config.qk_norm is QKNorm.ROW
         self._value_eps = eps if config.value_norm else None
+        self._rope = plan.rope
+        # A norm would scale the bias, and a softcap bends the scores, so that what all have in common counts.
+        self._has_offset = self.k_norm is None and config.softcap is None and config.rotary_dim is None
+        self._k_offset: torch.Tensor | None = None
 
     def pack(self, packer: Packer) -> None:
         """Join q, k and v into one layer."""
         parts: list[Layer] = [self.get_submodule(name) for name in self._parts]
+        bias = self.get_submodule("k_proj").bias if self._has_offset and "k_proj" in self._parts else None
+        if isinstance(bias, torch.Tensor):
+            self._k_offset = key_offset(bias, self._rope, self.spec.head_dim)
         for name in self._parts:
             delattr(self, name)
         self.qkv_proj = packer.linear(*parts)
@@ -115,7 +123,7 @@ class GroupedAttention(Block):
                 q, k = self._row_norm(q, self.q_norm, ops), self._row_norm(k, self.k_norm, ops)
             else:
                 norms = HeadNorms(self.q_norm.norm, self.k_norm.norm)
-        return ops.rotate_and_store(q, k, v, context.angles, norms, context.kv, context.batch.kv_slots)
+        return ops.rotate_and_store(q, k, v, context.angles, norms, context.kv, context.batch.kv_slots, self._k_offset)
 
     def _row_norm(self, x: torch.Tensor, norm: RMSNorm, ops: Ops) -> torch.Tensor:
         """Normalise x [N, heads, head_dim] over all heads of all shards."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from sluice.models.block_types import BLOCK_TYPES, DEQUANTIZED, Q4_0, group_weight
+from sluice.models.block_types import BLOCK_TYPES, Q4_0, group_weight
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.formats.extra import need
 from sluice.models.formats.packed import pairs
@@ -97,7 +97,7 @@ class GGUFTensor:
         name = self._kind.name
         if name in PLAIN:
             return rows.contiguous().view(PLAIN[name])
-        if name in DEQUANTIZED:
+        if name in BLOCK_TYPES:
             return group_weight(name, rows).dense(torch.float32)
         what = f"{self.file}: tensor {self.name} has type {name}, which"
         quants = need("gguf.quants", what)

@@ -8,7 +8,7 @@ numbers of each are kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -30,17 +30,25 @@ class StagedLogprobs(StagedFeature):
         rows: [A] of the sampling rows, those that ask.
         num_top: [A] alternatives of each.
         num_target_top: alternatives of each row with targets.
+        named: index among `rows` -> the tokens that are reported in the place of the most likely ones.
     """
 
-    def __init__(self, host: HostBatch, rows: Ints, num_top: Ints, num_target_top: Ints) -> None:
+    def __init__(
+        self, host: HostBatch, rows: Ints, num_top: Ints, num_target_top: Ints, named: Mapping[int, Sequence[int]]
+    ) -> None:
         self.keeps_raw = len(rows) > 0
         self._num_top = num_top
         self._num_target_top = num_target_top
         self._host_rows = rows
-        self.arrays = (rows, host.target_ids)
+        self._named = named
+        # Rows that name fewer tokens than others name token 0 as well.
+        ids = np.zeros((len(named), max(map(len, named.values()), default=0)), dtype=np.int64)
+        for line, tokens in zip(ids, named.values(), strict=True):
+            line[: len(tokens)] = tokens
+        self.arrays = (rows, host.target_ids, rows[list(named)], ids)
 
     def arrive(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._rows, self._target_ids = tensors
+        self._rows, self._target_ids, self._named_rows, self._named_ids = tensors
 
     def sampled(self, logits: StepLogits) -> tuple[torch.Tensor, ...]:
         scores: list[torch.Tensor] = []
@@ -58,23 +66,32 @@ class StagedLogprobs(StagedFeature):
                 logits.slice_bytes,
                 logits.ops,
             )
+        if self._named:
+            scores.append(logits.ops.score_ids(logits.raw.index_select(0, self._named_rows), self._named_ids))
         return tuple(scores)
 
     def report(self, tensors: Sequence[torch.Tensor], outcome: Outcome) -> None:
-        scores = iter([_rows(Scores(*tensors[at : at + 3])) for at in range(0, len(tensors), 3)])
+        of_named = tensors[-1].tolist() if self._named else []
+        scores = iter([_rows(Scores(*tensors[at : at + 3])) for at in range(0, len(tensors) - 2, 3)])
         if len(self._host_rows):
-            outcome.logprobs = self._of_samples(next(scores), outcome.tokens)
+            named = {
+                index: tuple(zip(ids, found, strict=False))
+                for (index, ids), found in zip(self._named.items(), of_named, strict=True)
+            }
+            outcome.logprobs = self._of_samples(next(scores), outcome.tokens, named)
         if len(outcome.host.target_ids):
             outcome.prompt_logprobs = self._of_targets(next(scores), outcome.host)
             for (row, _), found in zip(outcome.host.target_rows, outcome.prompt_logprobs, strict=True):
                 if any(math.isnan(item.logprob) for item in found):
                     outcome.failed.setdefault(row, BAD_LOGITS)
 
-    def _of_samples(self, scores: Iterator[_Score], tokens: Sequence[int]) -> list[tuple[TokenLogprobs, ...]]:
+    def _of_samples(
+        self, scores: Iterator[_Score], tokens: Sequence[int], named: Mapping[int, tuple[tuple[int, float], ...]]
+    ) -> list[tuple[TokenLogprobs, ...]]:
         found: list[tuple[TokenLogprobs, ...]] = [()] * len(tokens)
         asking = zip(self._host_rows.tolist(), self._num_top.tolist(), scores, strict=True)
-        for row, num_top, (logprob, top) in asking:
-            found[row] = (TokenLogprobs(tokens[row], logprob, top[:num_top]),)
+        for index, (row, num_top, (logprob, top)) in enumerate(asking):
+            found[row] = (TokenLogprobs(tokens[row], logprob, named.get(index, top[:num_top])),)
         return found
 
     def _of_targets(self, scores: Iterator[_Score], host: HostBatch) -> list[tuple[TokenLogprobs, ...]]:
@@ -93,9 +110,12 @@ class Logprobs(Feature):
         """Slots whose request asks for log-probabilities of its output."""
         self._sampled: Ints = np.full(num_slots, NOT_WANTED, dtype=np.int64)
         self._prompt: Ints = np.full(num_slots, NOT_WANTED, dtype=np.int64)
+        self._named: dict[int, tuple[int, ...]] = {}
+        """Tokens that the requests of slots name."""
 
     def forget(self, slot: int) -> None:
         self._used.discard(slot)
+        self._named.pop(slot, None)
         self._sampled[slot] = self._prompt[slot] = NOT_WANTED
 
     def fill(self, new: NewSlot) -> None:
@@ -103,6 +123,8 @@ class Logprobs(Feature):
         if sampled is not None:
             self._used.add(new.slot)
             self._sampled[new.slot] = sampled
+        if new.sampling.logprob_token_ids:
+            self._named[new.slot] = new.sampling.logprob_token_ids
         if prompt is not None:
             self._prompt[new.slot] = prompt
 
@@ -114,7 +136,9 @@ class Logprobs(Feature):
         if not len(rows) and not len(host.target_ids):
             return None
         with_targets = [row for row, _ in host.target_rows]
-        return StagedLogprobs(host, rows, num_top[rows], self._prompt[host.row_slots[with_targets]])
+        asking = host.sample_slots[rows].tolist() if self._named else []
+        named = {index: self._named[slot] for index, slot in enumerate(asking) if slot in self._named}
+        return StagedLogprobs(host, rows, num_top[rows], self._prompt[host.row_slots[with_targets]], named)
 
 
 _Score = tuple[float, tuple[tuple[int, float], ...]]

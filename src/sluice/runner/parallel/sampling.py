@@ -90,6 +90,11 @@ class ShardedLogitOps(LogitOps):
         own = torch.cat((total.double()[:, None], chosen.double(), values, ids), -1)
         return self._combined(self._group.all_gather(own), width, total.dtype)
 
+    def score_ids(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Return the log-probabilities of tokens of the whole vocabulary, one column of `score` at a time."""
+        columns = [self.score(logits, tokens, 0).logprobs for tokens in ids.unbind(1)]
+        return torch.stack(columns, 1)
+
     def _combined(self, gathered: torch.Tensor, width: int, dtype: torch.dtype) -> Scores:
         """Return the scores of whole rows from those of each part.
 

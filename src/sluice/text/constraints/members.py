@@ -57,7 +57,7 @@ def _form(form: ObjectForm, members: Members, root: Any) -> Shape | None:
     for name in dict.fromkeys((*form.properties, *form.required)):
         value = _value(form.schemas(name), members, root, name)
         if value is not None:
-            one = Sequence((Literal(f"{members.begin}{name}{members.middle}"), value))
+            one = Sequence((*map(Literal, members.begin), Literal(name), *map(Literal, members.middle), value))
             parts.append(one if name in form.required else AnyOf((NOTHING, one)))
         elif name in form.required:
             return None
@@ -74,7 +74,7 @@ def _named(pattern: str, schemas: tuple[Any, ...], members: Members, root: Any) 
     value = _value(schemas, members, root, "")
     if value is None:
         return None
-    return Sequence((Literal(members.begin), Regex(pattern), Literal(members.middle), value))
+    return Sequence((*map(Literal, members.begin), Regex(pattern), *map(Literal, members.middle), value))
 
 
 def _of_pattern(pattern: str) -> str:
@@ -105,9 +105,10 @@ def _value(schemas: tuple[Any, ...], members: Members, root: Any, name: str) -> 
         return [ANY_TEXT] if inner is None else [shape for each in inner for shape in options(each, depth + 1)]
 
     found = options(schema, 0)
-    if ANY_TEXT in found:
-        return TextUntil(members.end)
-    return Sequence((AnyOf(tuple(found)), Literal(members.end))) if found else None
+    if not found:
+        return None
+    whole = (TextUntil(members.end),) if ANY_TEXT in found else (AnyOf(tuple(found)), Literal(members.end))
+    return Sequence((*whole, Literal(members.behind)) if members.behind else whole)
 
 
 def _inner(schema: Mapping[str, Any], root: Any) -> list[Any] | None:

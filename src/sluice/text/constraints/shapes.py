@@ -50,12 +50,13 @@ class Grammar(_Shape, tag=True, frozen=True):
 
 
 class Members(_Shape, tag=True, frozen=True):
-    """The members of an object: of each the beginning, its name, the middle, its value and the end."""
+    """The members of an object: of each the beginning, its name, the middle, its value, the end and what is behind."""
 
     object: JsonSchema
-    begin: str
-    middle: str
-    end: str
+    begin: tuple[Mark, ...]
+    middle: tuple[Mark, ...]
+    end: Mark
+    behind: str = ""
 
 
 class Literal(_Shape, tag=True, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +14,9 @@ from sluice.text.constraints.schema_tree import referred
 ALL = frozenset({"string", "number", "boolean", "null", "object", "array"})
 """Integers are numbers here."""
 PYTHON: Mapping[str, str] = {"True": "true", "False": "false", "None": "null"}
-"""Chat templates write constants of earlier calls as Python does, so models do, too."""
+"""Chat templates write values of earlier calls as Python does, so models do, too."""
+MAX_LITERAL = 1 << 14
+"""Characters of a list or an object that is read as Python writes it."""
 MAX_DEPTH = 32
 """Schemas within each other that are looked at. What is deeper, or refers to itself, allows all."""
 
@@ -79,7 +82,7 @@ def _own(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def json_of(text: str, types: frozenset[str]) -> str:
-    """Return a value as JSON: as it stands if that is JSON, as Python's constants if it is one, else as a text.
+    """Return a value as JSON: as it stands if that is JSON, as Python has it if it is one of Python's, else as a text.
 
     Args:
         types: that its schema allows. Where a text may be, JSON of another type that may not be is one.
@@ -90,6 +93,11 @@ def json_of(text: str, types: frozenset[str]) -> str:
             return json.dumps(content, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):
         pass
+    if "string" not in types and text.startswith(("[", "{")) and len(text) <= MAX_LITERAL:
+        try:
+            return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            pass
     return json.dumps(text, ensure_ascii=False)
 
 

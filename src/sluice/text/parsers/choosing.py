@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from sluice.text.parsers.formats import FORMATS, deepseek, harmony, hermes, llama3, mistral, qwen3_coder
+from sluice.text.parsers.formats import (
+    FORMATS,
+    deepseek,
+    glm,
+    harmony,
+    hermes,
+    kimi,
+    llama3,
+    minimax,
+    mistral,
+    qwen3_coder,
+)
 from sluice.text.parsers.formats.base import ToolFormat
 from sluice.text.parsers.reasoning import REASONING_FORMATS, ReasoningFormat
 from sluice.text.parsers.replies import ReplyFormat
@@ -19,11 +30,13 @@ TOOL_ALIASES: Mapping[str, str] = MappingProxyType(
     {
         "deepseekv3": "deepseek_v3",
         "deepseekv31": "deepseek_v31",
+        "glm": "glm45",
         "gpt-oss": HARMONY,
         "gpt_oss": HARMONY,
         "harmony": HARMONY,
         "llama3": "llama3_json",
         "llama4_json": "llama3_json",
+        "minimax-m2": "minimax_m2",
         "qwen": "hermes",
         "qwen25": "hermes",
         "qwen3_xml": "qwen3_coder",
@@ -45,6 +58,11 @@ TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (HARMONY, (harmony.CHANNEL, harmony.MESSAGE)),
     ("deepseek_v3", (deepseek.BEGIN, "```json")),
     ("deepseek_v31", (deepseek.BEGIN,)),
+    ("kimi_k2", (kimi.BEGIN, kimi.ARGUMENTS)),
+    ("minimax_m2", (minimax.BEGIN, minimax.INVOKE)),
+    ("seed_oss", (qwen3_coder.SEED_BEGIN,)),
+    ("glm45", (glm.KEY, f"{glm.KEY_END}\n{glm.VALUE}")),
+    ("glm47", (glm.KEY, glm.VALUE)),
     ("qwen3_coder", (qwen3_coder.BEGIN, qwen3_coder.FUNCTION)),
     ("hermes", (hermes.BEGIN, hermes.END, "arguments")),
     ("mistral", (mistral.TAG,)),
@@ -52,7 +70,7 @@ TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama3_json", ("ipython", '"parameters"')),
 )
 """Format -> texts that all stand in the chat templates of its models. The first that fits is chosen."""
-NOT_HERMES = ("<arg_key>", "<invoke")
+NOT_HERMES = ("<invoke",)
 """Templates with these have the tags of Hermes, and something else between them."""
 SWITCHES = ("enable_thinking", "thinking")
 """Variables of templates by which requests turn reasoning off."""

@@ -7,12 +7,15 @@ from types import MappingProxyType
 
 from sluice.text.parsers.formats.base import ToolFormat
 from sluice.text.parsers.formats.deepseek import DeepseekV3, DeepseekV31
+from sluice.text.parsers.formats.glm import Glm45, Glm47
 from sluice.text.parsers.formats.harmony import Harmony
 from sluice.text.parsers.formats.hermes import Hermes
+from sluice.text.parsers.formats.kimi import KimiK2
 from sluice.text.parsers.formats.llama3 import Llama3
+from sluice.text.parsers.formats.minimax import MinimaxM2
 from sluice.text.parsers.formats.mistral import Mistral
 from sluice.text.parsers.formats.plain_json import PlainJson
-from sluice.text.parsers.formats.qwen3_coder import Qwen3Coder
+from sluice.text.parsers.formats.qwen3_coder import Qwen3Coder, SeedOss
 
 _ALL: tuple[ToolFormat, ...] = (
     Hermes(),
@@ -21,6 +24,11 @@ _ALL: tuple[ToolFormat, ...] = (
     Qwen3Coder(),
     DeepseekV3(),
     DeepseekV31(),
+    KimiK2(),
+    Glm45(),
+    Glm47(),
+    SeedOss(),
+    MinimaxM2(),
     Harmony(),
     PlainJson(),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import Protocol
 
 from sluice.text.constraints.shapes import Sequence as Row
 from sluice.text.constraints.shapes import Shape
-from sluice.text.parsers.calls import Calls
+from sluice.text.parsers.calls import Calls, read_headed_call, skip_texts, text_and_calls
 from sluice.text.parsers.parsing import Source, Steps
 from sluice.text.parsers.shapes import ShapedTool, Speller, one_of, several, text_with
 from sluice.text.parsers.thoughts import Thoughts
@@ -113,3 +114,41 @@ class TaggedFormat(Format):
     def text_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape | None:
         calls = (self.call(tool, speller) for tool in tools)
         return text_with(calls, speller.mark(self.begin), is_parallel=is_parallel)
+
+
+class SectionFormat(Format):
+    """A format in which all calls stand in one section, each with its name before the JSON of its arguments."""
+
+    all_begin: str
+    all_end: str
+    """The tags of the section."""
+    call_begin: str
+    head: re.Pattern[str]
+    """Matches what stands before the arguments; its group "name" is the name."""
+    closing: tuple[str, ...]
+    """Texts behind the arguments of a call, the end of the section last."""
+    separator = ""
+    """Text between two calls."""
+
+    @abstractmethod
+    def call(self, tool: ShapedTool, speller: Speller) -> Row:
+        """Return the shape of a call, without the tags of the section."""
+
+    def read(self, source: Source, calls: Calls) -> Steps[None]:
+        def read_call(_: str) -> Steps[bool]:
+            is_call = yield from read_headed_call(source, calls, self.head)
+            if is_call:
+                yield from skip_texts(source, *self.closing)
+            return is_call
+
+        yield from text_and_calls(source, (self.all_begin, self.call_begin), read_call)
+
+    def calls_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape:
+        return self._all(tools, speller, is_parallel)
+
+    def text_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape | None:
+        return text_with([self._all(tools, speller, is_parallel)], speller.mark(self.all_begin), is_parallel=False)
+
+    def _all(self, tools: Sequence[ShapedTool], speller: Speller, is_parallel: bool) -> Row:
+        one = one_of(self.call(tool, speller) for tool in tools)
+        return speller.sequence(self.all_begin, several(one, self.separator, is_parallel=is_parallel), self.all_end)

@@ -1,0 +1,227 @@
+"""Arguments of calls as tagged texts, which several formats write in the place of JSON.
+
+A value becomes JSON by the type that the tool's schema gives it. What may only be a text is sent as it comes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Generator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sluice.text.constraints.object_forms import forms_of, schemas_of
+from sluice.text.constraints.value_types import ALL, json_of, types_of
+from sluice.text.parsers.calls import LONGEST_HEAD, skip_texts
+from sluice.text.parsers.events import ArgumentsDelta, CallEnded
+from sluice.text.parsers.json_text import json_events
+from sluice.text.parsers.parsing import Source, Steps, comes, place_of, space_ahead
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """How a format writes arguments."""
+
+    begin: str
+    """What begins another call."""
+    name: str
+    """What stands before the name of an argument."""
+    name_end: str
+    value: str
+    """What stands before a value, perhaps behind space; empty: nothing more."""
+    value_end: str
+    call_ends: tuple[str, ...]
+    """What ends a call, from inside to outside."""
+    in_lines: bool = False
+    """A line break behind the first tag of a value, and one before its end, belong to the tags."""
+
+    @property
+    def value_ends(self) -> tuple[str, ...]:
+        """What may end a value: its own tag, or what follows it where that is missing."""
+        own = (f"\n{self.value_end}", self.value_end) if self.in_lines else (self.value_end,)
+        return (*own, f"\n{self.name}", *(f"\n{end}" for end in self.call_ends))
+
+    def follow(self, end: str) -> tuple[str, ...]:
+        """Return what stands behind an end that is one, if the answer does not end there."""
+        if end == self.value_end:
+            return (self.name, *self.call_ends, self.begin)
+        return (*self.call_ends[self.call_ends.index(end) + 1 :], self.begin)
+
+
+class _Types:
+    """The types that the arguments of a tool may have, by name.
+
+    Args:
+        schema: of the object of the arguments.
+    """
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema, self._forms = schema, forms_of(schema)
+        self.names = {name for form in self._forms for name in form.properties}
+
+    def of(self, name: str) -> frozenset[str]:
+        schemas = schemas_of(self._forms, name)
+        return frozenset[str]().union(*(types_of(each, self._schema) for each in schemas)) if schemas else ALL
+
+
+def read_arguments(source: Source, index: int, schema: Mapping[str, Any], tags: Tags) -> Steps[None]:
+    """Read the arguments of a call and its end, and yield them as JSON. Of two of one name the first counts.
+
+    Args:
+        index: of the call.
+        schema: of the arguments.
+    """
+    types = _Types(schema)
+    space = yield from space_ahead(source)
+    if source.starts_with("{", space):  # some models write JSON between the tags
+        source.take(space)
+        read = yield from json_events(source, partial(ArgumentsDelta, index))
+        yield from skip_texts(source, tags.call_ends[0])
+        yield CallEnded(index, read.is_valid)
+        return
+    given: set[str] = set()
+    has_closed = True
+    while has_closed and (name := (yield from _read_name(source, types.names, tags))) is not None:
+        is_new = name not in given
+        if is_new:
+            yield ArgumentsDelta(index, f"{', ' if given else '{'}{json.dumps(name, ensure_ascii=False)}: ")
+        given.add(name)
+        value = _Value(types.of(name), types.names - given, tags)
+        for event in value.read(source):
+            if event is None or is_new:
+                yield None if event is None else ArgumentsDelta(index, event)
+        has_closed = value.has_closed
+    is_complete = has_closed and (yield from _ends(source, tags, has_arguments=bool(given)))
+    if is_complete:
+        yield ArgumentsDelta(index, "}" if given else "{}")
+    elif source.was_cut and any(tag.startswith(source.peek().strip()) for tag in (tags.name, *tags.call_ends)):
+        source.take()  # of a tag that was cut off
+    yield CallEnded(index, is_complete)
+
+
+def _read_name(source: Source, names: Collection[str], tags: Tags) -> Steps[str | None]:
+    """Read what stands before the value of an argument, and return its name; None if none comes next."""
+    space = yield from space_ahead(source)
+    if not (yield from comes(source, tags.name, space)):
+        return None
+    begin = space + len(tags.name)
+    name = yield from _odd_name(source, begin, names, tags)
+    if name is None:
+        end = yield from place_of(source, tags.name_end, begin + LONGEST_HEAD)
+        if end < 0:
+            return None
+        name = source.take(end + len(tags.name_end))[begin : -len(tags.name_end)].strip()
+    else:
+        source.take(begin + len(name) + len(tags.name_end))
+    if tags.value:
+        yield from skip_texts(source, tags.value)
+        if source.has_ended and tags.value.startswith(source.peek().lstrip()):
+            source.take()  # of a tag that was cut off
+    return name
+
+
+def _odd_name(source: Source, begin: int, names: Collection[str], tags: Tags) -> Steps[str | None]:
+    """Return the name that begins at a place, if it is one that ends elsewhere than before the first end of a name."""
+    odd = [name for name in names if tags.name_end in name or name != name.strip()]
+    for name in sorted(odd, key=len, reverse=True):
+        if (yield from comes(source, f"{name}{tags.name_end}", begin)):
+            return name
+    return None
+
+
+def _ends(source: Source, tags: Tags, *, has_arguments: bool) -> Steps[bool]:
+    """Read the end of a call, and return whether it is complete: an end that is missing was meant."""
+    space = yield from space_ahead(source)
+    if (yield from comes(source, tags.call_ends[0], space)):
+        source.take(space + len(tags.call_ends[0]))
+        return True
+    if space == source.size:
+        return has_arguments and not source.was_cut
+    return has_arguments or (yield from comes(source, tags.call_ends[-1], space))
+
+
+class _Value:
+    """Reads an argument's value and its end.
+
+    Tags that stand in a value, and end it nowhere, are text; one that is missing is known by what must follow it.
+
+    Args:
+        types: that the value may have.
+        next_names: of arguments that may follow.
+    """
+
+    def __init__(self, types: frozenset[str], next_names: Collection[str], tags: Tags) -> None:
+        self._types, self._next_names, self._tags = types, next_names, tags
+        self.has_closed = False
+
+    def read(self, source: Source) -> Generator[str | None, None, None]:
+        """Yield the JSON of the value in parts, and None where more text is needed."""
+        if self._tags.in_lines:
+            yield from _waits(comes(source, "\n"))
+            if source.starts_with("\n"):
+                source.take(1)
+        if self._types == {"string"}:
+            yield '"'
+            for part in self._parts(source):
+                yield None if part is None else json.dumps(part, ensure_ascii=False)[1:-1]
+            if self.has_closed:
+                yield '"'
+            return
+        parts: list[str] = []
+        for part in self._parts(source):
+            if part is None:
+                yield None
+            else:
+                parts.append(part)
+        if parts or self.has_closed:
+            yield json_of("".join(parts), self._types)
+
+    def _parts(self, source: Source) -> Generator[str | None, None, None]:
+        """Yield the text of the value in parts."""
+        while not self.has_closed:
+            at, marker = source.find(self._tags.value_ends, is_text_at_end=False)
+            if at:
+                yield source.take(at)
+            elif marker:
+                self.has_closed = yield from _waits(self._closes(source, marker))
+                if not self.has_closed:
+                    yield source.take(len(marker))
+                elif self._tags.value_end in marker:
+                    source.take(len(marker))
+            elif source.has_ended:
+                source.take()  # of an end that was cut off
+                return
+            else:
+                yield None
+
+    def _closes(self, source: Source, marker: str) -> Steps[bool]:
+        """Return whether a marker that comes next ends the value."""
+        tags = self._tags
+        if marker == f"\n{tags.name}":
+            if (yield from _odd_name(source, len(marker), self._next_names, tags)) is not None:
+                return True
+            end = yield from place_of(source, tags.name_end, LONGEST_HEAD)
+            return source.peek()[len(marker) : max(end, 0)].strip() in self._next_names
+        at = len(marker)
+        space = yield from space_ahead(source, at)
+        if at + space == source.size:
+            return True
+        if marker == f"\n{tags.value_end}" and source.starts_with("\n", at):
+            return True
+        follow = tags.follow(marker.strip())
+        for text in follow:
+            if (yield from comes(source, text, at + space)):
+                return True
+        rest = source.peek()[at + space :]
+        return source.has_ended and any(text.startswith(rest) for text in follow)
+
+
+def _waits(steps: Steps[bool]) -> Generator[None, None, bool]:
+    """Run steps that yield no events."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return bool(end.value)
+        yield None
