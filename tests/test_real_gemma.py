@@ -24,6 +24,7 @@ from compiled import library
 from paged_model import chunked_logits
 from sluice import LLM, SamplingParams
 from sluice.kernels.cpu.library import Kernels
+from sluice.models.formats.gguf_folder import gguf_folder
 from sluice.models.formats.gguf_weights import MODULES
 from sluice.models.loader import load_model
 from sluice.models.packers import NativePacker
@@ -130,7 +131,7 @@ def test_it_computes_what_transformers_does(file: Path, tmp_path: Path) -> None:
     with LLM(
         str(file), download_dir=str(tmp_path), dtype="float32", quantization="none", max_total_tokens=2048
     ) as ours:
-        folder = Path(ours.info.config.model.model)
+        folder = gguf_folder(file, tmp_path)
         with closing(load_tokenizer(folder)) as tokenizer:
             prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
             ids = tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:TOKENS]

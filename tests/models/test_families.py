@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from safetensors.torch import load_file, save_file
 import tiny_families
 import tiny_models
 from paged_model import chunked_logits
-from sluice.models.checkpoint import CheckpointError
+from sluice.models.checkpoint import CheckpointConfig, CheckpointError
 from sluice.models.decoder import Decoder
 from sluice.models.loader import load_model
+from sluice.models.plan import DecoderConfig, QKNorm
 
 PROMPTS = tuple(tiny_models.prompt(length, seed) for seed, length in enumerate((45, 13, 20)))
 """Longer than a window, and than the original context of a scaled rotation."""
@@ -71,6 +73,55 @@ def test_bfloat16_errs_no_more_than_transformers(family: str, folder: Folder) ->
     exact, theirs = expected_logits(folder(family)), expected_logits(folder(family), torch.bfloat16)
     their_error = max(float((a - b.double()).abs().max()) for a, b in zip(exact, theirs, strict=True))
     assert 0 < worst_error(folder(family), exact, "bfloat16") <= 2 * their_error
+
+
+DROPPED: list[tuple[str, dict[str, Any]]] = [
+    ("gemma2", {"softcap": None}),
+    ("gemma2", {"logit_softcap": None}),
+    ("gemma3", {"embedding_scale": 1.0}),
+    ("gemma3", {"qk_norm": QKNorm.HEAD, "norm_eps": 1e-3}),
+    ("gemma4", {"value_norm": False}),
+    ("granite", {"residual_scale": 1.0}),
+    ("granite", {"logit_divisor": 1.0}),
+    ("granite", {"embedding_scale": 1.0}),
+    ("ministral3", {"query_growth": None}),
+]
+"""Family -> what its config would be if a field of it was not read."""
+
+
+@pytest.mark.parametrize(("family", "changes"), DROPPED)
+def test_a_field_that_is_dropped_shows(
+    family: str, changes: dict[str, Any], folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise these tests could not fail for want of it."""
+    plain = load(folder(family))
+    expected = chunked_logits(plain, PROMPTS, page_size=4, seed=0)
+    read = type(plain).read
+    monkeypatch.setattr(type(plain), "read", lambda checkpoint, dtype: replace(read(checkpoint, dtype), **changes))
+    found = chunked_logits(load(folder(family)), PROMPTS, page_size=4, seed=0)
+    assert max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)) > 1e-3
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "gemma4", "olmo3", "phi3", "smollm3"])
+def test_what_differs_between_layers_shows(family: str, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window, or the rotation of another kind of layer."""
+    plain = load(folder(family))
+    expected = chunked_logits(plain, PROMPTS, page_size=4, seed=0)
+    read, changes = type(plain).read, []
+    if any(layer.window for layer in plain.config.layers):
+        changes.append({"window": None})
+    if len({layer.rope for layer in plain.config.layers}) > 1:
+        changes.append({"rope": plain.config.layers[0].rope})
+    assert changes
+    for change in changes:
+
+        def changed(checkpoint: CheckpointConfig, dtype: torch.dtype, change: dict[str, Any] = change) -> DecoderConfig:
+            config = read(checkpoint, dtype)
+            return replace(config, layers=tuple(replace(layer, **change) for layer in config.layers))
+
+        monkeypatch.setattr(type(plain), "read", changed)
+        found = chunked_logits(load(folder(family)), PROMPTS, page_size=4, seed=0)
+        assert max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)) > 1e-3
 
 
 VARIANTS: dict[str, Callable[[], Any]] = {
