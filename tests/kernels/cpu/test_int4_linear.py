@@ -107,7 +107,7 @@ def test_gates_have_scales_of_their_own(level: Level, activation: str | None) ->
         got, wanted = packer.linear(layer(gate), layer(up))(x), torch.cat([first, second], 1)
     else:
         got, wanted = (
-            packer.gated(layer(gate), layer(up), activation)(x, Ops()),
+            packer.gated(layer(gate), layer(up), activation=activation)(x, Ops()),
             ACTIVATIONS[activation](first) * second,
         )
     assert torch.allclose(got.float(), wanted, rtol=2**-6, atol=1e-2)

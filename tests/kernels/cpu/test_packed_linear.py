@@ -77,7 +77,7 @@ def test_activations_and_gates(level: Level, activation: str, outputs: int) -> N
     first, second = (x.double() @ part.weight.double().T + part.bias.double() for part in (gate, up))
     for got, wanted in (
         (packer.linear(again, activation=activation)(x), ACTIVATIONS[activation](first)),
-        (packer.gated(gate, up, activation)(x, Ops()), ACTIVATIONS[activation](first) * second),
+        (packer.gated(gate, up, activation=activation)(x, Ops()), ACTIVATIONS[activation](first) * second),
     ):
         # If nothing is fused, four roundings.
         assert bool(((got.double() - wanted).abs() <= 2**-6 * wanted.abs() + 2e-2 * second.abs() + 1e-2).all())

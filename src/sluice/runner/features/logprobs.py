@@ -45,7 +45,7 @@ class StagedLogprobs(StagedFeature):
         ids = np.zeros((len(named), max(map(len, named.values()), default=0)), dtype=np.int64)
         for line, tokens in zip(ids, named.values(), strict=True):
             line[: len(tokens)] = tokens
-        self.arrays = (rows, host.target_ids, rows[list(named)], ids)
+        self.arrays = (rows, host.target_ids, rows[list(named)], ids.ravel())
 
     def arrive(self, tensors: Sequence[torch.Tensor]) -> None:
         self._rows, self._target_ids, self._named_rows, self._named_ids = tensors
@@ -67,7 +67,8 @@ class StagedLogprobs(StagedFeature):
                 logits.ops,
             )
         if self._named:
-            scores.append(logits.ops.score_ids(logits.raw.index_select(0, self._named_rows), self._named_ids))
+            ids = self._named_ids.view(len(self._named), -1)
+            scores.append(logits.ops.score_ids(logits.raw.index_select(0, self._named_rows), ids))
         return tuple(scores)
 
     def report(self, tensors: Sequence[torch.Tensor], outcome: Outcome) -> None:
