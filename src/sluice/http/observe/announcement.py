@@ -42,8 +42,10 @@ def announcement(
         lines.append(f"Calls of tools are read as {replies.tool_name} writes them{_reason(replies.tool_reason)}.")
     if replies.reasoning_name is not None:
         lines.append(f"Reasoning is read as {replies.reasoning_name} writes it{_reason(replies.reasoning_reason)}.")
+    if not chat:
+        lines.append("It has no chat template, so it continues texts (/v1/completions) and cannot chat.")
     if page:
-        lines.append(f"Open {url}/ in a browser to chat with it.")
+        lines.append(f"Open {url}/ in a browser to {'chat with it' if chat else 'see its steps'}.")
     lines += ["Try it:", f"  {curl(url, name, chat=chat)}"]
     return "\n".join(lines)
 
