@@ -56,8 +56,7 @@ class _WaitingCall:
 
 
 class CallTurns:
-    """Gives waiting requests their turns, so that calls that wait share the service evenly, whatever their number of
-    requests.
+    """Gives waiting requests their turns, so that calls that wait share the service evenly, with few or many requests.
 
     It is start-time fair queueing (Goyal, Vin and Cheng, 1996) with a clock that runs as fast as each waiting call is
     served. A request's turn is the clock at its arrival, or, if that is later, the turn of the request of its call

@@ -21,12 +21,23 @@ from sluice.http.base.backend import Service
 from sluice.http.base.body import read_fields
 from sluice.http.base.errors import bad_request, require
 from sluice.http.base.routes import Body
+from sluice.http.base.tokenizer_threads import Check, TokenizerThreads
 from sluice.http.call import generation as counts
-from sluice.http.call.generate_call import Conversation, GenerateCall, RequestFields, Text, documented, terms_of
+from sluice.http.call.generate_call import (
+    MAX_CHOICES,
+    Conversation,
+    GenerateCall,
+    RequestFields,
+    Text,
+    documented,
+    terms_of,
+)
 from sluice.http.call.generation import Generation, prompt_end
 from sluice.http.call.template_fields import TemplateFields, conversation_of, thinking_switches
+from sluice.http.call.tokenize import CHARACTERS_PER_TOKEN, MAX_CALL_TOKENS
 from sluice.http.call.usage import Usage, usage_json
 from sluice.text.text_stream import Piece
+from sluice.text.tokenizer import Tokenizer
 from sluice.types import SamplingParams
 
 Kind = Literal["choice", "score", "yes_no"]
@@ -134,19 +145,22 @@ def parse_decisions(body: bytes) -> GenerateCall[DecisionFields]:
     """
     fields = read_fields(body, DecisionFields)
     _check_said("input", fields.input)
+    text = _said(fields.input)
+    _check_size(len(text), len(fields.questions))
     require(fields.temperature > 0, f"temperature must be above 0, got {fields.temperature}", param="temperature")
     version = fields.prompt_format_version
     message = f"prompt_format_version {version} is not served; this server has {PROMPT_FORMAT_VERSION}"
     require(version in (None, PROMPT_FORMAT_VERSION), message, param="prompt_format_version")
     require(bool(fields.questions), "questions must not be empty", param="questions")
-    ids = [question.id for question in fields.questions]
+    ids = set[str]()
     for index, question in enumerate(fields.questions):
         place = f"questions[{index}]"
-        require(question.id not in ids[:index], f"{place}.id {question.id!r} is given twice", param=f"{place}.id")
+        require(question.id not in ids, f"{place}.id {question.id!r} is given twice", param=f"{place}.id")
+        ids.add(question.id)
         _check_question(place, question)
     return GenerateCall(
         fields=fields,
-        prompts=tuple(_conversation(fields, question) for question in fields.questions),
+        prompts=tuple(_conversation(text, fields, question) for question in fields.questions),
         sampling=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=0),
         terms=terms_of(fields),
         model=fields.model,
@@ -155,8 +169,8 @@ def parse_decisions(body: bytes) -> GenerateCall[DecisionFields]:
     )
 
 
-def with_labels(
-    service: Service, call: GenerateCall[DecisionFields], prompts: Sequence[Sequence[int]]
+async def with_labels(
+    service: Service, threads: TokenizerThreads, call: GenerateCall[DecisionFields], prompts: Sequence[Sequence[int]]
 ) -> tuple[SamplingParams, list[list[int]]]:
     """Return what is sampled for the prompts of a call's questions, and the ids of the labels of each question.
 
@@ -170,8 +184,16 @@ def with_labels(
             "the chat template lets the model reason before it answers; send chat_template_kwargs that turn it off",
             param="chat_template_kwargs",
         )
-    questions = zip(call.fields.questions, prompts, strict=True)
-    labels = [_label_ids(service, prompt, _answers(question).labels) for question, prompt in questions]
+
+    def find(check: Check) -> list[list[int]]:
+        known: dict[tuple[tuple[int, ...], str], int | None] = {}
+        found = []
+        for question, prompt in zip(call.fields.questions, prompts, strict=True):
+            check()
+            found.append(_label_ids(service.tokenizer, prompt, _answers(question).labels, known))
+        return found
+
+    labels = await threads.for_generation(sum(map(len, prompts)), find)
     named = tuple(sorted({token for ids in labels for token in ids}))
     return replace(call.sampling, logprob_token_ids=named), labels
 
@@ -226,6 +248,17 @@ class DecisionAnswer:
         return decision
 
 
+def _check_size(characters: int, questions: int) -> None:
+    """Refuse what would become too many prompts, or too long ones, before they are made: each repeats the input."""
+    message = f"questions may be at most {MAX_CHOICES}, got {questions}"
+    require(questions <= MAX_CHOICES, message, param="questions")
+    most = MAX_CALL_TOKENS * CHARACTERS_PER_TOKEN
+    message = (
+        f"{questions} prompts with an input of {characters} characters each have more than {most}; ask in several calls"
+    )
+    require(questions <= 1 or questions * characters <= most, message, param="questions")
+
+
 def _check_question(place: str, question: Question) -> None:
     _check_said(f"{place}.question", question.question)
     if isinstance(question, ChoiceQuestion):
@@ -256,9 +289,9 @@ def _said(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")) if value else ""
 
 
-def _conversation(fields: DecisionFields, question: Question) -> Conversation:
+def _conversation(text: str, fields: DecisionFields, question: Question) -> Conversation:
     answers = _answers(question)
-    lines = [f"{_said(fields.input)}\n", _said(question.question), *answers.meanings, answers.asks]
+    lines = [f"{text}\n", _said(question.question), *answers.meanings, answers.asks]
     variables = thinking_switches(thinks=False) | fields.chat_template_kwargs
     template = TemplateFields(chat_template_kwargs=variables)
     return conversation_of([{"role": "user", "content": "\n".join(lines)}], template)
@@ -283,26 +316,36 @@ def _answers(question: Question) -> _Answers:
             return _Answers("yes_no", YES_NO, YES_NO, meanings, "Reply with yes or no and nothing else.")
 
 
-def _label_ids(service: Service, prompt: Sequence[int], labels: Sequence[str]) -> list[int]:
+def _label_ids(
+    tokenizer: Tokenizer,
+    prompt: Sequence[int],
+    labels: Sequence[str],
+    known: dict[tuple[tuple[int, ...], str], int | None],
+) -> list[int]:
     """Return the token that each label is behind a prompt.
 
     Text behind the last special token is cut into tokens by itself, so only that is read again with each label.
 
+    Args:
+        known: (end of a prompt, label) -> its token, None if it is not one: most prompts of a call end alike.
+
     Raises:
         ApiError: 400, a label is not one token, or two are the same.
     """
-    tokenizer = service.tokenizer
     start = next((at for at in range(len(prompt), 0, -1) if tokenizer.is_special(prompt[at - 1])), 0)
-    tail = list(prompt[start:])
-    text = tokenizer.decode(tail, skip_special_tokens=False)
+    tail = tuple(prompt[start:])
     found: list[int] = []
     for label in labels:
-        ids = tokenizer.encode(text + label, add_special_tokens=False)
-        if ids[:-1] != tail or ids[-1] in found:
+        if (tail, label) not in known:
+            text = tokenizer.decode(tail, skip_special_tokens=False)
+            *before, last = tokenizer.encode(text + label, add_special_tokens=False)
+            known[tail, label] = last if tuple(before) == tail else None
+        token = known[tail, label]
+        if token is None or token in found:
             raise bad_request(
                 f"decisions are not supported with this model: {label!r} is not one token of its own behind the prompt",
                 param="questions",
                 code="unsupported",
             )
-        found.append(ids[-1])
+        found.append(token)
     return found

@@ -62,10 +62,7 @@ class CallHandler:
             parse: checks the fields of the body, in the order of its API.
             marker: as in `BodyReader.read`.
         """
-        call = await self.bodies.read(request, parse, marker=marker)
-        extra_key = self._extra_key(request, call)
-        service = self.backend.service(for_new=True)
-        service.check_model(call.model)
+        call, extra_key, service = await self._accepted(request, parse, marker)
         sampling = service.sampling_defaults.fill(call.sampling, call.given)
         check_readable(call.tools, service.replies)
         came_at = service.client.now()
@@ -77,8 +74,7 @@ class CallHandler:
                 grammar = await grammar_of(self.checker, shape, client_of(request.scope))
             self.bodies.check_ignored()
             settled = Settled(sampling, extra_key, shape, grammar)
-            generation = self._generation(service, call, settled, came_at)
-            await generation.prepare(prompts)
+            generation = await self._prepared(service, call, settled, prompts, came_at)
             answer = make_answer(call, generation)
             if call.fields.stream:
                 return await event_stream(generation, answer, self.turns, self.heartbeats)
@@ -90,16 +86,12 @@ class CallHandler:
         self, request: Request, parse: Callable[[bytes], C], make_answer: Callable[[C, Generation], EmbedAnswer]
     ) -> Response:
         """Check a call, embed its prompts for as long as its client is there, and answer it."""
-        call = await self.bodies.read(request, parse)
-        extra_key = self._extra_key(request, call)
-        service = self.backend.service(for_new=True)
-        service.check_model(call.model)
+        call, extra_key, service = await self._accepted(request, parse)
         came_at = service.client.now()
 
         async def answered() -> Response:
             prompts = await prompt_ids(service, self.threads, call)
-            generation = self._generation(service, call, Settled(call.sampling, extra_key), came_at)
-            await generation.prepare(prompts)
+            generation = await self._prepared(service, call, Settled(call.sampling, extra_key), prompts, came_at)
             answer = make_answer(call, generation)
             return await json_response(await embedded(generation, answer), self.turns)
 
@@ -109,7 +101,7 @@ class CallHandler:
         self,
         request: Request,
         parse: Callable[[bytes], C],
-        settle: Callable[[Service, C, Sequence[Sequence[int]]], tuple[SamplingParams, L]],
+        settle: Callable[[Service, TokenizerThreads, C, Sequence[Sequence[int]]], Awaitable[tuple[SamplingParams, L]]],
         make_answer: Callable[[C, Generation, L], WholeAnswer],
     ) -> Response:
         """Check a call that asks how likely some tokens are, run it for as long as its client is there, and answer it.
@@ -117,21 +109,40 @@ class CallHandler:
         Args:
             settle: returns what is sampled, given the prompts, and what the answer needs of them.
         """
-        call = await self.bodies.read(request, parse)
-        extra_key = self._extra_key(request, call)
-        service = self.backend.service(for_new=True)
-        service.check_model(call.model)
+        call, extra_key, service = await self._accepted(request, parse)
         came_at = service.client.now()
 
         async def answered() -> Response:
             prompts = await prompt_ids(service, self.threads, call)
-            sampling, needed = settle(service, call, prompts)
-            generation = self._generation(service, call, Settled(sampling, extra_key), came_at)
-            await generation.prepare(prompts)
+            sampling, needed = await settle(service, self.threads, call, prompts)
+            generation = await self._prepared(service, call, Settled(sampling, extra_key), prompts, came_at)
             answer = make_answer(call, generation, needed)
             return await json_response(await whole(generation, answer), self.turns)
 
         return await while_client_is_there(request, answered())
+
+    async def _accepted(
+        self, request: Request, parse: Callable[[bytes], C], marker: bytes | None = None
+    ) -> tuple[C, str, Service]:
+        """Return the call of a body, the namespace of its cached prefixes, and the service that will run it."""
+        call = await self.bodies.read(request, parse, marker=marker)
+        extra_key = self._extra_key(request, call)
+        service = self.backend.service(for_new=True)
+        service.check_model(call.model)
+        return call, extra_key, service
+
+    async def _prepared(
+        self,
+        service: Service,
+        call: GenerateCall[Any],
+        settled: Settled,
+        prompts: Sequence[Sequence[int]],
+        came_at: float,
+    ) -> Generation:
+        """Return a call's generation, whose prompts are checked."""
+        generation = Generation(service, call, settled, self.turns, came_at=came_at, created=int(self.clock()))
+        await generation.prepare(prompts)
+        return generation
 
     def _extra_key(self, request: Request, call: GenerateCall[Any]) -> str:
         """Return the namespace that keeps the cached prefixes of a call apart from those of others.
@@ -141,9 +152,6 @@ class CallHandler:
         """
         api_key, param = request.scope.get(SENT_KEY, b""), call.names.get("cache_salt", "cache_salt")
         return self.isolation.salt(call.terms.cache_salt, api_key, param=param)
-
-    def _generation(self, service: Service, call: GenerateCall[Any], settled: Settled, came_at: float) -> Generation:
-        return Generation(service, call, settled, self.turns, came_at=came_at, created=int(self.clock()))
 
 
 async def while_client_is_there(request: Request, work: Awaitable[Response]) -> Response:

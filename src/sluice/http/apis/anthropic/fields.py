@@ -161,8 +161,9 @@ def _thinking(given: dict[str, Any] | None) -> dict[str, Any]:
 
 def _budget(thinking: dict[str, Any] | None) -> int | None:
     """Return the most tokens of the reasoning."""
-    is_enabled = thinking is not None and thinking.get("type") == "enabled"
-    return thinking.get("budget_tokens") if thinking is not None and is_enabled else None
+    if thinking is None or thinking.get("type") != "enabled":
+        return None
+    return thinking.get("budget_tokens")
 
 
 def _output_config(given: dict[str, Any]) -> _OutputConfig:
