@@ -14,13 +14,14 @@ Sources: MiniMax, the chat template of MiniMax-M2; DeepSeek, those of V3.2 and V
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sluice.text.constraints.shapes import Mark, Members, Regex, Shape
 from sluice.text.constraints.shapes import Sequence as Row
-from sluice.text.parsers.calls import LONGEST_HEAD, Calls, skip_texts, text_and_calls
+from sluice.text.parsers.calls import Calls
 from sluice.text.parsers.formats.base import Format
-from sluice.text.parsers.formats.tagged_arguments import Tags, read_arguments
-from sluice.text.parsers.parsing import Source, Steps, comes, place_of, space_ahead
+from sluice.text.parsers.formats.tagged_arguments import Head, Tags, read_invoked
+from sluice.text.parsers.parsing import Source, Steps
 from sluice.text.parsers.shapes import ShapedTool, Speller, one_of, several, text_with
 
 MINIMAX = "<minimax:tool_call>", "</minimax:tool_call>"
@@ -39,24 +40,7 @@ class MinimaxM2(Format):
     """What stands between the name and the value of an argument."""
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
-        def read_call(marker: str) -> Steps[bool]:
-            at = 0
-            if marker == self.begin:
-                at = yield from space_ahead(source)
-                if not (yield from comes(source, self.invoke, at)):
-                    return False
-                at += len(self.invoke)
-            end = yield from place_of(source, '">', at + LONGEST_HEAD)
-            begun = calls.begin(source.peek()[at:end]) if end >= 0 else None
-            if begun is None:
-                return False
-            source.take(end + 2)
-            yield begun
-            yield from read_arguments(source, begun.index, calls.tools[begun.name].schema, self.tags)
-            yield from skip_texts(source, self.end)
-            return True
-
-        yield from text_and_calls(source, self.begins, read_call)
+        return read_invoked(source, calls, Head(self.begin, self.invoke, '">', self.end), self.tags)
 
     def calls_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape:
         return self._all(tools, speller, is_parallel)
@@ -93,11 +77,4 @@ class DeepseekV4(DeepseekV32):
     name = "deepseek_v4"
     begin, end = V4
     begins, markers = (begin, DeepseekV32.invoke), V4
-    tags = Tags(
-        DeepseekV32.invoke,
-        DeepseekV32.tags.name,
-        DeepseekV32.tags.name_end,
-        DeepseekV32.tags.values,
-        DeepseekV32.tags.value_end,
-        (DeepseekV32.invoke_end, end),
-    )
+    tags = replace(DeepseekV32.tags, call_ends=(DeepseekV32.invoke_end, end))

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from sluice.text.constraints.shapes import Members
 from sluice.text.constraints.shapes import Sequence as Row
-from sluice.text.parsers.calls import LONGEST_HEAD, Calls, skip_texts, text_and_calls
+from sluice.text.parsers.calls import Calls
 from sluice.text.parsers.formats.base import TaggedFormat
-from sluice.text.parsers.formats.tagged_arguments import Tags, read_arguments
-from sluice.text.parsers.parsing import Source, Steps, comes, place_of, space_ahead
+from sluice.text.parsers.formats.tagged_arguments import Head, Tags, read_invoked
+from sluice.text.parsers.parsing import Source, Steps
 from sluice.text.parsers.shapes import ShapedTool, Speller
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -36,24 +36,7 @@ class Qwen3Coder(TaggedFormat):
     """What stands next to a value."""
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
-        def read_call(marker: str) -> Steps[bool]:
-            at = 0
-            if marker == self.begin:
-                at = yield from space_ahead(source)
-                if not (yield from comes(source, FUNCTION, at)):
-                    return False
-                at += len(FUNCTION)
-            end = yield from place_of(source, ">", at + LONGEST_HEAD)
-            begun = calls.begin(source.peek()[at:end].strip()) if end >= 0 else None
-            if begun is None:
-                return False
-            source.take(end + 1)
-            yield begun
-            yield from read_arguments(source, begun.index, calls.tools[begun.name].schema, self.tags)
-            yield from skip_texts(source, self.end)
-            return True
-
-        yield from text_and_calls(source, self.begins, read_call)
+        return read_invoked(source, calls, Head(self.begin, FUNCTION, ">", self.end, is_spaced=True), self.tags)
 
     def call(self, tool: ShapedTool, speller: Speller) -> Row:
         arguments = Members(tool.arguments, (PARAMETER,), (f">{self.line}",), f"{self.line}{PARAMETER_END}\n")

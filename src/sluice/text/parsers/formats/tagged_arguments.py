@@ -13,7 +13,7 @@ from typing import Any
 
 from sluice.text.constraints.object_forms import forms_of, schemas_of
 from sluice.text.constraints.value_types import ALL, json_of, types_of
-from sluice.text.parsers.calls import LONGEST_HEAD, skip_texts
+from sluice.text.parsers.calls import LONGEST_HEAD, Calls, skip_texts, text_and_calls
 from sluice.text.parsers.events import ArgumentsDelta, CallEnded
 from sluice.text.parsers.json_text import json_events
 from sluice.text.parsers.parsing import Source, Steps, comes, place_of, space_ahead
@@ -47,6 +47,43 @@ class Tags:
         if end == self.value_end:
             return (self.name, *self.call_ends, self.begin)
         return (*self.call_ends[self.call_ends.index(end) + 1 :], self.begin)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How a format begins a call that names its function in a tag, and what ends the section that it may stand in."""
+
+    begin: str
+    invoke: str
+    """What stands before the name, perhaps behind `begin`."""
+    name_end: str
+    end: str
+    is_spaced: bool = False
+    """Space next to the name belongs to nothing."""
+
+
+def read_invoked(source: Source, calls: Calls, head: Head, tags: Tags) -> Steps[None]:
+    """Read an answer with calls whose heads are of this form."""
+
+    def read_call(marker: str) -> Steps[bool]:
+        at = 0
+        if marker == head.begin:
+            at = yield from space_ahead(source)
+            if not (yield from comes(source, head.invoke, at)):
+                return False
+            at += len(head.invoke)
+        end = yield from place_of(source, head.name_end, at + LONGEST_HEAD)
+        name = source.peek()[at:end]
+        begun = calls.begin(name.strip() if head.is_spaced else name) if end >= 0 else None
+        if begun is None:
+            return False
+        source.take(end + len(head.name_end))
+        yield begun
+        yield from read_arguments(source, begun.index, calls.tools[begun.name].schema, tags)
+        yield from skip_texts(source, head.end)
+        return True
+
+    yield from text_and_calls(source, (head.begin, head.invoke), read_call)
 
 
 class _Types:
