@@ -167,6 +167,16 @@ def test_a_cap_of_zero_is_none(name: str, tmp_path: Path) -> None:
     assert build(tmp_path, LLAMA | {name: 0.0})
 
 
+@pytest.mark.parametrize("family", ["Gemma2", "Gemma3"])
+def test_a_family_with_caps_may_turn_them_off(family: str, tmp_path: Path) -> None:
+    """A null did, and a 0 was refused."""
+    names = ["attn_logit_softcapping", "final_logit_softcapping"]
+    own = {"architectures": [f"{family}ForCausalLM"], "head_dim": 16}
+    config = parse(tmp_path, **own, **dict.fromkeys(names, 0.0))
+    assert (config.softcap, config.logit_softcap) == (None, None)
+    assert config == parse(tmp_path, **own, **dict.fromkeys(names))
+
+
 def test_missing_original_context_is_the_whole_context(tmp_path: Path) -> None:
     rope = {name: value for name, value in LLAMA3_ROPE.items() if not name.startswith("original")}
     read = rope_of(tmp_path, rope_parameters=rope)

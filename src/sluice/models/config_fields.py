@@ -73,6 +73,11 @@ def read_bias(config: Fields, name: str, fixed: bool | None = None) -> bool:
     return given
 
 
+def read_cap(config: Fields, name: str) -> float | None:
+    """Read a cap of scores or logits; null and 0 mean that there is none."""
+    return None if config.get(name) in (None, 0) else config.number(name)
+
+
 def read_kinds(config: Fields, num_layers: int, default: list[str]) -> list[str]:
     """Return `layer_types`: whether each layer has full or sliding attention."""
     kinds = config.get("layer_types")

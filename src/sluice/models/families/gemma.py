@@ -10,7 +10,7 @@ import torch
 from sluice.models.base import WeightRules
 from sluice.models.blocks.layer import SandwichLayer
 from sluice.models.checkpoint import FULL, SLIDING, CheckpointConfig, Fields
-from sluice.models.config_fields import decoder_config, read_bias, read_kinds, read_spec, windows_of
+from sluice.models.config_fields import decoder_config, read_bias, read_cap, read_kinds, read_spec, windows_of
 from sluice.models.decoder import Decoder
 from sluice.models.plan import DecoderConfig, LayerPlan, QKNorm
 from sluice.models.rope import Rope, read_rope, read_ropes
@@ -29,10 +29,6 @@ COMMON = MappingProxyType(
     }
 )
 """Fields that a config may leave out."""
-
-
-def _cap(config: Fields, name: str) -> float | None:
-    return None if config.get(name) is None else config.number(name)
 
 
 class Gemma2(Decoder):
@@ -81,8 +77,8 @@ class Gemma2(Decoder):
             qkv_bias=bias,
             output_bias=bias,
             qk_norm=cls.qk_norm,
-            softcap=_cap(config, "attn_logit_softcapping") if cls.caps_scores else None,
-            logit_softcap=_cap(config, "final_logit_softcapping"),
+            softcap=read_cap(config, "attn_logit_softcapping") if cls.caps_scores else None,
+            logit_softcap=read_cap(config, "final_logit_softcapping"),
             # A tensor of the weights' dtype in training, too.
             embedding_scale=float(torch.tensor(spec.hidden_size**0.5, dtype=torch.float64, device="cpu").to(dtype)),
         )

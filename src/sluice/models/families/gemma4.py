@@ -15,7 +15,7 @@ from sluice.models.base import Report, WeightRules, no_report
 from sluice.models.blocks.attention import LayerContext
 from sluice.models.blocks.layer import SandwichLayer
 from sluice.models.checkpoint import FULL, SLIDING, CheckpointConfig, Fields
-from sluice.models.config_fields import decoder_config, read_bias, read_kinds, read_spec, windows_of
+from sluice.models.config_fields import decoder_config, read_bias, read_cap, read_kinds, read_spec, windows_of
 from sluice.models.decoder import Decoder
 from sluice.models.fp8_rows import plain
 from sluice.models.layers import RMSNorm, new_embedding
@@ -211,7 +211,7 @@ class Gemma4(Decoder):
             qk_norm=QKNorm.HEAD,
             value_norm=True,
             embedding_scale=_rounded(spec.hidden_size**0.5, dtype),
-            logit_softcap=None if config.get(cls.reads[0]) is None else config.number(cls.reads[0]),
+            logit_softcap=read_cap(config, cls.reads[0]),
             extra_size=size,
             extra_vocab_size=config.integer("vocab_size_per_layer_input") if size else 0,
         )
