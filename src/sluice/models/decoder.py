@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from types import MappingProxyType
 from typing import ClassVar, Self
 
@@ -110,6 +110,19 @@ class Decoder(CausalLM):
         Returns:
             What `forward` returns, and the residual [N, hidden_size] that enters each of `layers`, of all tokens.
         """
+        walk = self.walk(batch, kv, attention, layers)
+        while True:
+            try:
+                next(walk)
+            except StopIteration as ended:
+                found: tuple[torch.Tensor, list[torch.Tensor]] = ended.value
+                return found
+
+    def walk(
+        self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention, layers: Sequence[int] = ()
+    ) -> Generator[None, None, tuple[torch.Tensor, list[torch.Tensor]]]:
+        """Compute a step as `forward_with_states` does, and pause behind each layer. The model may compute other steps
+        meanwhile: what this one needs from layer to layer is its own."""
         x, delta = self.receive(batch) if self.embed_tokens is None else self.embed(batch)
         extras = self.extras(batch, x)
         angles = [rotary(batch.positions) for rotary in self.rotaries]
@@ -124,6 +137,7 @@ class Decoder(CausalLM):
             context = LayerContext(batch, kv[self._kv_of[number]], attention, self.ops, own, growth, extras[number])
             # Of the model's last layer's other tokens only the keys and values are needed.
             x, delta = layer(x, delta, context, batch.logit_rows if number == last else None)
+            yield
         if self.norm is None:
             assert delta is not None, "a model whose layers add nothing later is not cut into stages"
             return self.send(x, delta), states
