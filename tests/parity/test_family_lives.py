@@ -1,7 +1,7 @@
-"""The same prompts in seven lives, in each of the families: token for token what transformers generates in float64.
+"""The same prompts in eight lives, in each of the families: token for token what transformers generates in float64.
 
 A prompt is computed whole, in chunks, from the prefix cache, beside others, again after it was preempted, again after
-the device's state was lost, and with drafts of which most are rejected.
+the device's state was lost, with drafts of which most are rejected, and layer by layer between the steps of others.
 """
 
 from __future__ import annotations
@@ -111,7 +111,30 @@ def recovered(folder: Path) -> list[list[int]]:
     return with_engine(folder, 9, max_total_tokens=512)
 
 
-LIVES: tuple[Life, ...] = (whole, chunked, cached, mixed, preempted, recovered, drafted)
+def sliced(folder: Path) -> list[list[int]]:
+    """Divide chunks among steps by their layers, and lose the device between two layers of one."""
+    asked = {"itl_target": "1ms", "sliced_chunk_size": 16, "page_size": 4, "max_running_requests": 3}
+    options = {"model": str(folder), "dtype": "float64", "max_total_tokens": 512, **asked}
+    model = load(EngineConfig.from_options(options), progress=False)
+    link, runner = ManualLink(), RecordingRunner(model.runner())
+    engine = model.engine(link, runner)
+    link.put(*(Submit(i, prompt, GREEDY) for i, prompt in enumerate(PROMPTS)))
+    losses = 0
+    while not losses or not engine.is_idle:
+        engine.step()
+        is_open = any(request.sliced is not None for request in engine.scheduler.state.requests.values())
+        if is_open and engine.scheduler.state.decoding and not losses and not engine.in_flight:
+            losses += 1
+            engine.scheduler.forget_device()
+            runner = RecordingRunner(model.runner())
+            engine.runner = runner
+    assert any(
+        part.is_resident and not part.completes and plan.num_decodes for plan in runner.plans for part in plan.slices
+    )
+    return [list(link.tokens(i)) for i in range(len(PROMPTS))]
+
+
+LIVES: tuple[Life, ...] = (whole, chunked, cached, mixed, preempted, recovered, drafted, sliced)
 CASES = [
     (family, life) if family == "gemma3" or life in (mixed, chunked) else slow(family, life)
     for family in tiny_families.FAMILIES

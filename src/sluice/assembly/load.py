@@ -24,6 +24,7 @@ from sluice.assembly.pacing import pacing_of
 from sluice.assembly.ranks import layout_of
 from sluice.assembly.resolve import Resolution, offload_tier
 from sluice.assembly.ring_sizes import resolve_ring
+from sluice.assembly.slices import with_slices
 from sluice.assembly.tiers import RankPages, TierSetup, tier_setup
 from sluice.assembly.torch_dtype import with_fast_dtype
 from sluice.assembly.weights import Weights, load_weights
@@ -223,7 +224,7 @@ def _resolve_for_model(here: Resolution, checkpoint: Checkpoint, weights: Weight
     resolved = with_diffusion(paged.because(replace(paged.config, model=options), **why), spec)
     tokenizer = checkpoint.tokenizer
     draft = load_drafter(resolved.config, model, spec, backend, device, kernels, tokenizer, progress=progress)
-    return _ForModel(resolved, backend, draft)
+    return _ForModel(with_slices(resolved, model, draft), backend, draft)
 
 
 def _supporting_backend(

@@ -34,6 +34,7 @@ from sluice.engine.transfer import Handover
 from sluice.kernels.cpu.library import Kernels
 from sluice.kv.events import NO_EVENTS, EventLog, NoEvents
 from sluice.models.base import PagedLM
+from sluice.models.decoder import Decoder
 from sluice.models.spec import ModelSpec
 from sluice.parallel.member import ALONE, Member
 from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
@@ -45,6 +46,7 @@ from sluice.runner.grammar.compiler import GrammarCompiler
 from sluice.runner.grammar.guidance import END, Guidance
 from sluice.runner.kernel_capture import cpu_graphs
 from sluice.runner.launched import OtherRanksResult
+from sluice.runner.layers import LayerSlices
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.nan_fault import NanFaultModel
 from sluice.runner.offload.loaders import Report
@@ -177,6 +179,13 @@ class LoadedModel:
         if self.offload is not None and tiers is not NO_TIERS:
             unplanned = TickingAttention(self.backend.make_unplanned(device, self.kernels, busy), busy)
             offload = self.offload.open(model, state, unplanned, self.new_kv, tiers, transport, report)
+        layers = None
+        if self.info.config.scheduler.sliced_chunk_size:
+            assert isinstance(self.model, Decoder), f"a {type(self.model).__name__} whose chunks are sliced"
+            of_model = self.model.walk
+            layers = LayerSlices(
+                model.over(of_model) if isinstance(model, NanFaultModel) else of_model, state, attention
+            )
         return TorchRunner(
             model,
             state,
@@ -187,6 +196,7 @@ class LoadedModel:
             tick=waiting,
             copies=tiers.copies,
             offload=offload,
+            layers=layers,
             elsewhere=elsewhere,
             drafter=drafter,
         )
@@ -219,6 +229,7 @@ class LoadedModel:
                     config.scheduler.limits(),
                     pipeline_stages=config.parallel.pp_size,
                     num_draft_tokens=config.speculative.drafts(),
+                    num_layers=self.spec.num_layers if config.scheduler.sliced_chunk_size else 0,
                 ),
                 config.diffusion,
                 self.spec,
