@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sluice.text.parsers.events import Event
-from sluice.text.parsers.parsing import Source, Steps, more
+from sluice.text.parsers.parsing import Source, Steps, Waits, more
 
 OUTSIDE = re.compile(r"""["{}\[\]]|[^"{}\[\]:,\s\w.+-]""")
 """What matters outside of a string: brackets, the beginning of a string, and what cannot stand in JSON."""
@@ -93,7 +93,7 @@ class JsonMender:
         return "".join(found)
 
 
-def object_size(source: Source, begin: int = 0) -> Steps[int]:
+def object_size(source: Source, begin: int = 0) -> Waits[int]:
     """Return how many characters the JSON object or list has that comes next, without reading it; 0 if it is none.
 
     Args:

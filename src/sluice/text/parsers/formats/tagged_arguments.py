@@ -16,7 +16,7 @@ from sluice.text.constraints.value_types import ALL, json_of, types_of
 from sluice.text.parsers.calls import LONGEST_HEAD, Calls, skip_texts, text_and_calls
 from sluice.text.parsers.events import ArgumentsDelta, CallEnded
 from sluice.text.parsers.json_text import json_events
-from sluice.text.parsers.parsing import Source, Steps, comes, place_of, space_ahead
+from sluice.text.parsers.parsing import Source, Steps, Waits, comes, place_of, space_ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def read_invoked(source: Source, calls: Calls, head: Head, tags: Tags) -> Steps[
     yield from text_and_calls(source, (head.begin, head.invoke), read_call)
 
 
-class _Types:
+class ArgumentTypes:
     """The types that the arguments of a tool may have, by name.
 
     Args:
@@ -95,7 +95,8 @@ class _Types:
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema, self._forms = schema, forms_of(schema)
-        self.names = {name for form in self._forms for name in form.properties}
+        self.names = dict.fromkeys(name for form in self._forms for name in form.properties)
+        """In the order of the schema."""
 
     def of(self, name: str) -> frozenset[str]:
         schemas = schemas_of(self._forms, name)
@@ -109,7 +110,7 @@ def read_arguments(source: Source, index: int, schema: Mapping[str, Any], tags: 
         index: of the call.
         schema: of the arguments.
     """
-    types = _Types(schema)
+    types = ArgumentTypes(schema)
     space = yield from space_ahead(source)
     if source.starts_with("{", space):  # some models write JSON between the tags
         source.take(space)
@@ -124,7 +125,7 @@ def read_arguments(source: Source, index: int, schema: Mapping[str, Any], tags: 
         if is_new:
             yield ArgumentsDelta(index, f"{', ' if given else '{'}{json.dumps(name, ensure_ascii=False)}: ")
         given.add(name)
-        value = _Value(types.of(name), types.names - given, tags)
+        value = _Value(types.of(name), types.names.keys() - given, tags)
         for event in value.read(source):
             if event is None or is_new:
                 yield None if event is None else ArgumentsDelta(index, event)
@@ -166,7 +167,7 @@ def _read_tag(source: Source, tags: Collection[str]) -> Steps[None]:
         source.take()  # of a tag that was cut off
 
 
-def _odd_name(source: Source, begin: int, names: Collection[str], tags: Tags) -> Steps[str | None]:
+def _odd_name(source: Source, begin: int, names: Collection[str], tags: Tags) -> Waits[str | None]:
     """Return the name that begins at a place, if it is one that ends elsewhere than before the first end of a name."""
     odd = [name for name in names if tags.name_end in name or name != name.strip()]
     for name in sorted(odd, key=len, reverse=True):
@@ -203,7 +204,7 @@ class _Value:
     def read(self, source: Source) -> Generator[str | None, None, None]:
         """Yield the JSON of the value in parts, and None where more text is needed."""
         if self._tags.in_lines:
-            yield from _waits(comes(source, "\n"))
+            yield from comes(source, "\n")
             if source.starts_with("\n"):
                 source.take(1)
         if self._types == {"string"}:
@@ -229,7 +230,7 @@ class _Value:
             if at:
                 yield source.take(at)
             elif marker:
-                self.has_closed = yield from _waits(self._closes(source, marker))
+                self.has_closed = yield from self._closes(source, marker)
                 if not self.has_closed:
                     yield source.take(len(marker))
                 elif self._tags.value_end in marker:
@@ -240,7 +241,7 @@ class _Value:
             else:
                 yield None
 
-    def _closes(self, source: Source, marker: str) -> Steps[bool]:
+    def _closes(self, source: Source, marker: str) -> Waits[bool]:
         """Return whether a marker that comes next ends the value."""
         tags = self._tags
         if marker == f"\n{tags.name}":
@@ -260,13 +261,3 @@ class _Value:
                 return True
         rest = source.peek()[at + space :]
         return source.has_ended and any(text.startswith(rest) for text in follow)
-
-
-def _waits(steps: Steps[bool]) -> Generator[None, None, bool]:
-    """Run steps that yield no events."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return bool(end.value)
-        yield None
