@@ -82,7 +82,22 @@ TWO_CALLS = {
         f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{CITY}<|call|>"
         f"<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{DAYS}<|call|>"
     ),
-    "json": f'[{{"name": "weather", "arguments": {CITY}}}, {{"name": "weather", "arguments": {DAYS}}}]',
+    "gemma4": (
+        '<|tool_call>call:weather{city:<|"|>Ul"m {<|"|>}<tool_call|><|tool_call>call:weather{days:3}<tool_call|>'
+    ),
+    "llama4_pythonic": r'[weather(city="Ul\"m {"), weather(days=3)]',
+    "lfm2": "<|tool_call_start|>[weather(city='Ul\"m {'), weather(days=3)]<|tool_call_end|>",
+    "olmo3": '<function_calls>weather(city="Ul\\"m {")\nweather(days=3)</function_calls>',
+    **{
+        name: f'{begin}[{{"name": "weather", "arguments": {CITY}}}, {{"name": "weather", "arguments": {DAYS}}}]{end}'
+        for name, begin, end in (
+            ("json", "", ""),
+            ("phi4_mini", "functools", ""),
+            ("granite", "<|tool_call|>", ""),
+            ("nemotron_v2", "<TOOLCALL>", "</TOOLCALL>"),
+            ("apriel", "<tool_calls>", "</tool_calls>"),
+        )
+    },
 }
 """The same two calls in each format."""
 TAGGED = {
@@ -95,6 +110,8 @@ TAGGED = {
     "glm47": ">3</arg_value>",
 }
 """Formats whose values are texts in tags -> the value 3 in its tags."""
+LITERAL = ("gemma4", "llama4_pythonic", "lfm2", "olmo3")
+"""Formats whose names stand without quotes."""
 MARKED = [name for name in FORMATS if FORMATS[name].markers]
 """Formats in which text may precede a call."""
 
@@ -129,7 +146,7 @@ def test_arguments_stream(name: str) -> None:
     events = parsed(name, text, [*range(len(text))])
     kinds = [type(event) for event in events]
     assert kinds.count(CallBegun) == kinds.count(CallEnded) == 2
-    assert kinds.count(ArgumentsDelta) > (8 if name in TAGGED else 10)
+    assert kinds.count(ArgumentsDelta) > (8 if name in (*TAGGED, *LITERAL) else 10)
     begun = kinds.index(CallBegun)
     assert set(kinds[:begun]) <= {TextDelta}
     assert CallEnded in kinds[: kinds.index(CallBegun, begun + 1)], "a call begins before the last one has ended"
@@ -163,6 +180,8 @@ def test_text_before_and_after_a_call_stays(name: str) -> None:
     before = "<|channel|>final<|message|>Let me see.<|end|><|start|>assistant" if name == "openai" else "Let me see.\n"
     if name == "llama3_json":
         before = "Let me see. "
+    if name == "llama4_pythonic":
+        before = "Let me see. <|python_start|>"
     answer = reply(name, before + TWO_CALLS[name])
     assert answer.text == "Let me see."
     assert [call.arguments for call in answer.calls] == [CITY, DAYS]
@@ -205,7 +224,7 @@ VALUES = st.recursive(
 )
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in LITERAL])
 @settings(max_examples=20)
 @given(arguments=st.dictionaries(st.text(), VALUES, max_size=3), cuts=st.lists(st.integers(0, 400), max_size=6))
 def test_rendered_calls_are_read_back(name: str, arguments: dict[str, object], cuts: list[int]) -> None:
@@ -352,7 +371,7 @@ WRONG = (
 """Arguments whose brackets are fine."""
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS.keys() - TAGGED.keys()))
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {*TAGGED, *LITERAL}))
 @pytest.mark.parametrize("arguments", WRONG)
 def test_arguments_that_are_no_json_are_not_complete(name: str, arguments: str) -> None:
     """A client would be told to run a call whose arguments it cannot parse."""
