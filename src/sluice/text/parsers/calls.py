@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 
+from sluice.text.parsers.argument_types import ArgumentTypes, Retyped
 from sluice.text.parsers.events import ArgumentsDelta, CallBegun, CallEnded, TextDelta
 from sluice.text.parsers.json_text import JsonScanner, call_of, json_events
 from sluice.text.parsers.parsing import Source, Steps, comes, more, place_of, space_ahead, until
@@ -34,6 +35,10 @@ class Calls:
         self.tools = {tool.name: tool for tool in tools}
         self._new_id = new_id
         self._count = 0
+
+    def types(self, name: str) -> ArgumentTypes:
+        """Return the types of a tool's arguments."""
+        return ArgumentTypes(self.tools[name].schema)
 
     def begin(self, name: str) -> CallBegun | None:
         """Return the event of another call; None if there is no such tool, so that what looks like a call is text."""
@@ -113,7 +118,7 @@ def read_json_call(source: Source, calls: Calls, at: int, argument_names: Sequen
         return False
     source.take(at + len(found[0]))
     yield begun
-    read = yield from json_events(source, partial(ArgumentsDelta, begun.index))
+    read = yield from json_events(source, partial(ArgumentsDelta, begun.index), calls.types(begun.name))
     yield CallEnded(begun.index, read.is_valid)
     if read.is_closed:
         yield from _skip_rest(source)
@@ -144,8 +149,6 @@ def read_json_calls(
         if (yield from comes(source, "," if is_list else separator, space)):
             space += 1
             space += yield from space_ahead(source, space)
-        elif not space:
-            return True
         if not (yield from read_json_call(source, calls, space, argument_names)):
             return True
 
@@ -160,13 +163,14 @@ def read_headed_call(source: Source, calls: Calls, head: re.Pattern[str]) -> Ste
         False: it is no call of a known tool, and nothing was read.
     """
     at = yield from place_of(source, "{", LONGEST_HEAD)
-    found = head.fullmatch(source.peek()[:at]) if at >= 0 else None
+    before = source.peek()[: max(at, 0)]
+    found = head.fullmatch(before.removesuffix('"'))
     begun = None if found is None else calls.begin(found["name"])
-    if begun is None:
+    if found is None or begun is None:
         return False
-    source.take(at)
+    source.take(found.end())
     yield begun
-    read = yield from json_events(source, partial(ArgumentsDelta, begun.index))
+    read = yield from json_events(source, partial(ArgumentsDelta, begun.index), calls.types(begun.name))
     yield CallEnded(begun.index, read.is_valid)
     return True
 
@@ -177,6 +181,8 @@ def skip_texts(source: Source, *texts: str) -> Steps[None]:
         space = yield from space_ahead(source)
         if (yield from comes(source, text, space)):
             source.take(space + len(text))
+        elif source.has_ended and space < source.size and text.startswith(source.peek(space)):
+            source.take()  # of a text that was cut off
 
 
 def _whole_call(source: Source, calls: Calls, begin: int, end: int, argument_names: Sequence[str]) -> Steps[bool]:
@@ -186,7 +192,7 @@ def _whole_call(source: Source, calls: Calls, begin: int, end: int, argument_nam
         return False
     source.take(end)
     yield begun
-    yield ArgumentsDelta(begun.index, call.arguments)
+    yield ArgumentsDelta(begun.index, Retyped(calls.types(call.name)).push(call.arguments))
     yield CallEnded(begun.index, True)
     return True
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from sluice.text.parsers.argument_types import ArgumentTypes, Retyped, text_of
 from sluice.text.parsers.events import Event
 from sluice.text.parsers.parsing import Source, Steps, Waits, more
 
@@ -16,6 +17,9 @@ OUTSIDE = re.compile(r"""["{}\[\]]|[^"{}\[\]:,\s\w.+-]""")
 """What matters outside of a string: brackets, the beginning of a string, and what cannot stand in JSON."""
 INSIDE = re.compile(r'["\\]')
 CLOSES = {"}": "{", "]": "["}
+STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+BEHIND = ("<", "`", "]")
+"""What may follow an object whose brackets are missing: a tag, a fence, or the end of a list."""
 
 
 class JsonScanner:
@@ -126,33 +130,47 @@ class JsonRead(NamedTuple):
     """It is closed, and the JSON of an object."""
 
 
-def json_events(source: Source, event: Callable[[str], Event]) -> Steps[JsonRead]:
+def json_events(source: Source, event: Callable[[str], Event], types: ArgumentTypes) -> Steps[JsonRead]:
     """Read the JSON object that comes next, and yield it as events as it comes. It is parsed once, at its end.
 
-    What models get wrong in an object that is clear otherwise is mended: `JsonMender`, and brackets that are missing
-    before a tag.
+    What models get wrong in an object that is clear otherwise is mended: `JsonMender`, `Retyped`, brackets that are
+    missing at the end or before a tag, and an object that stands in a string.
 
     Args:
         event: makes an event of a text.
+        types: of the object's members.
     """
-    scanner, mender = JsonScanner(), JsonMender()
+    if source.starts_with('"'):
+        return (yield from _in_string(source, event, types))
+    scanner, mender, retyped = JsonScanner(), JsonMender(), Retyped(types)
     parts: list[str] = []
-    while True:
-        count = scanner.push(source.peek())
-        part = mender.push(source.take(count))
+    is_over = False
+    while not is_over:
+        part = retyped.push(mender.push(source.take(scanner.push(source.peek()))))
         if part:
             parts.append(part)
             yield event(part)
-        if scanner.is_over:
-            if not scanner.is_complete and source.starts_with("<"):  # a tag comes before the brackets were closed
-                closing = scanner.closing
-                if object_of("".join(parts) + closing) is not None:
-                    yield event(closing)
-                    return JsonRead(is_closed=True, is_valid=True)
-            is_valid = scanner.is_complete and object_of("".join(parts)) is not None
-            return JsonRead(scanner.is_complete, is_valid)
-        if not (yield from more(source)):
-            return JsonRead(is_closed=False, is_valid=False)
+        is_over = scanner.is_over or not (yield from more(source))
+    if not scanner.is_complete and (rest := retyped.finish()):
+        parts.append(rest)
+        yield event(rest)
+    written, closing = "".join(parts), scanner.closing
+    is_meant = source.peek()[:1] in BEHIND if source.size else not source.was_cut and written.strip() != "{"
+    if not scanner.is_complete and is_meant and object_of(written + closing) is not None:
+        yield event(closing)
+        return JsonRead(is_closed=True, is_valid=True)
+    return JsonRead(scanner.is_complete, scanner.is_complete and object_of(written) is not None)
+
+
+def _in_string(source: Source, event: Callable[[str], Event], types: ArgumentTypes) -> Steps[JsonRead]:
+    """Read an object whose text is a string of JSON, when it has come whole."""
+    while (found := source.match(STRING)) is None and (yield from more(source)):
+        pass
+    written = source.take(None if found is None else len(found[0]))
+    content = text_of(written)
+    is_valid = object_of(content) is not None
+    yield event(Retyped(types).push(content) if is_valid else written)
+    return JsonRead(is_closed=found is not None, is_valid=is_valid)
 
 
 class JsonCall(NamedTuple):

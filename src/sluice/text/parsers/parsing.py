@@ -196,6 +196,15 @@ def comes(source: Source, text: str, at: int = 0) -> Waits[bool]:
     return source.starts_with(text, at)
 
 
+def size_of(source: Source, pattern: re.Pattern[str], at: int = 0) -> Waits[int]:
+    """Return how many characters a pattern matches at a place of the rest, when what follows them has come."""
+    while True:
+        found = source.match(pattern, at)
+        size = 0 if found is None else len(found[0])
+        if at + size < source.size or not (yield from more(source)):
+            return size
+
+
 def place_of(source: Source, text: str, most: int) -> Waits[int]:
     """Return where in the rest a text begins, without reading; -1 if that is not within so many characters."""
     while True:

@@ -38,7 +38,7 @@ class Gemma4(TaggedFormat):
                 return False
             source.take(at + 1)
             yield begun
-            yield from read_literals(source, begun.index, calls.tools[begun.name].schema, self.notation)
+            yield from read_literals(source, begun.index, calls.types(begun.name), self.notation)
             yield from skip_texts(source, END)
             return True
 

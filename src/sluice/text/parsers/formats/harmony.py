@@ -16,6 +16,7 @@ from functools import partial
 
 from sluice.text.constraints.shapes import Sequence as Row
 from sluice.text.constraints.shapes import Shape, TextUntil
+from sluice.text.parsers.argument_types import ArgumentTypes
 from sluice.text.parsers.calls import Calls, is_cut_head
 from sluice.text.parsers.events import ArgumentsDelta, CallBegun, CallEnded, Event, ReasoningDelta, TextDelta
 from sluice.text.parsers.formats.base import Format
@@ -62,7 +63,7 @@ class Harmony(Format):
             function = HEADER_FUNCTION.search(header)
             begun = None if function is None else calls.begin(function[1])
             if begun is not None:
-                yield from _read_call(source, begun)
+                yield from _read_call(source, begun, calls.types(begun.name))
                 continue
             is_message = not header or (header.endswith(MESSAGE) and "to=" not in header)
             if not is_message:  # nothing of it may be lost
@@ -127,11 +128,11 @@ def _read_message(source: Source, event: Callable[[str], Event]) -> Steps[bool]:
     return found.has_text
 
 
-def _read_call(source: Source, begun: CallBegun) -> Steps[None]:
+def _read_call(source: Source, begun: CallBegun, types: ArgumentTypes) -> Steps[None]:
     yield begun
     event = partial(ArgumentsDelta, begun.index)
     source.take((yield from space_ahead(source)))
-    read = yield from json_events(source, event)
+    read = yield from json_events(source, event, types)
     if read.is_closed:
         yield CallEnded(begun.index, read.is_valid)
     found = yield from until(source, (*ENDS, *BEGINS), TextDelta if read.is_closed else event)

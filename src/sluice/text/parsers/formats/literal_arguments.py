@@ -10,13 +10,13 @@ import json
 import re
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sluice.text.constraints.value_types import ALL, json_of
+from sluice.text.parsers.argument_types import ArgumentTypes
 from sluice.text.parsers.events import ArgumentsDelta, CallEnded
-from sluice.text.parsers.formats.tagged_arguments import ArgumentTypes
 from sluice.text.parsers.json_text import object_of
-from sluice.text.parsers.parsing import Source, Steps, Waits, comes, more, space_ahead
+from sluice.text.parsers.parsing import Source, Steps, Waits, comes, more, size_of, space_ahead
 
 T = TypeVar("T")
 Parts = Generator[str | None, None, T]
@@ -49,19 +49,21 @@ class Notation:
     bare_quote: str
     """What stands around a text in which nothing is escaped, so that it may hold this too: it ends the text only where
     what follows is right. Texts in double quotes have escapes, as in JSON."""
+    begin: str = ""
+    """What stands between the name and the arguments of another call, which may follow too."""
     has_escapes: bool = False
     """There are escapes between bare quotes after all."""
 
 
-def read_literals(source: Source, index: int, schema: Mapping[str, Any], notation: Notation) -> Steps[None]:
+def read_literals(source: Source, index: int, types: ArgumentTypes, notation: Notation) -> Steps[None]:
     """Read the arguments of a call up to their end, and yield them as JSON, and the end of the call.
 
     Args:
         index: of the call.
-        schema: of the arguments.
+        types: of the arguments.
     """
     parts: list[str] = []
-    reading = _Reader(source, ArgumentTypes(schema), notation).arguments()
+    reading = _Reader(source, types, notation).arguments()
     while True:
         try:
             part = next(reading)
@@ -80,10 +82,17 @@ class _Reader:
         self._source, self._types, self._notation = source, types, notation
 
     def arguments(self) -> Parts[bool]:
-        """Read all arguments; return whether they are whole."""
-        return self._members(self._notation.assign, self._notation.end, 0)
+        """Read all arguments; return whether they are whole. Some models write them as one object."""
+        source, notation = self._source, self._notation
+        source.take((yield from space_ahead(source)))
+        first = next(iter(self._types.names), "")
+        if not source.starts_with("{") or "object" in self._types.of(first):
+            return (yield from self._members(notation.assign, notation.end, 0, is_typed=True))
+        source.take(1)
+        is_whole = yield from self._members(":", "}", 1, is_typed=True)
+        return is_whole and (yield from self._ends(notation.end, has_items=True))
 
-    def _members(self, assign: str, end: str, depth: int) -> Parts[bool]:
+    def _members(self, assign: str, end: str, depth: int, *, is_typed: bool = False) -> Parts[bool]:
         """Read the members of an object and its end, which is meant where nothing more comes."""
         source = self._source
         yield "{"
@@ -98,7 +107,7 @@ class _Reader:
             yield f"{', ' if given else ''}{json.dumps(name, ensure_ascii=False)}: "
             given.add(name)
             source.take((yield from space_ahead(source)))
-            types = ALL if depth else self._types.of(name)
+            types = self._types.of(name) if is_typed else ALL
             if not (yield from self._value(types, depth, lambda at: self._ends_member(at, end, depth))):
                 return False
 
@@ -136,7 +145,7 @@ class _Reader:
     def _name(self, assign: str, depth: int, given: set[str]) -> Waits[str | None]:
         """Read the name of a member and what stands behind it; None if there is none."""
         source = self._source
-        quote = (yield from self._quote()) if depth else ""
+        quote = (yield from self._quote()) if assign == ":" else ""
         if quote:
             source.take(len(quote))
             text, _ = yield from _collected(self._text(quote, lambda at: self._comes_one_of(at, assign)))
@@ -157,7 +166,7 @@ class _Reader:
         for name in sorted(self._types.names, key=len, reverse=True):
             if not NAME.fullmatch(name) and (yield from comes(source, name + assign, at)):
                 return len(name)
-        size = yield from self._size_of(pattern, at)
+        size = yield from size_of(source, pattern, at)
         space = yield from space_ahead(source, at + size)
         return size + space if size and (yield from comes(source, assign, at + size + space)) else 0
 
@@ -180,7 +189,7 @@ class _Reader:
             if opening == "{":
                 return (yield from self._members(":", "}", depth + 1))
             return (yield from self._items(CLOSING[opening], depth + 1))
-        word = source.take((yield from self._size_of(WORD, 0))).strip()
+        word = source.take((yield from size_of(source, WORD, 0))).strip()
         if not word or (source.was_cut and not source.size):
             return False
         yield json_of(word, types)
@@ -251,12 +260,16 @@ class _Reader:
         at += yield from space_ahead(source, at)
         if (yield from comes(source, ",", at)):
             at += 1 + (yield from space_ahead(source, at + 1))
-            is_cut = at + (yield from self._size_of(NAME, at)) >= source.size
+            is_cut = at + (yield from size_of(source, NAME, at)) >= source.size
             is_last = is_cut or (yield from self._comes_one_of(at, end))
             return is_last or bool((yield from self._name_size(at, self._notation.assign)))
         if not (yield from comes(source, end, at)):
             return at >= source.size
-        return (yield from self._comes_one_of(at + len(end), *self._notation.follow))
+        at += len(end)
+        if (yield from self._comes_one_of(at, *self._notation.follow)):
+            return True
+        size = yield from size_of(source, NAME, at)
+        return bool(size and self._notation.begin) and (yield from comes(source, self._notation.begin, at + size))
 
     def _comes_one_of(self, at: int, *texts: str) -> Waits[bool]:
         """Return whether one of some texts comes at a place, perhaps behind space, or the answer ends before it."""
@@ -274,14 +287,6 @@ class _Reader:
             if (yield from comes(self._source, quote)):
                 return quote
         return ""
-
-    def _size_of(self, pattern: re.Pattern[str], at: int) -> Waits[int]:
-        """Return how many characters a pattern matches at a place, when what follows them has come."""
-        while True:
-            found = self._source.match(pattern, at)
-            size = 0 if found is None else len(found[0])
-            if at + size < self._source.size or not (yield from more(self._source)):
-                return size
 
 
 def _collected(parts: Parts[T]) -> Waits[tuple[str, T]]:

@@ -36,7 +36,7 @@ class Pythonic(Format):
     """Calls stand behind the tag alone, and may stand without brackets there."""
     begins: tuple[str, ...] = (begin,)
     markers: tuple[str, ...] = (begin, end)
-    notation = Notation("=", ")", (",", "]", ";", end), "'", has_escapes=True)
+    notation = Notation("=", ")", (",", "]", ";", end), "'", "(", has_escapes=True)
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         def read_call(marker: str) -> Steps[bool]:
@@ -72,7 +72,7 @@ class Pythonic(Format):
             return False
         source.take(size + 1)
         yield begun
-        yield from read_literals(source, begun.index, calls.tools[begun.name].schema, self.notation)
+        yield from read_literals(source, begun.index, calls.types(begun.name), self.notation)
         return True
 
     def calls_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape:
@@ -98,7 +98,7 @@ class Lfm2(Pythonic):
     begin, end = "<|tool_call_start|>", "<|tool_call_end|>"
     needs_tag = True
     begins, markers = (begin,), (begin, end)
-    notation = Notation("=", ")", (",", "]", ";", end), "'", has_escapes=True)
+    notation = Notation("=", ")", (",", "]", ";", end), "'", "(", has_escapes=True)
 
 
 class Olmo3(Pythonic):
@@ -107,4 +107,4 @@ class Olmo3(Pythonic):
     opening, separator, closing = "", "\n", ""
     needs_tag = True
     begins, markers = (begin,), (begin, end)
-    notation = Notation("=", ")", (",", "]", ";", "\n", end), "'", has_escapes=True)
+    notation = Notation("=", ")", (",", "]", ";", "\n", end), "'", "(", has_escapes=True)

@@ -6,13 +6,12 @@ A value becomes JSON by the type that the tool's schema gives it. What may only 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from sluice.text.constraints.object_forms import forms_of, schemas_of
-from sluice.text.constraints.value_types import ALL, json_of, types_of
+from sluice.text.constraints.value_types import json_of
+from sluice.text.parsers.argument_types import ArgumentTypes
 from sluice.text.parsers.calls import LONGEST_HEAD, Calls, skip_texts, text_and_calls
 from sluice.text.parsers.events import ArgumentsDelta, CallEnded
 from sluice.text.parsers.json_text import json_events
@@ -79,42 +78,24 @@ def read_invoked(source: Source, calls: Calls, head: Head, tags: Tags) -> Steps[
             return False
         source.take(end + len(head.name_end))
         yield begun
-        yield from read_arguments(source, begun.index, calls.tools[begun.name].schema, tags)
+        yield from read_arguments(source, begun.index, calls.types(begun.name), tags)
         yield from skip_texts(source, head.end)
         return True
 
     yield from text_and_calls(source, (head.begin, head.invoke), read_call)
 
 
-class ArgumentTypes:
-    """The types that the arguments of a tool may have, by name.
-
-    Args:
-        schema: of the object of the arguments.
-    """
-
-    def __init__(self, schema: Mapping[str, Any]) -> None:
-        self._schema, self._forms = schema, forms_of(schema)
-        self.names = dict.fromkeys(name for form in self._forms for name in form.properties)
-        """In the order of the schema."""
-
-    def of(self, name: str) -> frozenset[str]:
-        schemas = schemas_of(self._forms, name)
-        return frozenset[str]().union(*(types_of(each, self._schema) for each in schemas)) if schemas else ALL
-
-
-def read_arguments(source: Source, index: int, schema: Mapping[str, Any], tags: Tags) -> Steps[None]:
+def read_arguments(source: Source, index: int, types: ArgumentTypes, tags: Tags) -> Steps[None]:
     """Read the arguments of a call and its end, and yield them as JSON. Of two of one name the first counts.
 
     Args:
         index: of the call.
-        schema: of the arguments.
+        types: of the arguments.
     """
-    types = ArgumentTypes(schema)
     space = yield from space_ahead(source)
     if source.starts_with("{", space):  # some models write JSON between the tags
         source.take(space)
-        read = yield from json_events(source, partial(ArgumentsDelta, index))
+        read = yield from json_events(source, partial(ArgumentsDelta, index), types)
         yield from skip_texts(source, tags.call_ends[0])
         yield CallEnded(index, read.is_valid)
         return
@@ -133,8 +114,8 @@ def read_arguments(source: Source, index: int, schema: Mapping[str, Any], tags: 
     is_complete = has_closed and (yield from _ends(source, tags, has_arguments=bool(given)))
     if is_complete:
         yield ArgumentsDelta(index, "}" if given else "{}")
-    elif source.was_cut and any(tag.startswith(source.peek().strip()) for tag in (tags.name, *tags.call_ends)):
-        source.take()  # of a tag that was cut off
+    elif _is_cut_tag(source, tags):
+        source.take()
     yield CallEnded(index, is_complete)
 
 
@@ -176,6 +157,13 @@ def _odd_name(source: Source, begin: int, names: Collection[str], tags: Tags) ->
     return None
 
 
+def _is_cut_tag(source: Source, tags: Tags) -> bool:
+    """Return whether the answer was cut off within a tag that comes next."""
+    rest = source.peek().strip()
+    is_cut = rest.startswith(tags.name) or any(tag.startswith(rest) for tag in (tags.name, *tags.call_ends))
+    return source.was_cut and is_cut
+
+
 def _ends(source: Source, tags: Tags, *, has_arguments: bool) -> Steps[bool]:
     """Read the end of a call, and return whether it is complete: an end that is missing was meant."""
     space = yield from space_ahead(source)
@@ -184,6 +172,8 @@ def _ends(source: Source, tags: Tags, *, has_arguments: bool) -> Steps[bool]:
         return True
     if space == source.size:
         return has_arguments and not source.was_cut
+    if _is_cut_tag(source, tags) or (yield from comes(source, tags.name, space)):
+        return False
     return has_arguments or (yield from comes(source, tags.call_ends[-1], space))
 
 
