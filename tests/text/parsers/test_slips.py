@@ -303,3 +303,46 @@ def test_tools_that_were_not_offered_are_text(name: str) -> None:
     assert not reply.calls
     assert "whether" in reply.text
     assert "Ulm" in reply.text
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_call_in_a_fence(name: str) -> None:
+    spelling = SPELLINGS[name]
+    reply = read(name, f"```\n{spelling.all(spelling.call(ARGUMENTS))}\n```")
+    assert (called(reply), reply.text.strip("`\n")) == (MEANT, "")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_namespace_that_no_tool_has(name: str) -> None:
+    spelling = SPELLINGS[name]
+    assert called(read(name, spelling.all(spelling.call(ARGUMENTS, "functions.weather")))) == MEANT
+
+
+@pytest.mark.parametrize(
+    "text", ["{'city': 'Ulm', 'sure': True, 'tags': ['a']}", '{"city": "Ulm", "sure": True, "tags": ["a"]}']
+)
+@pytest.mark.parametrize("name", JSON)
+def test_objects_as_python_writes_them(name: str, text: str) -> None:
+    spelling = SPELLINGS[name]
+    given = {"city": "Ulm", "sure": True, "tags": ["a"]}
+    assert called(read(name, spelling.all(spelling.call(text)))) == [("weather", given)]
+
+
+OBJECTS = [name for name in JSON if '"name": "NAME"' in SPELLINGS[name].before]
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_calls_of_other_members(name: str) -> None:
+    """Arguments under another name came as none at all."""
+    spelling = SPELLINGS[name]
+    text = as_json(ARGUMENTS)
+    for call in (
+        f'{{"type": "function", "function": {{"name": "weather", "arguments": {text}}}}}',
+        f'{{"name": "weather", "args": {text}}}',
+        f'{{"arguments": {text}, "name": "weather"}}',
+        f'{{"id": 1, "name": "weather", "arguments": {text}, "why": "It was asked for."}}',
+    ):
+        begin, end = spelling.before.index("{"), spelling.after.index("}") + 1
+        assert called(read(name, spelling.all(spelling.before[:begin] + call + spelling.after[end:]))) == MEANT, call
+    other = spelling.before[: spelling.before.index("{")] + '{"name": "weather", "when": "now"}' + spelling.after[1:]
+    assert not read(name, spelling.all(other)).calls

@@ -1,4 +1,4 @@
-"""The types that the arguments of a tool may have, and values of JSON brought to them while they come."""
+"""The arguments of a tool as JSON, the types that they may have, and values brought to these while they come."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from sluice.text.constraints.object_forms import forms_of, schemas_of
 from sluice.text.constraints.value_types import ALL, json_of, types_of
 
 TEXT = frozenset(("string",))
+
+
+def object_of(text: str) -> dict[str, Any] | None:
+    """Return the object whose JSON a text is; None if it is none by RFC 8259, or its values cannot be kept."""
+    try:
+        content = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 class ArgumentTypes:

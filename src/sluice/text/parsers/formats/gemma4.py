@@ -15,7 +15,7 @@ from sluice.text.constraints.shapes import Members
 from sluice.text.constraints.shapes import Sequence as Row
 from sluice.text.parsers.calls import LONGEST_HEAD, Calls, skip_texts, text_and_calls
 from sluice.text.parsers.formats.base import TaggedFormat
-from sluice.text.parsers.formats.literal_arguments import Notation, read_literals
+from sluice.text.parsers.literals import Notation, read_literals
 from sluice.text.parsers.parsing import Source, Steps, place_of
 from sluice.text.parsers.shapes import ShapedTool, Speller
 

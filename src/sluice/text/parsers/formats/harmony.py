@@ -32,7 +32,7 @@ BEGINS = (START, CHANNEL)
 ENDS = (END, CALL, RETURN)
 LONGEST_HEADER = 512
 HEADER_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-HEADER_FUNCTION = re.compile(r"\bto=functions\.([\w.-]+)")
+HEADER_FUNCTION = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
 RECIPIENT = " to="
 """What a header may begin with behind a prompt that ends with `<|start|>assistant`."""
 ANALYSIS, FINAL, COMMENTARY = "analysis", "final", "commentary"

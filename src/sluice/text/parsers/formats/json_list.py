@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sluice.text.constraints.shapes import Shape
-from sluice.text.parsers.calls import Calls, read_json_calls, skip_texts, text_and_calls
+from sluice.text.parsers.calls import FENCE, Calls, fence_ahead, read_json_calls, skip_texts, text_and_calls
 from sluice.text.parsers.formats.base import Format
-from sluice.text.parsers.parsing import Source, Steps, space_ahead
+from sluice.text.parsers.parsing import Source, Steps
 from sluice.text.parsers.shapes import ShapedTool, Speller, json_list, text_with
 
 ARGUMENTS = ("arguments", "parameters")
@@ -38,10 +38,10 @@ class JsonList(Format):
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         def read_call(begin: str) -> Steps[bool]:
-            space = yield from space_ahead(source)
+            space = yield from fence_ahead(source)
             is_call = yield from read_json_calls(source, calls, space, ARGUMENTS, ",")
-            if is_call and self._ends[begin]:
-                yield from skip_texts(source, self._ends[begin])
+            if is_call:
+                yield from skip_texts(source, FENCE, self._ends[begin])
             return is_call
 
         yield from text_and_calls(source, self.begins, read_call)

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 
 from sluice.text.constraints.shapes import Members, Shape
 from sluice.text.constraints.shapes import Sequence as Row
-from sluice.text.parsers.calls import LONGEST_HEAD, Calls, skip_texts, text_and_calls
+from sluice.text.parsers.calls import FENCE, LONGEST_HEAD, Calls, fence_ahead, skip_texts, text_and_calls
 from sluice.text.parsers.formats.base import Format
-from sluice.text.parsers.formats.literal_arguments import Notation, read_literals
+from sluice.text.parsers.literals import Notation, read_literals
 from sluice.text.parsers.parsing import Source, Steps, comes, place_of, space_ahead
 from sluice.text.parsers.shapes import ShapedTool, Speller, one_of, several, text_with
 
@@ -42,12 +42,14 @@ class Pythonic(Format):
         def read_call(marker: str) -> Steps[bool]:
             return self._read_calls(source, calls, is_tagged=bool(marker))
 
-        has_called = not self.needs_tag and (yield from read_call(""))
+        has_called = False
+        while not self.needs_tag and (yield from read_call("")):
+            has_called = True
         yield from text_and_calls(source, (self.begin,), read_call, after_call=has_called)
 
     def _read_calls(self, source: Source, calls: Calls, *, is_tagged: bool) -> Steps[bool]:
         """Read calls; return whether there is one at first, without which nothing is read."""
-        at = yield from space_ahead(source)
+        at = yield from fence_ahead(source)
         has_opening = yield from comes(source, "[", at)
         if not has_opening and not is_tagged:
             return False
@@ -60,7 +62,7 @@ class Pythonic(Format):
                 if (yield from comes(source, separator, at)):
                     at += 1 + (yield from space_ahead(source, at + 1))
             is_call = yield from self._read_call(source, calls, at)
-        yield from skip_texts(source, *(("]",) if has_opening else ()), self.end)
+        yield from skip_texts(source, "]" if has_opening else "", FENCE, self.end)
         return True
 
     def _read_call(self, source: Source, calls: Calls, at: int) -> Steps[bool]:

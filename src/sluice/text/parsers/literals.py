@@ -10,12 +10,12 @@ import json
 import re
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from sluice.text.constraints.value_types import ALL, json_of
-from sluice.text.parsers.argument_types import ArgumentTypes
-from sluice.text.parsers.events import ArgumentsDelta, CallEnded
-from sluice.text.parsers.json_text import object_of
+from sluice.text.parsers.argument_types import ArgumentTypes, object_of
+from sluice.text.parsers.events import ArgumentsDelta, CallEnded, Event
 from sluice.text.parsers.parsing import Source, Steps, Waits, comes, more, size_of, space_ahead
 
 T = TypeVar("T")
@@ -62,19 +62,31 @@ def read_literals(source: Source, index: int, types: ArgumentTypes, notation: No
         index: of the call.
         types: of the arguments.
     """
+    reader = _Reader(source, types, notation)
+    is_whole = yield from _as_events(reader.arguments(), partial(ArgumentsDelta, index))
+    yield CallEnded(index, is_whole)
+
+
+def read_python_object(source: Source, event: Callable[[str], Event], types: ArgumentTypes) -> Steps[bool]:
+    """Read an object as Python writes it, whose bracket comes next; return whether it is whole."""
+    source.take(1)
+    reader = _Reader(source, types, Notation(":", "}", ("<",), "'", has_escapes=True))
+    return (yield from _as_events(reader.members(":", "}", 1, is_typed=True), event))
+
+
+def _as_events(reading: Parts[bool], event: Callable[[str], Event]) -> Steps[bool]:
+    """Yield what a reader yields as events; return whether it is a whole object."""
     parts: list[str] = []
-    reading = _Reader(source, types, notation).arguments()
     while True:
         try:
             part = next(reading)
         except StopIteration as end:
-            yield CallEnded(index, bool(end.value) and object_of("".join(parts)) is not None)
-            return
+            return bool(end.value) and object_of("".join(parts)) is not None
         if part is None:
             yield None
         elif part:
             parts.append(part)
-            yield ArgumentsDelta(index, part)
+            yield event(part)
 
 
 class _Reader:
@@ -87,12 +99,12 @@ class _Reader:
         source.take((yield from space_ahead(source)))
         first = next(iter(self._types.names), "")
         if not source.starts_with("{") or "object" in self._types.of(first):
-            return (yield from self._members(notation.assign, notation.end, 0, is_typed=True))
+            return (yield from self.members(notation.assign, notation.end, 0, is_typed=True))
         source.take(1)
-        is_whole = yield from self._members(":", "}", 1, is_typed=True)
+        is_whole = yield from self.members(":", "}", 1, is_typed=True)
         return is_whole and (yield from self._ends(notation.end, has_items=True))
 
-    def _members(self, assign: str, end: str, depth: int, *, is_typed: bool = False) -> Parts[bool]:
+    def members(self, assign: str, end: str, depth: int, *, is_typed: bool = False) -> Parts[bool]:
         """Read the members of an object and its end, which is meant where nothing more comes."""
         source = self._source
         yield "{"
@@ -187,7 +199,7 @@ class _Reader:
             if depth == MAX_DEPTH:
                 return False
             if opening == "{":
-                return (yield from self._members(":", "}", depth + 1))
+                return (yield from self.members(":", "}", depth + 1))
             return (yield from self._items(CLOSING[opening], depth + 1))
         word = source.take((yield from size_of(source, WORD, 0))).strip()
         if not word or (source.was_cut and not source.size):
