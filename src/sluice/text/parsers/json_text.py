@@ -17,7 +17,7 @@ OUTSIDE = re.compile(r"""["{}\[\]]|[^"{}\[\]:,\s\w.+-]""")
 """What matters outside of a string: brackets, the beginning of a string, and what cannot stand in JSON."""
 INSIDE = re.compile(r'["\\]')
 CLOSES = {"}": "{", "]": "["}
-STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+IN_STRING = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 BEHIND = ("<", "`", "]")
 """What may follow an object whose brackets are missing: a tag, a fence, or the end of a list."""
 
@@ -172,13 +172,18 @@ def json_events(source: Source, event: Callable[[str], Event], types: ArgumentTy
 
 def _in_string(source: Source, event: Callable[[str], Event], types: ArgumentTypes) -> Steps[JsonRead]:
     """Read an object whose text is a string of JSON, when it has come whole."""
-    while (found := source.match(STRING)) is None and (yield from more(source)):
-        pass
-    written = source.take(None if found is None else len(found[0]))
+    at = 1
+    while True:
+        found = source.match(IN_STRING, at)
+        at += len(found[0]) if found is not None else 0
+        has_ended = source.starts_with('"', at)
+        if has_ended or not (yield from more(source)):
+            break
+    written = source.take(at + 1 if has_ended else None)
     content = text_of(written)
     is_valid = object_of(content) is not None
     yield event(Retyped(types).push(content) if is_valid else written)
-    return JsonRead(is_closed=found is not None, is_valid=is_valid)
+    return JsonRead(is_closed=has_ended, is_valid=is_valid)
 
 
 class JsonCall(NamedTuple):

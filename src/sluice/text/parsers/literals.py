@@ -21,12 +21,12 @@ from sluice.text.parsers.parsing import Source, Steps, Waits, comes, more, size_
 T = TypeVar("T")
 Parts = Generator[str | None, None, T]
 """A part of a reader: yields JSON, None where it needs more text, and returns what it found."""
-NAME = re.compile(r"[^\s=:,'\"()\[\]{}<>]*")
-KEY = re.compile(r"[^=:,'\"()\[\]{}<>\n]*")
+NAME = re.compile(r"[^\s=:,'\"()\[\]{}<>]{0,512}")
+KEY = re.compile(r"[^=:,'\"()\[\]{}<>\n]{0,512}")
 """A name in an object within a value, where no text is searched for it."""
 NAMELESS = re.compile(r"[\d'\"\[{-]")
 """What a value begins with that stands without its name."""
-WORD = re.compile(r"[^,()\[\]{}\n<]*")
+WORD = re.compile(r"[^,()\[\]{}\n<]{0,4096}")
 """A value without quotes: a number, a constant, or a text whose quotes are missing."""
 ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|U[0-9a-fA-F]{8}|\n|.)", re.DOTALL)
 LONGEST_ESCAPE, MOST_CODE = 10, 0x10FFFF
@@ -134,6 +134,8 @@ class _Reader:
             yield ", " if count else ""
             count += 1
             if not (yield from self._value(ALL, depth, lambda at: self._comes_one_of(at, ",", end))):
+                return False
+            if not (yield from self._comes_one_of(0, ",", end, "<")):
                 return False
 
     def _ends(self, end: str, *, has_items: bool) -> Waits[bool]:
