@@ -346,3 +346,26 @@ def test_calls_of_other_members(name: str) -> None:
         assert called(read(name, spelling.all(spelling.before[:begin] + call + spelling.after[end:]))) == MEANT, call
     other = spelling.before[: spelling.before.index("{")] + '{"name": "weather", "when": "now"}' + spelling.after[1:]
     assert not read(name, spelling.all(other)).calls
+
+
+@pytest.mark.parametrize("name", [name for name, spelling in SPELLINGS.items() if spelling.write is python])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('"Ulm", 3', {"city": "Ulm", "days": 3}),
+        ("city=Ulm, days=3", {"city": "Ulm", "days": 3}),
+        ("city='it's, I say, \\'Ulm\\'', days=3", {"city": "it's, I say, 'Ulm'", "days": 3}),
+        (r"city='\x41\u00e9\U0001f5fc\d', tags=('a', 'b')", {"city": "Aé🗼\\d", "tags": ["a", "b"]}),
+        ("city='Ulm', other={'a': [None, -1.5], b: {}}", {"city": "Ulm", "other": {"a": [None, -1.5], "b": {}}}),
+    ],
+)
+def test_what_python_may_write(name: str, text: str, expected: Any) -> None:
+    spelling = SPELLINGS[name]
+    assert called(read(name, spelling.all(spelling.call(text)))) == [("weather", expected)]
+
+
+@pytest.mark.parametrize("name", [name for name, spelling in SPELLINGS.items() if spelling.write is python])
+@pytest.mark.parametrize("text", ["days=date(2024, 1, 2)", "tags=[f(1)]", "tags=[1 2", "city='Ulm", "**given"])
+def test_what_is_no_value_is_no_whole_call(name: str, text: str) -> None:
+    spelling = SPELLINGS[name]
+    assert not any(call.is_complete for call in read(name, spelling.all(spelling.call(text))).calls)
