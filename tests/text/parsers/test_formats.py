@@ -281,6 +281,36 @@ def test_harmony_tells_channels_apart() -> None:
     assert reply("openai", two).text == "First.\nSecond."
 
 
+ULM = '{"city": "Ulm"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+            f"<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{ULM}<|call|>",
+            Reply("I look.", "Hm.", (Call("id0", "weather", ULM),)),
+        ),
+        (
+            f" to=functions.weather<|channel|>commentary json<|message|>{ULM}",
+            Reply(calls=(Call("id0", "weather", ULM),)),
+        ),
+        (f"<|channel|>analysis to=weather<|message|>{ULM}<|call|>", Reply(calls=(Call("id0", "weather", ULM),))),
+        ("<|channel|>commentary to=functions.now<|message|><|call|>", Reply(calls=(Call("id0", "now", "{}"),))),
+        (
+            "<|channel|>analysis to=browser.find code<|message|>{}<|call|>",
+            Reply("", "<|channel|>analysis to=browser.find code<|message|>{}"),
+        ),
+        ("<|channel|>commentary to=user<|message|>I look.<|end|>", Reply("I look.")),
+    ],
+)
+def test_harmony_tells_recipients_apart(text: str, expected: Reply) -> None:
+    """Preambles are text for the user; a call is one in every channel, and a call of no offered tool is none."""
+    assert reply("openai", text) == expected
+    assert whole_of(parsed("openai", text, [*range(len(text))])) == expected
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

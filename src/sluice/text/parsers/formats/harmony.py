@@ -32,7 +32,7 @@ BEGINS = (START, CHANNEL)
 ENDS = (END, CALL, RETURN)
 LONGEST_HEADER = 512
 HEADER_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-HEADER_FUNCTION = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
+HEADER_FUNCTION = re.compile(r"\bto=(?!(?:user|assistant|all)\b)(?:functions\.)?([\w.-]+)")
 RECIPIENT = " to="
 """What a header may begin with behind a prompt that ends with `<|start|>assistant`."""
 ANALYSIS, FINAL, COMMENTARY = "analysis", "final", "commentary"
@@ -56,16 +56,18 @@ class Harmony(Format):
                 return
             has_begun = True
             header = yield from _header(source)
-            channel = HEADER_CHANNEL.search(header)
-            if channel is not None and channel[1] == ANALYSIS and "to=" not in header:
-                yield from _read_message(source, ReasoningDelta)
-                continue
             function = HEADER_FUNCTION.search(header)
             begun = None if function is None else calls.begin(function[1])
             if begun is not None:
                 yield from _read_call(source, begun, calls.types(begun.name))
                 continue
-            is_message = not header or (header.endswith(MESSAGE) and "to=" not in header)
+            channel = HEADER_CHANNEL.search(header)
+            if channel is not None and channel[1] == ANALYSIS:
+                if function is not None:  # a tool that the model has of itself: nothing of it may be lost
+                    yield ReasoningDelta(header)
+                yield from _read_message(source, ReasoningDelta)
+                continue
+            is_message = not header or (header.endswith(MESSAGE) and function is None)
             if not is_message:  # nothing of it may be lost
                 yield TextDelta(between + header)
                 between = ""
@@ -132,6 +134,12 @@ def _read_call(source: Source, begun: CallBegun, types: ArgumentTypes) -> Steps[
     yield begun
     event = partial(ArgumentsDelta, begun.index)
     source.take((yield from space_ahead(source)))
+    for end in ENDS:
+        if (yield from comes(source, end)):
+            source.take(len(end))
+            yield event("{}")
+            yield CallEnded(begun.index, True)
+            return
     read = yield from json_events(source, event, types)
     if read.is_closed:
         yield CallEnded(begun.index, read.is_valid)
