@@ -273,79 +273,6 @@ def test_lists_and_objects_as_python_writes_them(written: str, expected: Any) ->
     assert json.loads(call.arguments) == {"value": expected}
 
 
-def test_harmony_tells_channels_apart() -> None:
-    """Reasoning of gpt-oss would be read out as the answer."""
-    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Good day. "
-    assert reply("openai", text) == Reply("Good day. ", "Hm.")
-    two = "<|channel|>commentary<|message|>First.<|end|><|start|>assistant<|channel|>final<|message|>Second."
-    assert reply("openai", two).text == "First.\nSecond."
-
-
-ULM = '{"city": "Ulm"}'
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
-            f"<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{ULM}<|call|>",
-            Reply("I look.", "Hm.", (Call("id0", "weather", ULM),)),
-        ),
-        (
-            f" to=functions.weather<|channel|>commentary json<|message|>{ULM}",
-            Reply(calls=(Call("id0", "weather", ULM),)),
-        ),
-        (f"<|channel|>analysis to=weather<|message|>{ULM}<|call|>", Reply(calls=(Call("id0", "weather", ULM),))),
-        ("<|channel|>commentary to=functions.now<|message|><|call|>", Reply(calls=(Call("id0", "now", "{}"),))),
-        (
-            "<|channel|>analysis to=browser.find code<|message|>{}<|call|>",
-            Reply("", "<|channel|>analysis to=browser.find code<|message|>{}"),
-        ),
-        ("<|channel|>commentary to=user<|message|>I look.<|end|>", Reply("I look.")),
-    ],
-)
-def test_harmony_tells_recipients_apart(text: str, expected: Reply) -> None:
-    """Preambles are text for the user; a call is one in every channel, and a call of no offered tool is none."""
-    assert reply("openai", text) == expected
-    assert whole_of(parsed("openai", text, [*range(len(text))])) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("<think>\nHm, 5 < 7.\n</think>\n\nYes.", Reply("Yes.", "Hm, 5 < 7.")),
-        ("<think>\nnever ends\n", Reply("", "never ends\n")),
-        ("<think>\n\n</think>\n\nYes.", Reply("Yes.")),
-        ("No thought at all.", Reply("No thought at all.")),
-        (f"<think>a</think>{TWO_CALLS['hermes']}", None),
-    ],
-)
-def test_reasoning_is_told_from_the_answer(text: str, expected: Reply | None) -> None:
-    """Thoughts would be shown as the answer, or the answer as thoughts."""
-    found = reply("hermes", text, "qwen3")
-    if expected is None:
-        assert (found.reasoning, len(found.calls)) == ("a", 2)
-    else:
-        assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "prompt", "text", "expected"),
-    [
-        ("qwen3", "assistant\n<think>\n", "Hm.\n</think>\n\nYes.", Reply("Yes.", "Hm.")),
-        ("qwen3", "assistant\n<think>\n\n</think>\n\n", "Yes.</think>", Reply("Yes.</think>")),
-        ("deepseek_r1", "assistant", "Hm.</think>Yes.", Reply("Yes.", "Hm.")),
-        ("deepseek_r1", "assistant", "<think>\nHm.</think>Yes.", Reply("Yes.", "Hm.")),
-        ("mistral", "[/INST]", "[THINK]Hm.[/THINK]Yes.", Reply("Yes.", "Hm.")),
-    ],
-)
-def test_the_prompt_may_begin_or_end_the_reasoning(name: str, prompt: str, text: str, expected: Reply) -> None:
-    """Templates write the first tag themselves, or both if thinking is off: the whole answer would be on one side."""
-    parser = ReplyFormat(reasoning=REASONING_FORMATS[name]).parser(prompt=prompt)
-    assert whole_of([*parser.push(text), *parser.finish()]) == expected
-
-
 def test_nothing_is_a_call_where_none_may_be() -> None:
     """`tool_choice: none` would still make calls."""
     text = TWO_CALLS["hermes"]
@@ -447,20 +374,6 @@ def test_a_value_gets_a_type_that_its_schema_allows(schema: dict[str, Any], valu
     (call,) = whole_of([*parser.push(text), *parser.finish()]).calls
     assert json.loads(call.arguments) == {"x": expected}
     assert type(json.loads(call.arguments)["x"]) is type(expected)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "text", "expected"),
-    [
-        ("Assistant: Sure, ", "it is.", Reply("it is.")),
-        ("Assistant: <think>Hm, ", "yes.</think>It is.", Reply("It is.", "yes.")),
-        ("Assistant: <think>Hm.</think>Sure, ", "it is.", Reply("it is.")),
-    ],
-)
-def test_a_continued_answer_is_no_reasoning(prompt: str, text: str, expected: Reply) -> None:
-    """A client that begins the answer itself would get the rest of it as thoughts."""
-    parser = ReplyFormat(reasoning=REASONING_FORMATS["deepseek_r1"]).parser(prompt=prompt, continues=True)
-    assert whole_of([*parser.push(text), *parser.finish()]) == expected
 
 
 @pytest.mark.parametrize(
