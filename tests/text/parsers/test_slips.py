@@ -369,3 +369,23 @@ def test_what_python_may_write(name: str, text: str, expected: Any) -> None:
 def test_what_is_no_value_is_no_whole_call(name: str, text: str) -> None:
     spelling = SPELLINGS[name]
     assert not any(call.is_complete for call in read(name, spelling.all(spelling.call(text))).calls)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("lfm2", r"weather(city='\U0000d800')"),
+        ("lfm2", r"weather(days='\ud800')"),
+        ("lfm2", r"weather(other={'\ud800': 1})"),
+        ("mistral", r'weather[ARGS]{"days": "\ud800"}'),
+        ("mistral", r"weather[ARGS]{'\ud800': '\udc00'}"),
+        ("qwen3_coder", "<function=weather><parameter=tags>['\\ud800']</parameter></function>"),
+    ],
+)
+def test_halves_of_characters_can_be_sent(name: str, text: str) -> None:
+    """An answer that cannot be encoded would end the stream with an error."""
+    begin = FORMATS[name].begins[0]
+    reply = read(name, f"{begin}[{text}]" if name == "lfm2" else begin + text)
+    assert reply.calls
+    for call in reply.calls:
+        call.arguments.encode()

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sluice.text.constraints.object_forms import forms_of, schemas_of
-from sluice.text.constraints.value_types import ALL, json_of, types_of
+from sluice.text.constraints.value_types import ALL, dumped, json_of, types_of
 
 TEXT = frozenset(("string",))
 
@@ -77,7 +77,7 @@ class Retyped:
             self._held += char
             return ""
         if self._held:
-            return json.dumps(self.finish(), ensure_ascii=False) + self._after(char)
+            return dumped(self.finish()) + self._after(char)
         is_value = self._has_key and not char.isspace()
         if is_value:
             self._has_key = False

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from sluice.text.constraints.value_types import ALL, json_of
+from sluice.text.constraints.value_types import ALL, dumped, json_of
 from sluice.text.parsers.argument_types import ArgumentTypes, object_of
 from sluice.text.parsers.events import ArgumentsDelta, CallEnded, Event
 from sluice.text.parsers.parsing import Source, Steps, Waits, comes, more, size_of, space_ahead
@@ -116,7 +116,7 @@ class _Reader:
             name = yield from self._name(assign, depth, given)
             if name is None:
                 return False
-            yield f"{', ' if given else ''}{json.dumps(name, ensure_ascii=False)}: "
+            yield f"{', ' if given else ''}{dumped(name)}: "
             given.add(name)
             source.take((yield from space_ahead(source)))
             types = self._types.of(name) if is_typed else ALL
@@ -229,14 +229,14 @@ class _Reader:
         while True:
             at, marker = source.find(markers, is_text_at_end=False)
             if at:
-                yield json.dumps(source.take(at), ensure_ascii=False)[1:-1]
+                yield dumped(source.take(at))[1:-1]
             elif marker == "\\":
                 yield (yield from self._escape())
             elif marker:
                 if not is_bare or (yield from follows(len(quote))):
                     source.take(len(quote))
                     return True
-                yield json.dumps(source.take(len(quote)), ensure_ascii=False)[1:-1]
+                yield dumped(source.take(len(quote)))[1:-1]
             elif source.has_ended:
                 source.take()  # of a quote that was cut off
                 return False
@@ -264,7 +264,7 @@ class _Reader:
             text = kind.strip("\n")
         else:
             text = CONTROL.get(kind, escape)
-        return json.dumps(text, ensure_ascii=False)[1:-1]
+        return dumped(text)[1:-1]
 
     def _ends_member(self, at: int, end: str, depth: int) -> Waits[bool]:
         """Return whether at a place stands what follows the value of a member."""
