@@ -32,6 +32,7 @@ from sluice.http.call.generate_call import (
     documented,
     terms_of,
 )
+from sluice.http.call.generating import Asked
 from sluice.http.call.generation import Generation, prompt_end
 from sluice.http.call.template_fields import TemplateFields, conversation_of, thinking_switches
 from sluice.http.call.tokenize import CHARACTERS_PER_TOKEN, MAX_CALL_TOKENS
@@ -170,9 +171,9 @@ def parse_decisions(body: bytes) -> GenerateCall[DecisionFields]:
 
 
 async def with_labels(
-    service: Service, threads: TokenizerThreads, call: GenerateCall[DecisionFields], prompts: Sequence[Sequence[int]]
-) -> tuple[SamplingParams, list[list[int]]]:
-    """Return what is sampled for the prompts of a call's questions, and the ids of the labels of each question.
+    service: Service, threads: TokenizerThreads, call: GenerateCall[DecisionFields], prompts: list[list[int]]
+) -> Asked[list[list[int]]]:
+    """Return what is asked for the prompts of a call's questions, with the ids of the labels of each question.
 
     Raises:
         ApiError: 400, a label is not one token behind the prompt, or the model reasons before it answers.
@@ -195,7 +196,7 @@ async def with_labels(
 
     labels = await threads.for_generation(sum(map(len, prompts)), find)
     named = tuple(sorted({token for ids in labels for token in ids}))
-    return replace(call.sampling, logprob_token_ids=named), labels
+    return Asked(replace(call.sampling, logprob_token_ids=named), prompts, labels)
 
 
 class DecisionAnswer:
