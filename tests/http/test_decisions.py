@@ -38,6 +38,12 @@ def answer_to(special: tuple[str, ...] = ("<end>",), **body: Any) -> tuple[int, 
         ({"questions": [{**CHOICE, "options": [{"name": "a"}] * 2}]}, "questions[0].options", "the same name twice"),
         ({"questions": [{**SCORE, "levels": ["x"] * 11}]}, "questions[0].levels", "must be 2 to 10, got 11"),
         ({"questions": [{**SCORE, "levels": ["x", " "]}]}, "questions[0].levels[1]", "not empty"),
+        (
+            {"questions": [{**SCORE, "levels": ["x", "y", "x"]}]},
+            "questions[0].levels[2]",
+            "the same as questions[0].le",
+        ),
+        ({"questions": [{**CHOICE, "options": [{"name": ""}, {"name": "a"}]}]}, "questions[0].options", "not empty"),
         ({"questions": [{**YES_NO, "question": 7}]}, "questions[0].question", "a text, an object or a list"),
         ({"input": "  "}, "input", "not empty"),
         (

@@ -270,8 +270,12 @@ def _check_question(place: str, question: Question) -> None:
         require(len(set(names)) == len(names), message, param=f"{place}.options")
     elif isinstance(question, ScoreQuestion):
         _check_count(f"{place}.levels", len(question.levels), len(NUMBERS))
+        said = [_said(level) for level in question.levels]
         for index, level in enumerate(question.levels):
-            _check_said(f"{place}.levels[{index}]", level)
+            param = f"{place}.levels[{index}]"
+            _check_said(param, level)
+            first = said.index(said[index])
+            require(first == index, f"{param} is the same as {place}.levels[{first}]", param=param)
 
 
 def _check_count(param: str, count: int, most: int) -> None:

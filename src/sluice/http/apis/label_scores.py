@@ -223,5 +223,7 @@ class LabelScoreAnswer:
         if not self._is_normalised:
             return [math.exp(each) for each in logprobs]
         largest = max(logprobs)
+        if largest == -math.inf:
+            return [0.0] * len(logprobs)  # ids that the tokenizer does not have
         weights = [math.exp(each - largest) for each in logprobs]
         return [weight / math.fsum(weights) for weight in weights]
