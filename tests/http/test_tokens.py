@@ -101,7 +101,7 @@ def test_what_was_rendered_is_answered_as_a_chat_is() -> None:
     """One server cuts texts, another computes tokens: the tokens are those of a chat."""
 
     async def test() -> None:
-        async with serving() as server:
+        async with serving(strict_fields=True) as server:
             asked = {"messages": SAID, "max_tokens": 9, "seed": 3}
             rendered = (await server.post("/v1/chat/completions/render", **asked)).json()
             answer = (await server.post("/inference/v1/generate", **rendered)).json()

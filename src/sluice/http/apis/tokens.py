@@ -76,6 +76,8 @@ class TokenFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
     request_id: Annotated[str, documented(maxLength=LONGEST_ID)] | None = None
     model: str | None = None
     stream_options: StreamOptions | None = None
+    prompt_text: str | None = None
+    """Without effect: `/render` says by it what the tokens spell."""
 
 
 TOKEN_BODY = Body((TokenFields,), {PLACE: (TokenSampling, ConstraintFields)})
