@@ -34,6 +34,7 @@ from sluice.http.call.generate_call import (
 )
 from sluice.http.call.generating import Asked
 from sluice.http.call.generation import Generation, prompt_end
+from sluice.http.call.logprobs import shares
 from sluice.http.call.template_fields import TemplateFields, conversation_of, thinking_switches
 from sluice.http.call.tokenize import CHARACTERS_PER_TOKEN, MAX_CALL_TOKENS
 from sluice.http.call.usage import Usage, usage_json
@@ -234,18 +235,16 @@ class DecisionAnswer:
         """Return the answer to a question from the log-probabilities of its labels."""
         answers = _answers(question)
         names = answers.names
-        largest = max(logprobs)
-        weights = [math.exp((each - largest) / self._fields.temperature) for each in logprobs]
-        shares = [weight / sum(weights) for weight in weights]
+        found = shares(logprobs, self._fields.temperature)
         decision = Decision(
             type=answers.type,
-            probabilities=dict(zip(names, shares, strict=True)),
+            probabilities=dict(zip(names, found, strict=True)),
             label_mass=min(1.0, math.fsum(map(math.exp, logprobs))),
         )
         if isinstance(question, ChoiceQuestion):
-            decision.choice = names[shares.index(max(shares))]
+            decision.choice = names[found.index(max(found))]
         elif isinstance(question, ScoreQuestion):
-            decision.score = math.fsum(level * share for level, share in enumerate(shares))
+            decision.score = math.fsum(level * share for level, share in enumerate(found))
         return decision
 
 

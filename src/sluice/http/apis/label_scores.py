@@ -34,6 +34,7 @@ from sluice.http.call.generate_call import (
 )
 from sluice.http.call.generating import Asked
 from sluice.http.call.generation import Generation
+from sluice.http.call.logprobs import shares
 from sluice.http.call.tokenize import MAX_CALL_TOKENS, prompt_ids
 from sluice.http.call.usage import Usage, usage_json
 from sluice.text.text_stream import Piece
@@ -220,10 +221,4 @@ class LabelScoreAnswer:
         logprobs = [
             math.fsum(at_node[label[:index]][token] for index, token in enumerate(label)) for label in self._tree.labels
         ]
-        if not self._is_normalised:
-            return [math.exp(each) for each in logprobs]
-        largest = max(logprobs)
-        if largest == -math.inf:
-            return [0.0] * len(logprobs)  # ids that the tokenizer does not have
-        weights = [math.exp(each - largest) for each in logprobs]
-        return [weight / math.fsum(weights) for weight in weights]
+        return shares(logprobs) if self._is_normalised else [math.exp(each) for each in logprobs]
