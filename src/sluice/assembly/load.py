@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from sluice.models.spec import AS_STORED, BLOCKS, ON_LOAD, ModelSpec, Quantizati
 from sluice.models.weights import GGUF, weight_files
 from sluice.parallel.layout import Place
 from sluice.parallel.member import ALONE, Member
+from sluice.text.token_ids import num_token_ids
 from sluice.types import Tier
 from sluice.types.footprint import Footprint
 from sluice.types.request_limits import Limits
@@ -137,7 +138,14 @@ def load(
         pacing_of(sizes.resolved.config, weights.spec, memory.kv_sizes, sizes.weights_bytes, memory.graph_rows),
         member,
         for_model.draft,
+        _num_token_ids(checkpoint.tokenizer, info.eos_token_ids),
     )
+
+
+def _num_token_ids(folder: Path, eos_token_ids: Collection[int]) -> int | None:
+    """Return the ids that a tokenizer has, with those that end an answer; None if that is not known."""
+    known = num_token_ids(folder)
+    return None if known is None else max([known, *(id + 1 for id in eos_token_ids)])
 
 
 def _size(

@@ -40,11 +40,12 @@ from sluice.parallel.member import ALONE, Member
 from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
 from sluice.runner.features import NewGrammars
 from sluice.runner.features.grammars import NO_GRAMMARS, GrammarMasks, Publish, keep
-from sluice.runner.forwards import EagerForwards, Forwards
+from sluice.runner.forwards import EagerForwards, Forwards, Model
 from sluice.runner.grammar.base import CompiledGrammars
 from sluice.runner.grammar.compiler import GrammarCompiler
 from sluice.runner.grammar.guidance import END, Guidance
 from sluice.runner.kernel_capture import cpu_graphs
+from sluice.runner.known_tokens import KnownTokens
 from sluice.runner.launched import OtherRanksResult
 from sluice.runner.layers import LayerSlices
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
@@ -90,6 +91,8 @@ class LoadedModel:
     """The rank that it is the part of; `spec` has the sizes of that part."""
     draft: DraftSetup | None = None
     """The runner's own drafter; None: the runner guesses nothing."""
+    num_token_ids: int | None = None
+    """Ids that the tokenizer has; those behind them are never sampled. None: all may be."""
 
     @property
     def new_kv(self) -> KVMaker:
@@ -187,7 +190,7 @@ class LoadedModel:
                 model.over(of_model) if isinstance(model, NanFaultModel) else of_model, state, attention
             )
         return TorchRunner(
-            model,
+            self._without_padding(model),
             state,
             attention,
             transport=transport,
@@ -200,6 +203,13 @@ class LoadedModel:
             elsewhere=elsewhere,
             drafter=drafter,
         )
+
+    def _without_padding(self, model: Model) -> Model:
+        """Return a model that gives no ids but those of the tokenizer, if the vocabulary is padded beyond them."""
+        own = self.member.place.vocabulary(self.spec.vocab_size)
+        if self.num_token_ids is None or self.num_token_ids >= own.stop:
+            return model
+        return KnownTokens(model, max(0, self.num_token_ids - own.start))
 
     @property
     def _captures_calls(self) -> bool:

@@ -302,12 +302,13 @@ class ShadowRunner:
 
     def _logprobs(self, chunk: Chunk, brought: Sequence[int]) -> tuple[TokenLogprobs, ...]:
         """Return the log-probabilities of the tokens just brought, if the request wants them."""
-        count = self._sampling(chunk).logprobs
+        sampling = self._sampling(chunk)
+        count, named = sampling.logprobs, sampling.logprob_token_ids
         if count is None or not brought:
             return ()
         before = digests((*self._seen(chunk)[: chunk.known_end], *brought[:-1]))
         return tuple(
-            shadow_logprobs(digest, token, count, self._vocab_size)
+            shadow_logprobs(digest, token, count, self._vocab_size, named)
             for digest, token in zip(islice(before, chunk.known_end - 1, None), brought, strict=True)
         )
 

@@ -13,6 +13,9 @@ from sluice.types.sampling import CONSTRAINTS
 
 MAX_CACHE_SALT = 256
 """Characters of a `cache_salt`."""
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 1000
+"""Characters. Stop strings cost time for every token of every stream."""
 PRIORITIES = (-(1 << 63), (1 << 63) - 1)
 NO_TIER = "tier_unavailable"
 """Code of the error of a request whose tier is disabled or has failed."""
@@ -302,6 +305,21 @@ def split_priority(priority: Priority) -> tuple[int, str]:
             f"priority must be an integer, or one of {', '.join(CLASS_NAMES)}, got {priority!r}", param="priority"
         )
     return 0, priority
+
+
+def check_stops(stops: Sequence[str]) -> None:
+    """Check the stop strings of a request to a server.
+
+    Raises:
+        LimitError: there are more than `MAX_STOPS`, or one is longer than `MAX_STOP_LENGTH` characters.
+    """
+    longest = max(map(len, stops), default=0)
+    if len(stops) > MAX_STOPS or longest > MAX_STOP_LENGTH:
+        raise LimitError(
+            f"stop may hold at most {MAX_STOPS} strings of at most {MAX_STOP_LENGTH} characters, got {len(stops)}"
+            f" of at most {longest}",
+            param="stop",
+        )
 
 
 def check_cache_salt(salt: str) -> None:
