@@ -156,12 +156,14 @@ class Limits:
         if sampling.min_tokens > room:
             what = f"prompt of {len(prompt)} tokens + min_tokens {sampling.min_tokens}"
             raise self._too_long(what, len(prompt) + sampling.min_tokens, "min_tokens")
-        biased = [token for token, _ in sampling.logit_bias]
         named = {"stop_token_ids": sampling.stop_token_ids, "logprob_token_ids": sampling.logprob_token_ids}
-        for param, ids in {"logit_bias": biased, **named}.items():
-            if ids and max(ids) >= self.vocab_size:
+        highest = {param: max(ids) for param, ids in named.items() if ids}
+        if sampling.logit_bias:
+            highest["logit_bias"] = max(sampling.logit_bias)[0]  # pairs, of which the first number decides
+        for param, token in highest.items():
+            if token >= self.vocab_size:
                 raise LimitError(
-                    f"token id {max(ids)} in {param} is outside the vocabulary: ids are 0 to {self.vocab_size - 1}",
+                    f"token id {token} in {param} is outside the vocabulary: ids are 0 to {self.vocab_size - 1}",
                     param=param,
                 )
         return room
