@@ -129,16 +129,17 @@ def gemma4(**changes: Any) -> transformers.PreTrainedModel:
     return model
 
 
-def gemma4_31b() -> transformers.PreTrainedModel:
+def gemma4_31b(**changes: Any) -> transformers.PreTrainedModel:
     """Values that are keys, with other numbers of heads, and no inputs for each layer."""
-    return gemma4(
-        attention_k_eq_v=True,
-        num_global_key_value_heads=1,
-        num_kv_shared_layers=0,
-        use_double_wide_mlp=False,
-        hidden_size_per_layer_input=0,
-        final_logit_softcapping=1.5,
-    )
+    own: dict[str, Any] = {
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+        "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": 1.5,
+    }
+    return gemma4(**(own | changes))
 
 
 FAMILIES: dict[str, Callable[[], transformers.PreTrainedModel]] = {

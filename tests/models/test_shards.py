@@ -60,6 +60,7 @@ FAMILIES: dict[str, Callable[..., Any]] = {
     "growing queries": tiny_families.ministral3,
     "factors": tiny_families.granite,
     "no rotation": tiny_families.smollm3,
+    "layers of two sizes": tiny_families.gemma4_31b,
 }
 SIZES = {"vocab_size": 197}
 """Of a vocabulary whose last shard of four is shorter than the others."""
@@ -68,7 +69,8 @@ SIZES = {"vocab_size": 197}
 @pytest.fixture(
     params=[
         name
-        if name in ("windows", "tied, biases of q, k and v", "gpt2", "norms over all heads", "fused")
+        if name
+        in ("windows", "tied, biases of q, k and v", "gpt2", "norms over all heads", "fused", "layers of two sizes")
         else slow(name)
         for name in FAMILIES
     ]
@@ -87,6 +89,16 @@ def test_parts_compute_what_the_whole_model_does(folder: Path) -> None:
     for stages in (2, 3):
         assert torch.equal(logits(folder, Layout(1, stages)), whole)
     assert torch.equal(logits(folder, Layout(2, 2)), logits(folder, Layout(2)))
+
+
+def test_layers_that_read_others_are_shards_and_no_stages(tmp_path: Path) -> None:
+    """Another rank has the keys and values that they read, and the embeddings of which they have inputs."""
+    tiny_families.gemma4(**SIZES).save_pretrained(tmp_path)
+    whole = logits(tmp_path)
+    for shards in (2, 4):
+        assert (logits(tmp_path, Layout(shards)) - whole).abs().max() <= 1e-12
+    with pytest.raises(CheckpointError, match="--pp-size 2: this Gemma4ForCausalLM runs in one stage"):
+        logits(tmp_path, Layout(2, 2))
 
 
 def test_only_the_last_stage_leaves_tokens_out(tmp_path: Path) -> None:

@@ -303,7 +303,7 @@ def _offload(
     """Return how contexts longer than the device are served, if there is a tier for them."""
     shape, kv_sizes = memory.shape, memory.kv_sizes
     tier = offload_tier(config, shape.device.type)
-    if tier is None or spec.diffusion is not None:
+    if tier is None or spec.diffusion is not None or spec.unequal_kv:
         return None
     scheduler = config.scheduler.limits()
     sizes = Sizes(

@@ -127,9 +127,15 @@ class ModelSpec:
 
     def of(self, place: Place) -> Self:
         """Return the sizes of a rank's part: its layers and heads. Its part of the vocabulary is `Place.vocabulary`."""
+        own = place.layers(self.num_layers)
+        unequal = (
+            layer._replace(num_kv_heads=len(place.part(layer.num_kv_heads)))
+            for layer in self.unequal_kv[own.start : own.stop]
+        )
         return replace(
             self,
-            num_layers=len(place.layers(self.num_layers)),
+            num_layers=len(own),
             num_heads=len(place.part(self.num_heads)),
             num_kv_heads=len(place.part(self.num_kv_heads)),
+            unequal_kv=tuple(unequal),
         )
