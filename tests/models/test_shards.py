@@ -119,13 +119,15 @@ def test_only_the_last_stage_leaves_tokens_out(tmp_path: Path) -> None:
     assert [tuple(part.shape) for part in before] == 2 * [(0, tiny_models.VOCAB_SIZE)]
 
 
-@products(family=["gated", "tied", "gpt2"], quantization=["int4", None, "int8"])
+@products(family=["gated", "tied", "fused", "gpt2"], quantization=["int4", None, "int8"])
 def test_packed_weights_are_cut_like_plain_ones(family: str, quantization: str | None, tmp_path: Path) -> None:
     """A head that begins inside a block, a gated layer whose halves are cut as one."""
     sizes = {"hidden_size": 64, "intermediate_size": 128} | SIZES
     match family:
         case "gated":
             tiny_models.llama(**sizes).save_pretrained(tmp_path)
+        case "fused":
+            tiny_families.phi3(**sizes).save_pretrained(tmp_path)
         case "tied":
             tiny_models.qwen2(**sizes).save_pretrained(tmp_path)
         case _:

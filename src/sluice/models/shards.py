@@ -49,8 +49,7 @@ class Cut:
             ValueError: it would begin or end inside a group of inputs with one scale, or inside a block.
         """
         if isinstance(weight, StoredBlocks):
-            (own,) = self.ranges
-            return weight.inputs(own) if self.dim == INPUTS else weight.outputs(own)
+            return weight.inputs(*self.ranges) if self.dim == INPUTS else weight.outputs(*self.ranges)
         if not isinstance(weight, Int4Weight):
             return type(weight)(self.of(weight.values), weight.scales if self.dim == INPUTS else self.of(weight.scales))
         if self.dim == OUTPUTS:
