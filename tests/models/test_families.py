@@ -20,6 +20,7 @@ import tiny_families
 import tiny_models
 from paged_model import chunked_logits
 from slow import slow
+from sluice import LLM, SamplingParams
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError
 from sluice.models.decoder import Decoder
 from sluice.models.loader import load_model
@@ -271,6 +272,15 @@ def test_the_text_model_inside_another(
     found = chunked_logits(model, PROMPTS, page_size=4, seed=0)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert "and 2 more is not used: a part for images" in caplog.text
+
+
+def test_tokens_of_images_are_refused(folder: Folder, tmp_path: Path) -> None:
+    """As text they would be tokens that the model was never trained on."""
+    inside = composite(folder("gemma3"), tmp_path, "Gemma3ForConditionalGeneration", image_token_index=77)
+    with LLM(inside, dtype="float32", max_total_tokens=64) as llm:
+        with pytest.raises(ValueError, match="token id 77 in the prompt stands for an image or for sound"):
+            llm.generate([[5, 77, 6]], SamplingParams(max_tokens=1))
+        assert llm.generate([[5, 78, 6]], SamplingParams(max_tokens=1))
 
 
 def test_another_text_model_inside_is_refused(folder: Folder, tmp_path: Path) -> None:

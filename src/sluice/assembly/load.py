@@ -354,6 +354,7 @@ def _info(
         config.scheduler.limits().itl_target,
         config.scheduler.limits().classes,
         0 if spec.diffusion is None else spec.diffusion.block_size,
+        frozenset(spec.media_token_ids),
     )
     cache = replace(config.cache, max_total_tokens=pool_tokens)
     offload_config = replace(config.offload, offload_above=None if offload is None else offload.limits.above)

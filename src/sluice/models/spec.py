@@ -85,6 +85,8 @@ class ModelSpec:
     """How its weights are held: "none", in `dtype`; one of `ON_LOAD`; or one of them with `AS_STORED`."""
     diffusion: BlockDiffusion | None = None
     """Block diffusion; None if the model generates token by token."""
+    media_token_ids: tuple[int, ...] = ()
+    """Tokens that stand for images and sound, which the text model alone does not take."""
     num_parameters: int = 0
     """Numbers in the weights of a native model; a head that is the embedding counts once."""
     unequal_kv: tuple[LayerHeads, ...] = ()
