@@ -67,6 +67,8 @@ class Limits:
     """Priority classes, from the most urgent to the least; empty where requests are not ordered by deadline."""
     block_size: int = 0
     """Tokens that a model of block diffusion fills in at a time; 0: it generates token by token."""
+    media_token_ids: frozenset[int] = frozenset()
+    """Tokens that stand for images and sound, which the engine does not take."""
 
     @property
     def max_request_tokens(self) -> int:
@@ -264,6 +266,13 @@ class Limits:
                     f"token id {token} in the prompt is outside the vocabulary: ids are 0 to {self.vocab_size - 1}",
                     param="prompt",
                 )
+        if not self.media_token_ids.isdisjoint(prompt):
+            token = next(token for token in prompt if token in self.media_token_ids)
+            raise LimitError(
+                f"token id {token} in the prompt stands for an image or for sound, which this engine does not take",
+                param="prompt",
+                code="unsupported",
+            )
 
     def _too_long(self, what: str, length: int, param: str) -> LimitError:
         """Return the error of a request of `length` tokens, prompt and output together."""
