@@ -66,6 +66,7 @@ stress: $(READY) ## The slow tests; then kill, damage and overload servers for t
 	$(TEST_ENV) $(BIN)/python tests/stress/disconnect_storm.py
 	$(TEST_ENV) $(BIN)/python tests/stress/overload.py --seconds 60
 	$(TEST_ENV) $(BIN)/python tests/stress/health_under_load.py
+	$(TEST_ENV) $(BIN)/python tests/stress/shapes.py
 
 check: $(READY) ## Format, lint, strict types, import arrows
 	$(BIN)/ruff format --check $(SOURCES)

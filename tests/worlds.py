@@ -523,6 +523,7 @@ def random_offload(draw: random.Random, world: World) -> World:
         pages_per_step=more.choice([1, 2, 5, 1024]),
         decode_group_blocks=more.choice([0, 0, 2, 4]),
         prefill_from=more.choice([0, 0, 2]),
+        decode_lag=more.randint(1, offload.window_pages - 1) if offload.decode_blocks else 0,
     )
     return replace(world, offload=offload, reads_fail=fails, reads_late=late, flips=flips)
 

@@ -63,6 +63,14 @@ def test_a_replica_whose_engine_gave_up_is_replaced_within_seconds() -> None:
     assert 3 * ingress.args[2].options["health_check_period_s"] <= 10
 
 
+@pytest.mark.usefixtures("ray")
+@pytest.mark.parametrize("ingresses", [1, 2])
+def test_there_are_as_many_ingresses_as_asked_for(ingresses: int) -> None:
+    """Of the streams of one that dies, all are cut."""
+    plan = FleetPlan.of(given_of({"ingresses": ingresses}), "any:factory")
+    assert application(plan, has_gpus=False).options["num_replicas"] == ingresses
+
+
 @pytest.mark.parametrize(
     ("host", "key", "warns"), [("0.0.0.0", None, True), ("0.0.0.0", "k", False), ("::1", None, False)]
 )

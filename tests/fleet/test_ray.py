@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from stress.fleets import fronts
 from stress.fleets.kills import survive
 from stress.fleets.process import free_port, run_command
 
@@ -19,6 +20,13 @@ pytestmark = [
 def test_killed_replicas_lose_no_token() -> None:
     """24 streams, greedy and seeded, and five kills of the replicas that serve them."""
     assert asyncio.run(survive(streams=24, tokens=100, kills=5)) == []
+
+
+def test_streams_go_on_after_their_ingress_and_proxy_were_killed() -> None:
+    """Both are cut off from all their clients, who ask for the rest at what Ray starts in their places."""
+    result = asyncio.run(fronts.survive(streams=8, tokens=100))
+    assert not result["problems"]
+    assert min(result["cut"].values()) > 0
 
 
 def test_what_cannot_be_honoured_is_refused() -> None:

@@ -15,7 +15,7 @@ from serving import run
 from sluice.config import ConfigError
 from sluice.http.app import create_app
 from sluice.http.base.backend import Backend
-from sluice.http.edge.connections import LEAST_RESERVED, Acceptor, max_connections
+from sluice.http.edge.connections import ANY, LEAST_RESERVED, Acceptor, max_connections
 from sluice.http.edge.http_server import HttpServer
 from sluice.http.edge.listening import listen
 
@@ -178,6 +178,83 @@ def test_no_more_are_accepted_than_there_are_descriptors_for(descriptors: int) -
         assert 2 <= len(opened) <= descriptors - LEAST_RESERVED
         for connection in opened:
             await connection.is_lost.wait()
+
+    run(test)
+
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
+GET = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def test_a_health_check_does_not_wait_for_the_calls_before_it() -> None:
+    """Of 2,000 calls that came at once, a health check that came last waited for all of them, 0.4 s."""
+
+    async def test() -> None:
+        opened: list[bytes] = []
+
+        class First(asyncio.Protocol):
+            def data_received(self, data: bytes) -> None:
+                opened.append(data.split()[0])
+
+        with ExitStack() as sockets:
+            listener = sockets.enter_context(socket.create_server(("127.0.0.1", 0)))
+            acceptor = Acceptor(listener, lambda is_refused: First(), lambda: 0, 1000)
+            for request in [POST] * 40 + [GET]:
+                sockets.enter_context(socket.create_connection(listener.getsockname())).sendall(request)
+            silent = sockets.enter_context(socket.create_connection(listener.getsockname()))
+            acceptor.start()
+            while len(opened) < 41:
+                await asyncio.sleep(0)
+            assert opened.index(b"GET") < 10
+            silent.sendall(GET)
+            while len(opened) < 42:
+                await asyncio.sleep(0)
+            acceptor.close()
+
+    run(test)
+
+
+def test_calls_on_connections_that_are_open_begin_one_by_one() -> None:
+    """A health check among them waited for all of them."""
+
+    async def test() -> None:
+        async with http_server(100) as address:
+            open_ones = await connected(address, 41)
+            answered: list[bytes] = []
+
+            async def ask(ends: Ends, request: bytes) -> None:
+                reader, writer = ends
+                writer.write(request)
+                head = await reader.readuntil(b"\r\n\r\n")
+                answered.append(request[:4])
+                length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+                await reader.readexactly(length)
+
+            requests = [POST] * 40 + [GET]
+            await asyncio.gather(*(ask(*each) for each in zip(open_ones, requests, strict=True)))
+            assert answered.index(GET[:4]) < 10
+            half = POST[:-1]  # the rest comes while the call waits for its turn
+            open_ones[0][1].write(half)
+            await asyncio.sleep(0)
+            await ask(open_ones[0], POST[-1:])
+            close(*open_ones)
+
+    run(test)
+
+
+def test_what_waits_for_its_turn_is_closed_with_the_server() -> None:
+    async def test() -> None:
+        with ExitStack() as sockets:
+            listener = sockets.enter_context(socket.create_server(("127.0.0.1", 0)))
+            acceptor = Acceptor(listener, lambda is_refused: asyncio.Protocol(), lambda: 0, 1000)
+            clients = [sockets.enter_context(socket.create_connection(listener.getsockname())) for _ in range(ANY + 4)]
+            acceptor.start()
+            acceptor._accept()
+            acceptor.close()
+            for client in clients[ANY:]:
+                client.settimeout(5)
+                assert client.recv(1) == b""
+            await asyncio.sleep(0)  # their turns come, and there is nothing to open
 
     run(test)
 

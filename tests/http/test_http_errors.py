@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import tokenizers
 
 from serving import MODEL, expected_text, run, serving
 from shadow_engine import MAX_MODEL_LEN, VOCAB
@@ -21,7 +19,7 @@ from sluice.http.base.body import LONG_BODY, parsed
 from sluice.testing import Faults
 from sluice.text.chat_template import ChatTemplate
 from sluice.text.tokenizer import Tokenizer
-from tokenizer_makers import byte_fallback_bpe, byte_level_bpe, byte_tokenizer
+from tokenizer_makers import byte_tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -439,14 +437,6 @@ def test_every_text_of_a_chat_counts_before_it_is_rendered(chat: dict[str, Any])
                 assert answer.json()["error"]["code"] == "context_length_exceeded"
 
     run(test)
-
-
-@pytest.mark.parametrize("make", [byte_tokenizer, byte_level_bpe, byte_fallback_bpe])
-def test_no_token_is_longer_than_the_longest(make: Callable[[], tokenizers.Tokenizer]) -> None:
-    """Or a text that fits would be refused by its length."""
-    tokenizer = Tokenizer(make())
-    lengths = [len((tokenizer.spelled(token) or b"").decode(errors="replace")) for token in range(tokenizer.vocab_size)]
-    assert max(lengths) <= tokenizer.longest_token
 
 
 def test_a_long_body_leaves_the_event_loop() -> None:

@@ -14,6 +14,7 @@ from uvicorn.server import ServerState
 from serving import run
 from sluice.http.app import create_app
 from sluice.http.base.backend import Backend
+from sluice.http.edge.one_by_one import OneByOne
 from sluice.http.edge.timeouts import TimeLimitedProtocol
 
 HEAD = b"GET /version HTTP/1.1\r\nHost: test\r\n"
@@ -41,8 +42,9 @@ async def connected(
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     config = uvicorn.Config(create_app(Backend()), log_config=None, lifespan="off", timeout_keep_alive=1000)
     config.load()
+    calls = OneByOne()
     server = await asyncio.get_running_loop().create_server(
-        lambda: protocol(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
+        lambda: protocol(config, ServerState(), {}, calls), "127.0.0.1", 0
     )
     async with server:
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())

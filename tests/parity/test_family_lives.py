@@ -16,6 +16,7 @@ import torch
 
 import tiny_families
 import tiny_models
+from parity.test_draft_models import with_every_draft
 from recording import RecordingRunner
 from slow import slow
 from sluice import LLM, SamplingParams
@@ -70,6 +71,33 @@ def mixed(folder: Path) -> list[list[int]]:
 
 def drafted(folder: Path) -> list[list[int]]:
     return generated(folder, PROMPTS, speculative_algorithm="ngram", speculative_num_steps=3, page_size=4)
+
+
+def guessed(folder: Path) -> list[list[int]]:
+    """Let the model draft for itself, with pages of the sizes of its own layers."""
+    drafting = {"speculative_algorithm": "draft-model", "speculative_draft_model": folder}
+    with LLM(folder, dtype="float64", page_size=4, max_total_tokens=512, **drafting) as llm:
+        drafter = with_every_draft(llm)
+        results = llm.generate([list(prompt) for prompt in PROMPTS], GREEDY)
+        assert drafter.accepted > 0.8 * drafter.drafted > 10
+        return [list(result.token_ids) for result in results]
+
+
+def from_tier(folder: Path, **options: Any) -> list[list[int]]:
+    """Take prompts from a tier that the pool has no room for together."""
+    with LLM(folder, dtype="float64", page_size=4, max_total_tokens=72, **options) as llm:
+        for _ in range(2):
+            results = [llm.generate([list(prompt)], GREEDY)[0] for prompt in PROMPTS]
+        assert all(result.num_host_tokens + result.num_disk_tokens > 0 for result in results)
+        return [list(result.token_ids) for result in results]
+
+
+def from_host(folder: Path) -> list[list[int]]:
+    return from_tier(folder, kv_host_bytes=1 << 20)
+
+
+def from_disk(folder: Path) -> list[list[int]]:
+    return from_tier(folder, kv_disk=folder / "pages", kv_disk_bytes=4 << 20)
 
 
 def with_engine(folder: Path, crash_after: int | None, **options: Any) -> list[list[int]]:
@@ -135,11 +163,14 @@ def sliced(folder: Path) -> list[list[int]]:
 
 
 LIVES: tuple[Life, ...] = (whole, chunked, cached, mixed, preempted, recovered, drafted, sliced)
+UNEQUAL = ("gemma4", "gemma4-31b")
+"""Families whose layers have keys and values of different sizes, which tiers and draft models keep, too."""
 CASES = [
     (family, life) if family == "gemma3" or life in (mixed, chunked) else slow(family, life)
     for family in tiny_families.FAMILIES
     for life in LIVES
 ]
+CASES += [(family, life) for family in UNEQUAL for life in (guessed, from_host, from_disk)]
 
 
 @pytest.fixture(scope="module")

@@ -210,3 +210,22 @@ def test_a_client_that_was_slow_does_not_delay_the_others() -> None:
         inbox.close()
 
     run(test)
+
+
+def test_the_requests_of_a_large_call_are_aborted_in_parts() -> None:
+    """To abort 2,000 at once takes a tenth of a second, in which no health check is answered."""
+
+    async def test() -> None:
+        sent: list[Message] = []
+        client = EngineClient(sent.append)
+        inbox = client.submit([replace(REQUEST, request_id=client.next_id()) for _ in range(3 * MAX_TOGETHER)])
+        sent.clear()
+        inbox.close()
+        assert len(sent) == MAX_TOGETHER
+        while client.num_open:
+            before = len(sent)
+            await asyncio.sleep(0)
+            assert len(sent) <= before + MAX_TOGETHER
+        assert {each.request_id for each in sent if isinstance(each, Abort)} == set(range(1, 3 * MAX_TOGETHER + 1))
+
+    run(test)

@@ -16,10 +16,12 @@ from sluice.kv.offload import OffloadLease
 from sluice.scheduler.offloading import awaits_loads
 from sluice.scheduler.request import Request
 from sluice.scheduler.scheduler import MOST_LOSSES
-from sluice.testing import ShadowRunner, ShadowTiers, resolved
+from sluice.testing import ShadowRunner, ShadowTiers, oracle, resolved
+from sluice.testing.laws import LawBroken
+from sluice.testing.laws.plans import selections_follow_from_positions
 from sluice.types import BatchPlan, Bound, ChunkSlice, FinishReason, Tier, TierLimits
 from tier_worlds import TierBench
-from worlds import Bench, SlowDisk, World, check_ends, enough_steps, limits_of, offload_of
+from worlds import VOCAB, Bench, SlowDisk, World, check_ends, enough_steps, limits_of, offload_of
 
 OFFLOAD = offload_of(load_cost=1.0)
 WORLD = World(
@@ -75,6 +77,31 @@ def test_a_policy_chooses_for_decodes_alone() -> None:
     base = next(part.base for part in slices if part.chunk.start == 56) // 4
     assert base >= 12
     assert found == {56: (False, 2 * (base + 1)), 57: (True, 2 * 2), 58: (True, 2 * 2)}
+
+
+def test_what_is_computed_again_is_decoded_again_where_a_policy_selects() -> None:
+    """As one chunk of a prompt it attended to everything: after the engine had died the stream went on differently."""
+    world = replace(WORLD, offload=replace(OFFLOAD, decode_blocks=1, decode_lag=1))
+    whole = oracle(prompt(57), resolved(9), vocab_size=VOCAB)
+    _, plans = served(world, Submit(0, prompt(57), resolved(9), output_ids=whole[:6], is_resumed=True))
+    done = [part for plan in plans for part in plan.slices if part.completes]
+    of_prompt = [part.chunk.end for part in done if not part.is_decode]
+    assert of_prompt[-1] == 57
+    assert [(part.chunk.start, part.chunk.length) for part in done if part.is_decode] == [(57 + i, 1) for i in range(8)]
+    assert all(part.base // 4 >= part.chunk.start // 4 - 1 for part in done if part.is_decode)
+
+
+def test_the_law_of_selections_bites() -> None:
+    runner = RecordingRunner(WORLD.shadow())
+    bench = Bench.of(replace(WORLD, offload=replace(OFFLOAD, decode_blocks=1, decode_lag=1)), runner)
+    bench.link.put(Submit(0, prompt(57), resolved(9)))
+    while not (runner.plans and any(part.is_decode for part in runner.plans[-1].slices)):
+        bench.engine.step()
+    plan, state = runner.plans[-1], bench.scheduler.state
+    selections_follow_from_positions(state, plan)
+    for wrong in (plan.slices[-1]._replace(is_decode=False), plan.slices[-1]._replace(base=0)):
+        with pytest.raises(LawBroken, match="law 21"):
+            selections_follow_from_positions(state, replace(plan, slices=(wrong,)))
 
 
 def test_decodes_beside_it_run_in_every_step() -> None:

@@ -312,7 +312,7 @@ def _offload(
     """Return how contexts longer than the device are served, if there is a tier for them."""
     shape, kv_sizes = memory.shape, memory.kv_sizes
     tier = offload_tier(config, shape.device.type)
-    if tier is None or spec.diffusion is not None:
+    if tier is None or spec.diffusion is not None or spec.unequal_kv:
         return None
     scheduler = config.scheduler.limits()
     sizes = Sizes(
@@ -363,6 +363,7 @@ def _info(
         config.scheduler.limits().itl_target,
         config.scheduler.limits().classes,
         0 if spec.diffusion is None else spec.diffusion.block_size,
+        frozenset(spec.media_token_ids),
     )
     cache = replace(config.cache, max_total_tokens=pool_tokens)
     offload_config = replace(config.offload, offload_above=None if offload is None else offload.limits.above)

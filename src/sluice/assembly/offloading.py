@@ -33,6 +33,9 @@ over steps by what it costs."""
 FLOPS_PER_BYTE = {"cpu": 150.0, "cuda": 8000.0}
 """FLOP of matrix products that a device does while it loads one byte of a stored page: some 300 GFLOP/s beside 2 GB/s
 that one thread reads and checks, and 200 TFLOP/s beside 25 GB/s."""
+DECODE_LAG = 4
+"""Most full pages before a decoded token that may not be stored yet where a sparse policy selects. Each is attended to,
+and with fewer of them a token waits for a slow tier more often."""
 MIN_WINDOW_PAGES = 2
 """Least pages of a window: one of the chunk, and one on its way to the tier."""
 LEAST_PART_TOKENS = 2048
@@ -97,6 +100,7 @@ def offload_limits(config: OffloadConfig, sizes: Sizes, costs: Costs) -> Offload
     of_chunk, of_token = pages * sizes.page_size * costs.pair, max(costs.pair, costs.load)
     group = _group_of(ring, sizes.page_size, sizes.step_tokens, block * of_chunk)
     pool = sizes.num_pages * sizes.page_size
+    lag = 0 if isinstance(policy, Full) else min(DECODE_LAG, pages)
     return OffloadLimits(
         above=pool if config.offload_above is None else min(config.offload_above, pool),
         tier=sizes.tier,
@@ -108,7 +112,8 @@ def offload_limits(config: OffloadConfig, sizes: Sizes, costs: Costs) -> Offload
         group_blocks=group.blocks,
         block_parts=group.parts,
         decode_group_blocks=_group_of(ring, sizes.page_size, sizes.step_tokens, block * of_token).blocks,
-        decode_blocks=-(-(policy.most_pages or 0) // ring.block_pages),
+        decode_blocks=0 if policy.most_pages is None else -(-(policy.most_pages + lag) // ring.block_pages),
+        decode_lag=lag,
         decode_from=policy.wide_layers,
         prefill_blocks=-(-(policy.most_prefill_pages or 0) // ring.block_pages) if policy.supports_prefill else 0,
         prefill_from=policy.least_prefill_tokens,
@@ -220,6 +225,7 @@ class OffloadSetup:
             limits.group_blocks,
             limits.group_of(is_decode=True).blocks,
             limits.block_parts,
+            limits.decode_lag,
         )
         return cls(limits, ring, policy_of(config, page_size, kernels), hidden_size)
 

@@ -95,7 +95,13 @@ def application(plan: FleetPlan, *, has_gpus: bool) -> Any:
         health_check_period_s=HEALTH_SECONDS,
         **common,
     )
-    ingress = serve.deployment(serve.ingress()(Ingress), name=INGRESS, ray_actor_options={"num_cpus": 0}, **common)
+    ingress = serve.deployment(
+        serve.ingress()(Ingress),
+        name=INGRESS,
+        num_replicas=plan.fleet.ingresses,
+        ray_actor_options={"num_cpus": 0},
+        **common,
+    )
     version, keyless = uuid.uuid4().hex, without_keys(plan)
     bound = [replica.bind(keyless, version)]
     if plan.fleet.prefill_replicas is not None:

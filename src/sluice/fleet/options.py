@@ -57,6 +57,7 @@ class FleetOptions:
     scale_down_seconds: float | None = option(
         None, "for how long fewer replicas must do before there is one less", unset="120", metavar="SECONDS"
     )
+    ingresses: int = option(1, "number of ingresses: what one that dies served continues at the others", positive=True)
     address: str | None = option(
         None,
         "Ray cluster to run on, as auto or HOST:6379",

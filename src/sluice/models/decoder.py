@@ -64,10 +64,11 @@ class Decoder(CausalLM):
     @classmethod
     def check_layout(cls, checkpoint: CheckpointConfig, layout: Layout) -> None:
         config = cls.read(checkpoint, torch.bfloat16)
-        if config.spec.unequal_kv and layout.size > 1:
+        reads_others = config.extra_size > 0 or any(plan.donor is not None for plan in config.layers)
+        if layout.pipeline_size > 1 and reads_others:
             raise CheckpointError(
-                f"{checkpoint.architecture} runs on one device alone, as its layers have keys and values of different"
-                " sizes: leave out --tp-size and --pp-size"
+                f"--pp-size {layout.pipeline_size}: this {checkpoint.architecture} runs in one stage, as its last"
+                " layers read keys and values, or embeddings, of the first ones: leave out --pp-size"
             )
         check_layout(config.spec, config.inner_size, layout)
 
@@ -139,8 +140,7 @@ class Decoder(CausalLM):
             x, delta = layer(x, delta, context, batch.logit_rows if number == last else None)
             yield
         if self.norm is None:
-            assert delta is not None, "a model whose layers add nothing later is not cut into stages"
-            return self.send(x, delta), states
+            return self.send(x, torch.zeros_like(x) if delta is None else delta), states
         return plain(sum_and_norm(x, delta, self.norm, self.ops)[1]), states
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ from sluice.types import FinishReason, Output, Submit
 Send = Callable[[Message], None]
 NO_ENGINE = "the engine died; another one is started"
 MAX_TOGETHER = 64
-"""Outputs of a call that are handled without a pause for the rest of the event loop."""
+"""Outputs of a call that are handled, or requests that are aborted, without a pause for the rest of the event loop."""
 
 
 class EngineGone(RuntimeError):
@@ -386,6 +386,9 @@ class Inbox:
         return outputs
 
     def close(self) -> None:
-        """Abort the requests that have not ended."""
-        for request_id in self.request_ids:
+        """Abort the requests that have not ended, those of a call of thousands in parts of `MAX_TOGETHER`."""
+        for request_id in self.request_ids[:MAX_TOGETHER]:
             self._client.abort(request_id, FinishReason.ABORT)
+        del self.request_ids[:MAX_TOGETHER]
+        if self.request_ids:
+            asyncio.get_running_loop().call_soon(self.close)

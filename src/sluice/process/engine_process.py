@@ -50,8 +50,9 @@ from sluice.types.faults import Fault, FaultKind, of_engine, parse_faults
 EXIT_FAILED = 3
 """Exit status after the reason was sent as `Failed`."""
 PR_SET_PDEATHSIG = 1
-YOUNG_OBJECTS = 10_000
-"""New objects after which the garbage collector looks at them. Its every hundredth look is at all objects."""
+COLLECTIONS = (2_000, 10, 1_000)
+"""When the garbage collector looks: at the youngest objects after so many new ones, each tenth time also at those that
+it saw once, 20 ms at most, and each thousandth time of these at all. With thousands of calls that takes 0.1 s."""
 SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC}
 
 Factory = Callable[[Start, ZmqLink], tuple[Engine, Ready]]
@@ -220,7 +221,7 @@ def freeze_gc() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
+    gc.set_threshold(*COLLECTIONS)
 
 
 def die_with_parent() -> None:

@@ -112,8 +112,11 @@ class Offloaded:
             return AddResult.NO_TOKEN
         lease = None
         if not adder.tier_is_full:
-            length = request.prompt_len + request.max_tokens
-            lease = kv.offload.open(request.tokens, request.cacheable, length, request.extra_key)
+            length, cacheable = request.prompt_len + request.max_tokens, request.cacheable
+            if kv.offload.limits.decode_lag and not kv.offload.limits.selects_ahead:
+                # The policy needs the keys of all pages, which a chunk of the prompt shows it.
+                cacheable = min(cacheable, request.prompt_len - 1)
+            lease = kv.offload.open(request.tokens, cacheable, length, request.extra_key)
         if lease is None:
             adder.tier_is_full = True
             adder.note(Bound.TIER_PAGES)

@@ -83,7 +83,8 @@ def begin_next(state: SchedulerState, limits: OffloadLimits, batch: BatchBuilder
 
 
 def is_prefill(request: Request) -> bool:
-    """Return whether its next chunk is of its prompt, or of the tokens it had when it was admitted again."""
+    """Return whether its next chunk is of its prompt, or of the tokens it had when it was admitted again, unless these
+    are decoded again."""
     return request.scheduled < request.prefill_end
 
 
@@ -108,11 +109,16 @@ def next_request(
 
 def length_of(state: SchedulerState, limits: OffloadLimits, request: Request) -> int:
     """Return the tokens of its next chunk: as many as the window has room for, cut on a page boundary or not at all,
-    since the window, chunks and cached prefixes are whole pages."""
-    size, start = state.kv.page_size, request.scheduled
-    length = min(request.extend_len, limits.chunk_tokens, lease_of(request).end_of_window * size - start)
+    since the window, chunks and cached prefixes are whole pages. 0: it waits until more of its pages are stored."""
+    size, start, lease = state.kv.page_size, request.scheduled, lease_of(request)
+    wanted = request.extend_len
+    if limits.decode_lag and is_prefill(request):
+        wanted = request.prefill_end - start
+    elif limits.decode_lag:
+        wanted = min(wanted, 1) if lease.stored >= start // size - limits.decode_lag else 0
+    length = min(wanted, limits.chunk_tokens, lease.end_of_window * size - start)
     # Forced tokens begin anywhere in a page.
-    return length if length == request.extend_len else length - (start + length) % size
+    return length if length == wanted else length - (start + length) % size
 
 
 def waits_for_drafts(state: SchedulerState, request: Request) -> bool:
@@ -127,7 +133,9 @@ def drafter_for(state: SchedulerState, request: Request) -> Drafter | None:
     reads the device, and nothing that is behind it. Where a chunk attends to a selection of blocks, it is that of its
     first token, so drafts would change what the others attend to."""
     drafter = state.drafter
-    if drafter is None or drafter.in_runner or is_prefill(request) or state.kv.offload.limits.decode_blocks:
+    if drafter is None or drafter.in_runner or is_prefill(request):
+        return None
+    if state.kv.offload.limits.decode_blocks or state.kv.offload.limits.decode_lag:
         return None
     return drafter
 

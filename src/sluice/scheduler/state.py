@@ -189,6 +189,8 @@ class SchedulerState:
     def start_offloaded(self, request: Request, lease: OffloadLease) -> None:
         """Move a request from WAITING to OFFLOADED, with a slot."""
         self._seat(request, lease)
+        if self.kv.offload.limits.decode_lag:
+            request.prefill_end = min(request.prefill_end, request.prompt_len)
         request.status = Status.OFFLOADED
         self.offloaded[request.id] = request
         self.opened_further(request, lease)
@@ -201,7 +203,10 @@ class SchedulerState:
 
     def force(self, request: Request) -> None:
         """Note that a request was brought several tokens at once, and move it from DECODING to FORCED: all its tokens
-        are prefill until they are planned."""
+        are prefill until they are planned. Those of an offloaded request are decoded one by one where decoded tokens
+        attend to a selection."""
+        if request.status is Status.OFFLOADED and self.kv.offload.limits.decode_lag:
+            return
         request.prefill_end = len(request.tokens)
         if request.status is Status.DECODING:
             assert not request.pending, f"request {request.id} was brought several tokens and {request.pending} pend"

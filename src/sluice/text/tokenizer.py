@@ -76,11 +76,6 @@ class Tokenizer:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @cached_property
-    def longest_token(self) -> int:
-        """Characters of the longest token in the vocabulary; at least as many as its text has."""
-        return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
-
-    @cached_property
     def num_special_before(self) -> int:
         """Number of special tokens that `encode` puts before a text."""
         return sum(1 for _ in takewhile(self.is_special, self.encode("a")))

@@ -67,6 +67,8 @@ class Limits:
     """Priority classes, from the most urgent to the least; empty where requests are not ordered by deadline."""
     block_size: int = 0
     """Tokens that a model of block diffusion fills in at a time; 0: it generates token by token."""
+    media_token_ids: frozenset[int] = frozenset()
+    """Tokens that stand for images and sound, which the engine does not take."""
 
     @property
     def max_request_tokens(self) -> int:
@@ -156,12 +158,14 @@ class Limits:
         if sampling.min_tokens > room:
             what = f"prompt of {len(prompt)} tokens + min_tokens {sampling.min_tokens}"
             raise self._too_long(what, len(prompt) + sampling.min_tokens, "min_tokens")
-        biased = [token for token, _ in sampling.logit_bias]
         named = {"stop_token_ids": sampling.stop_token_ids, "logprob_token_ids": sampling.logprob_token_ids}
-        for param, ids in {"logit_bias": biased, **named}.items():
-            if ids and max(ids) >= self.vocab_size:
+        highest = {param: max(ids) for param, ids in named.items() if ids}
+        if sampling.logit_bias:
+            highest["logit_bias"] = max(sampling.logit_bias)[0]  # pairs, of which the first number decides
+        for param, token in highest.items():
+            if token >= self.vocab_size:
                 raise LimitError(
-                    f"token id {max(ids)} in {param} is outside the vocabulary: ids are 0 to {self.vocab_size - 1}",
+                    f"token id {token} in {param} is outside the vocabulary: ids are 0 to {self.vocab_size - 1}",
                     param=param,
                 )
         return room
@@ -262,6 +266,13 @@ class Limits:
                     f"token id {token} in the prompt is outside the vocabulary: ids are 0 to {self.vocab_size - 1}",
                     param="prompt",
                 )
+        if not self.media_token_ids.isdisjoint(prompt):
+            token = next(token for token in prompt if token in self.media_token_ids)
+            raise LimitError(
+                f"token id {token} in the prompt stands for an image or for sound, which this engine does not take",
+                param="prompt",
+                code="unsupported",
+            )
 
     def _too_long(self, what: str, length: int, param: str) -> LimitError:
         """Return the error of a request of `length` tokens, prompt and output together."""

@@ -201,6 +201,10 @@ class OffloadLimits:
     decode_from: int = 0
     """First of the layers in which a decoded token attends to `decode_blocks`, and a chunk of a prompt to
     `prefill_blocks`. Those before attend to all."""
+    decode_lag: int = 0
+    """Most full pages before a decoded token that may not be on the tier yet, where decoded tokens attend to a
+    selection: it is made of the pages before these, so that it depends on the position alone, and tokens that are
+    computed again are decoded one by one, as they were. 0: they attend to all."""
     prefill_blocks: int = 0
     """Most blocks that a chunk of a prompt attends to, if it has `prefill_from` tokens at least; 0: all."""
     prefill_from: int = 0

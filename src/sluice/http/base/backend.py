@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sluice.assembly.explain import Setting
-from sluice.http.base.errors import RETRY_SECONDS, ApiError, unavailable
-from sluice.http.base.model_names import with_tag
+from sluice.http.base.errors import RETRY_SECONDS, ApiError, shown, unavailable
+from sluice.http.base.model_names import is_same
 from sluice.http.base.progress import PromptQueries
 from sluice.process.client import EngineClient
 from sluice.process.engine_state import LOADING, SLEEPING, EngineState
@@ -57,11 +57,10 @@ class Service:
         Raises:
             ApiError: 404.
         """
-        names = {with_tag(own) for own in self.models}
-        if model is not None and with_tag(model) not in names:
+        if model is not None and not any(is_same(model, own) for own in self.models):
             raise ApiError(
                 404,
-                f"the model {model!r} does not exist; this server has {' and '.join(map(repr, self.models))}",
+                f"the model {shown(model)} does not exist; this server has {' and '.join(map(repr, self.models))}",
                 param="model",
                 code="model_not_found",
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +17,7 @@ from sluice.http.base.framing import Framing
 from sluice.http.base.heartbeats import PROGRESS_SECONDS, SILENT_SECONDS, Heartbeats
 from sluice.http.base.progress import Progress
 from sluice.http.base.turns import Turns, fragments, in_turns, pieces
+from sluice.http.call.event_ids import EventIds
 from sluice.http.call.generation import Generation, Usage
 from sluice.text.text_stream import Piece
 from sluice.types import FinishReason
@@ -99,7 +100,7 @@ async def events(
         ApiError: as `Generation.pieces`, before the first event.
     """
     is_open = has_begun = False
-    framing = answer.framing
+    framing, ids = answer.framing, generation.event_ids()
     every = PROGRESS_SECONDS if generation.shows_progress else SILENT_SECONDS
     try:
         with generation, heartbeats.watch(generation.wake, every) as silence:
@@ -110,14 +111,14 @@ async def events(
                 data, is_last = b"", True
                 if arrived:
                     openings = [] if is_open else map(answer.opening, range(len(generation.choices)))
-                    contents = itertools.chain(itertools.chain.from_iterable(openings), answer.chunks(arrived))
-                    made = pieces(framing.frames(contents))
+                    made = pieces(_frames(answer, itertools.chain.from_iterable(openings), arrived, ids))
                     data, is_last = next(made)
+                    is_open = True
                 if not data and silence.is_due:
                     progress = await generation.progress() if generation.shows_progress and not is_open else None
                     data = framing.heartbeat(answer.waiting(progress))
                 elif data:
-                    is_open, silence.every = True, SILENT_SECONDS
+                    silence.every = SILENT_SECONDS
                 if data:
                     has_begun = True
                     heartbeats.sent(silence)
@@ -125,11 +126,36 @@ async def events(
                 if not is_last:
                     async for data in in_turns(turns, made):
                         yield data
-            yield b"".join(framing.frames(answer.closing(generation.usage()))) + framing.done
+            if ids is None:
+                yield b"".join(framing.frames(answer.closing(generation.usage()))) + framing.done
+            else:
+                last = b"".join(ids.frames(framing, answer.closing(generation.usage())))
+                ids.ended()
+                yield last + framing.done
     except ApiError as error:
         if not has_begun:
             raise
         yield b"".join(framing.frames(framing.failure(error)))
+
+
+def _frames(
+    answer: Answer,
+    openings: Iterable[msgspec.Struct],
+    arrived: Sequence[tuple[int, Piece]],
+    ids: EventIds | None,
+) -> Iterator[bytes]:
+    """Yield the frames of what comes before the first token and of what arrived, with their ids if they have some.
+
+    Raises:
+        ApiError: as `EventIds`.
+    """
+    if ids is None:
+        yield from answer.framing.frames(itertools.chain(openings, answer.chunks(arrived)))
+        return
+    yield from ids.frames(answer.framing, openings)
+    for each in arrived:
+        ids.took([each[1]])
+        yield from ids.frames(answer.framing, answer.chunks([each]))
 
 
 class Streamed(StreamingResponse):

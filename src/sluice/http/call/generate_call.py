@@ -17,6 +17,7 @@ from msgspec import Meta
 from sluice import types
 from sluice.http.base.body import are_ids, kind_of
 from sluice.http.base.errors import ApiError, bad_request, require
+from sluice.http.call.event_ids import EventId
 from sluice.http.call.fill_in import Fill
 from sluice.text.chat_template import RenderOptions
 from sluice.text.constraints.shapes import Shape
@@ -141,6 +142,8 @@ class GenerateCall(Generic[F]):
     include_usage: bool = False
     include_progress: bool = False
     """A stream says how far the prompts are read."""
+    include_event_ids: bool = False
+    """Events of a stream have ids (`event_ids`)."""
     continuous_usage: bool = False
     """Every event of a stream has the usage so far."""
     given: frozenset[str] = frozenset()
@@ -191,6 +194,8 @@ class Settled(NamedTuple):
     """What the answers must look like, with their tools."""
     grammar: str = ""
     """Grammar of that shape."""
+    last_event: EventId | None = None
+    """The last event of the stream that the client has; None: it asks for all of it."""
 
 
 def names_of(kind: type[SamplingFields], place: str = "") -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from starlette.requests import Request
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from sluice.http.base.auth import SENT_KEY, client_of
 from sluice.http.base.backend import Backend, Service
 from sluice.http.base.body import BodyReader
-from sluice.http.base.errors import CLIENT_LEFT
+from sluice.http.base.errors import CLIENT_LEFT, require
 from sluice.http.base.heartbeats import Heartbeats
 from sluice.http.base.isolation import CacheIsolation
 from sluice.http.base.tokenizer_threads import Check, TokenizerThreads
@@ -20,6 +20,7 @@ from sluice.http.base.turns import Turns
 from sluice.http.call.answers import Answer, WholeAnswer, event_stream, json_response, unless_disconnected, whole
 from sluice.http.call.constraint_fields import grammar_of
 from sluice.http.call.embeddings import EmbedAnswer, embedded
+from sluice.http.call.event_ids import HEADER, EventId
 from sluice.http.call.generate_call import GenerateCall, Settled
 from sluice.http.call.generation import Generation, shape_of_answer
 from sluice.http.call.samples import samples
@@ -83,7 +84,10 @@ class CallHandler:
             marker: as in `BodyReader.read`.
         """
         call, extra_key, service = await self.accepted(request, parse, marker)
+        last_event = _last_event(request, call)
         sampling = service.sampling_defaults.fill(call.sampling, call.given)
+        if last_event is not None and sampling.seed is None:
+            sampling = replace(sampling, seed=last_event.seed)
         check_readable(call.tools, service.replies)
         came_at = service.client.now()
 
@@ -93,7 +97,7 @@ class CallHandler:
             if shape is not None and not call.is_empty:
                 grammar = await grammar_of(self.checker, shape, client_of(request.scope))
             self.bodies.check_ignored()
-            settled = Settled(sampling, extra_key, shape, grammar)
+            settled = Settled(sampling, extra_key, shape, grammar, last_event)
             generation = await self._prepared(service, call, settled, prompts, came_at)
             answer = make_answer(call, generation)
             if call.fields.stream:
@@ -211,6 +215,23 @@ class CallHandler:
         """
         api_key, param = request.scope.get(SENT_KEY, b""), call.names.get("cache_salt", "cache_salt")
         return self.isolation.salt(call.terms.cache_salt, api_key, param=param)
+
+
+def _last_event(request: Request, call: GenerateCall[Any]) -> EventId | None:
+    """Return the last event that the client has of a stream; None: it asks for all of it.
+
+    Raises:
+        ApiError: 400, the header is no such id, or the call has none.
+    """
+    text = request.headers.get(HEADER, "")
+    if not text:
+        return None
+    message = (
+        "Last-Event-ID continues a stream whose events have ids: send the body that it began with, with stream: true"
+        " and stream_options.include_event_ids: true"
+    )
+    require(call.include_event_ids, message, param=HEADER)
+    return EventId.of(text)
 
 
 async def while_client_is_there(request: Request, work: Awaitable[Response]) -> Response:

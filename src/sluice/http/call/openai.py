@@ -52,6 +52,8 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """vLLM's addition, which its benchmarks and guidellm use."""
     include_progress: bool | None = None
     """Ours: events say how far the prompts are read."""
+    include_event_ids: bool | None = None
+    """Ours: events have ids, by which the client may ask for the rest of a stream that was cut."""
 
 
 class OpenAIFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
@@ -247,6 +249,9 @@ def _call(fields: B, params: SamplingParams, **others: Any) -> GenerateCall[B]:
     options = (fields.stream_options if fields.stream else None) or StreamOptions()
     message = "stream_options.continuous_usage_stats is only allowed with include_usage: true"
     require(bool(options.include_usage) or not options.continuous_usage_stats, message, param="stream_options")
+    is_one = params.n == 1 and len(others["prompts"]) == 1
+    message = "stream_options.include_event_ids is only allowed in a call of one choice: one prompt, and n: 1"
+    require(is_one or not options.include_event_ids, message, param="stream_options")
     return GenerateCall(
         fields=fields,
         sampling=params,
@@ -257,6 +262,7 @@ def _call(fields: B, params: SamplingParams, **others: Any) -> GenerateCall[B]:
         text=TextOptions(fields.skip_special_tokens, fields.include_stop_str_in_output),
         include_usage=bool(options.include_usage),
         include_progress=bool(options.include_progress),
+        include_event_ids=bool(options.include_event_ids),
         continuous_usage=bool(options.continuous_usage_stats),
         **others,
     )

@@ -24,8 +24,6 @@ from sluice.http.call.template_fields import TemplateFields, conversation_of
 from sluice.http.call.tools import MAX_TOOLS, TOOL_SCHEMA, ToolFields, tools_of
 from sluice.text.tokenizer import TokenizerError, TokenizerUnavailable
 
-SLACK = 4
-"""Characters that may become one before they are cut into tokens (Unicode's composed forms)."""
 CHARACTERS_PER_TOKEN = 16
 """Most characters of a text for each token of the longest request. Texts of words have three to five."""
 FREE_CHARACTERS = 1 << 14
@@ -123,7 +121,7 @@ def _filled(service: Service, prompt: str, fill: Fill) -> str:
 def _check_length(service: Service, prompt: Prompt, param: str) -> None:
     """Refuse a text that is too long however it is cut into tokens: to count those of 30 MB takes many seconds."""
     length, tokens = _characters(prompt), service.limits.max_request_tokens
-    most = max(tokens * min(SLACK * service.tokenizer.longest_token, CHARACTERS_PER_TOKEN), FREE_CHARACTERS)
+    most = max(tokens * CHARACTERS_PER_TOKEN, FREE_CHARACTERS)
     if length > most:
         raise bad_request(
             f"the prompt has {length} characters; for the {tokens} tokens that a request may have, at most {most} are"

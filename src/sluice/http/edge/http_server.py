@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from sluice.http.edge.connections import MOST_CONNECTIONS, REFUSED, Acceptor
+from sluice.http.edge.one_by_one import OneByOne
 from sluice.http.edge.timeouts import RefusedProtocol, TimeLimitedProtocol
 
 STALL_TICKS = 100
@@ -35,6 +36,8 @@ class HttpServer(uvicorn.Server):
         self._limit = limit
         self._tls = tls
         self._acceptors: list[Acceptor] = []
+        self._calls = OneByOne()
+        """Begins calls on connections that are open."""
 
     @classmethod
     def of(cls, app: ASGIApp, limit: int = MOST_CONNECTIONS, tls: ssl.SSLContext | None = None) -> Self:
@@ -67,7 +70,7 @@ class HttpServer(uvicorn.Server):
 
     def _protocol(self, is_refused: bool) -> TimeLimitedProtocol:
         kind = RefusedProtocol if is_refused else TimeLimitedProtocol
-        return kind(config=self.config, server_state=self.server_state, app_state={REFUSED: is_refused})
+        return kind(self.config, self.server_state, {REFUSED: is_refused}, self._calls)
 
     async def on_tick(self, counter: int) -> bool:
         if counter % STALL_TICKS == 0:

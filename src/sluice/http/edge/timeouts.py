@@ -7,12 +7,17 @@ import asyncio
 import fcntl
 import sys
 import termios
+from functools import partial
+from typing import Any
 
 import h11
 import msgspec
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from sluice.http.base.errors import bad_request
+from sluice.http.edge.one_by_one import CALL, OneByOne
 
 HEAD_SECONDS = 20.0
 """Seconds for the head of a request, from the connection or from its first byte on. A body has its own limit
@@ -41,12 +46,37 @@ class TimeLimitedProtocol(H11Protocol):
     """Bytes of an answer in this process and in the kernel when `check_stall` was called, and since when they are as
     many."""
     _unsent_since = 0.0
+    _early: bytearray | None = None
+    """What has arrived of a call that has not begun."""
+
+    def __init__(
+        self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any], calls: OneByOne
+    ) -> None:
+        super().__init__(config, server_state, app_state)
+        self._calls = calls
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head_timer = self.loop.call_later(self.head_seconds, transport.close)
 
     def data_received(self, data: bytes) -> None:
+        if self._early is not None:
+            self._early += data
+        elif data.startswith(CALL) and self.conn.their_state is h11.IDLE:
+            self._unset_keepalive_if_required()
+            self._early = bytearray(data)
+            self.flow.pause_reading()
+            self._calls.add(self._begin_call)
+        else:
+            self._received(data)
+
+    def _begin_call(self) -> None:
+        data, self._early = bytes(self._early or b""), None
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            self._received(data)
+
+    def _received(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._cancel_head_timer()
@@ -79,7 +109,10 @@ class TimeLimitedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_head_timer()
         self._cancel_body_timer()
-        super().connection_lost(exc)
+        if self.cycle is None or self.cycle.response_complete:
+            super().connection_lost(exc)
+        else:  # the end of a call takes as long as its beginning, and thousands of clients may leave at once
+            self._calls.add(partial(super().connection_lost, exc))
 
     def check_stall(self, now: float) -> None:
         """Close the connection if its client has taken nothing for too long. To be called now and then.

@@ -48,6 +48,8 @@ class OffloadedContext:
     """Work items that are planned."""
     step: int = 0
     """The step that began the chunk."""
+    border: int | None = None
+    """Pages at the beginning that the policy selects from, and the others are attended to; None: all."""
     unseen: int = 0
     """Pages at the beginning whose keys the policy has not been given, although it wants them."""
 
@@ -164,7 +166,9 @@ class OffloadedAttention(Attention):
         selects = policy.selects_for(context.num_tokens, is_decode=context.is_decode)
         if layer < policy.wide_layers or not selects:
             return range(len(context.pages))
-        return policy.select(context.slot, layer, len(context.pages), q)
+        border = len(context.pages) if context.border is None else context.border
+        selected = policy.select(context.slot, layer, border, q) if border else ()
+        return (*selected, *range(border, len(context.pages)))
 
     def _give_unseen(self, layer: int, group: Sequence[LoadedBlock]) -> None:
         """Give the policy the keys of pages of a cached prefix."""

@@ -49,6 +49,8 @@ class RingShape:
     """`most_blocks` for a decoded token."""
     block_parts: int = 1
     """Parts of a block that are attended to in a call each, where a call has one block; not for decoded tokens."""
+    decode_lag: int = 0
+    """Full pages before a decoded token that the policy does not select from (`OffloadLimits.decode_lag`)."""
 
     @property
     def group_blocks(self) -> int:
@@ -237,6 +239,7 @@ class Offloader:
             items=self._items(part, len(stored)),
             step=step,
             unseen=self._unseen[part.chunk.slot],
+            border=min(len(stored), self._border(part)),
         )
 
         @torch.inference_mode()
@@ -277,6 +280,11 @@ class Offloader:
             self._half_done.forward.cancel()
             self._half_done = None
         self._reader.abandon()
+
+    def _border(self, part: ChunkSlice) -> int:
+        """Return the pages that the policy may select from: of a decoded token, a function of its position."""
+        lag = self._shape.decode_lag if part.is_decode else 0
+        return max(0, part.chunk.start // self._state.shape.page_size - lag)
 
     def _items(self, part: ChunkSlice, num_pages: int) -> WorkItems:
         """Return the work items of a chunk that attends to so many pages on the tier."""

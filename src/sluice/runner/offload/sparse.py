@@ -82,7 +82,8 @@ class SparsePolicy(ABC):
         """Return the pages that a chunk attends to in a layer, in ascending order: one at least.
 
         Args:
-            num_pages: pages of the context that are on the tier.
+            num_pages: pages that it selects from, from the context's beginning: of a decoded token a number that
+                follows from its position. Those behind are attended to.
             q: [tokens, heads, head_dim], after rotary embedding; None if the policy `foresees`.
         """
 

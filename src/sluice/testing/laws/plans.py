@@ -29,6 +29,7 @@ def check_plan(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan, 
     drafts_are_few(state, limits, plan)
     offloaded_work_is_paid_for(state, limits, plan)
     layers_are_well_formed(limits, plan)
+    selections_follow_from_positions(state, plan)
 
 
 def is_prefill(state: SchedulerState, chunk_start: int, request_id: int) -> bool:
@@ -140,7 +141,9 @@ def chunks_are_well_formed(state: SchedulerState, limits: SchedulerLimits, plan:
         asked = tuple(request.tokens[chunk.start + 1 : end + 1]) if request.prompt_logprobs_sent < end else ()
         if chunk.targets != asked:
             raise LawBroken(f"law 8: {chunk} should have the targets {asked}")
-        if not (is_last or chunk.end % (state.kv.page_size if chunk in of_pages else cut) == 0):
+        # Law 21 says where chunks end behind a prompt whose decoded tokens attend to a selection.
+        selects = chunk in of_pages and state.kv.offload.limits.decode_lag > 0 and chunk.end >= request.prompt_len
+        if not (is_last or selects or chunk.end % (state.kv.page_size if chunk in of_pages else cut) == 0):
             raise LawBroken(f"law 8: {chunk} is cut inside {cut} tokens of a page of {state.kv.page_size}")
 
 
@@ -232,6 +235,18 @@ def layers_are_well_formed(limits: SchedulerLimits, plan: BatchPlan) -> None:
             raise LawBroken(f"law 8: {each} of a model of {limits.num_layers} layers")
         if each.chunk.length > limits.sliced_chunk_size:
             raise LawBroken(f"law 7: {each} is longer than {limits.sliced_chunk_size} tokens")
+
+
+def selections_follow_from_positions(state: SchedulerState, plan: BatchPlan) -> None:
+    """21. Where decoded tokens attend to a selection, each token behind a prompt is a chunk of its own that selects,
+    also when it is computed again, and no more full pages before it than `decode_lag` are not on the tier."""
+    lag, size = state.kv.offload.limits.decode_lag if plan.slices else 0, state.kv.page_size
+    for each in offloaded(plan) if lag else ():
+        start, end = state.requests[each.chunk.request_id].prompt_len, each.chunk.end
+        if each.is_decode and not (each.chunk.length == 1 and each.base // size >= each.chunk.start // size - lag):
+            raise LawBroken(f"law 21: {each} selects by more than its position")
+        if not each.is_decode and end > start:
+            raise LawBroken(f"law 21: {each} of a prompt of {start} tokens attends to all")
 
 
 def cost_of_slice(state: SchedulerState, each: ChunkSlice) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sluice.http.base.backend import Service
-from sluice.http.base.model_names import with_tag
+from sluice.http.base.model_names import is_same
 
 
 def served_name(service: Service, name: str) -> str:
@@ -12,6 +12,6 @@ def served_name(service: Service, name: str) -> str:
     Raises:
         ApiError: 404, it is another model.
     """
-    found = next((own for own in service.models if with_tag(own) == with_tag(name)), name)
+    found = next((own for own in service.models if is_same(name, own)), name)
     service.check_model(found)
     return found
