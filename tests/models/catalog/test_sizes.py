@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import transformers
+from safetensors.torch import load_file
 
+import tiny_families
 from any_checkpoint import any_checkpoint
 from sluice import LLM, cli
 from sluice.models.catalog.estimate import Estimate, gigabytes
@@ -28,6 +32,17 @@ def test_the_memory_is_that_of_a_loaded_model(quantization: str) -> None:
     copied = 2 * estimate.sizes.table if quantization == "none" else 0
     assert loaded >= estimate.weights_bytes - copied, "some processors need no copy of the embedding"
     assert estimate.sizes.token_bytes == token_bytes
+
+
+@pytest.mark.parametrize("make", [tiny_families.gemma4, tiny_families.gemma4_31b])
+def test_layers_that_differ(make: Callable[[], transformers.PreTrainedModel], tmp_path: Path) -> None:
+    """Half of Gemma 4 E2B is tables of which a token needs a row, and most of its layers have no KV."""
+    make().save_pretrained(tmp_path)
+    sizes = ModelSizes.read(tmp_path)
+    with LLM(tmp_path, max_total_tokens=64, dtype="bfloat16") as llm:
+        assert sizes.token_bytes == llm.info.kv_sizes.token_bytes
+    matrices = (weight for name, weight in load_file(tmp_path / "model.safetensors").items() if weight.dim() == 2)
+    assert sizes.stored == sum(weight.numel() for weight in matrices)
 
 
 def test_bytes_of_numbers_are_those_of_loaded_models() -> None:

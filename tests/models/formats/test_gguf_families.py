@@ -13,14 +13,19 @@ import torch
 
 import tiny_families
 import tiny_models
+from compiled import library
 from gguf_makers import write_gguf
 from models.formats.loading import assert_same, load
 from paged_model import chunked_logits
+from slow import slow
+from sluice.kernels.cpu.library import Kernels
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.decoder import Decoder
 from sluice.models.hub import resolve_checkpoint
+from sluice.models.packers import NativePacker
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+NATIVE = NativePacker(Kernels(library(), library().best(), 1))
 PROMPTS = (tiny_models.prompt(30), tiny_models.prompt(5, 1))
 GEMMA3: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -139,14 +144,20 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
 
 
+def tensors_of(family: str) -> dict[str, np.ndarray]:
+    """Return what a converter writes beside the weights."""
+    factors = {f"rope_factors_{name}.weight": np.array(each, dtype=np.float32) for name, each in FACTORS.items()}
+    return {"phi4-mini": factors, "gemma4": ROTATED_HALF, "gemma4-31b": ROTATED_HALF}.get(family, {})
+
+
 @pytest.mark.parametrize("family", CASES)
 def test_files_hold_what_the_checkpoint_does(family: str, tmp_path: Path) -> None:
     """A norm that is added to 1 twice, rows in another order, or a factor that is not read still gives fluent text."""
     make, sizes, fields = CASES[family]
     make(**(SIZES | sizes)).save_pretrained(tmp_path / "source")
-    factors = {f"rope_factors_{name}.weight": np.array(each, dtype=np.float32) for name, each in FACTORS.items()}
-    tensors = {"phi4-mini": factors, "gemma4": ROTATED_HALF, "gemma4-31b": ROTATED_HALF}.get(family, {})
-    path, plain = write_gguf(tmp_path / "source", tmp_path / "model.gguf", "Q8_0", fields=fields, tensors=tensors)
+    path, plain = write_gguf(
+        tmp_path / "source", tmp_path / "model.gguf", "Q8_0", fields=fields, tensors=tensors_of(family)
+    )
     ours, theirs = (load(folder, dtype="float32") for folder in (resolve_checkpoint(str(path)), plain))
     assert_same(ours, theirs)
     assert isinstance(ours, Decoder)
@@ -155,6 +166,22 @@ def test_files_hold_what_the_checkpoint_does(family: str, tmp_path: Path) -> Non
     found, expected = (chunked_logits(model, PROMPTS, page_size=4, seed=0) for model in (ours, theirs))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", [name if name in ("gemma4", "phi3") else slow(name) for name in CASES])
+def test_matrices_are_multiplied_as_they_are_stored(family: str, tmp_path: Path) -> None:
+    """By the kernels, near what the same numbers give in float32: one matrix for gate and up is two parts to them."""
+    make, sizes, fields = CASES[family]
+    make(**(SIZES | sizes)).save_pretrained(tmp_path / "source")
+    path, plain = write_gguf(
+        tmp_path / "source", tmp_path / "model.gguf", "Q8_0", fields=fields, tensors=tensors_of(family)
+    )
+    ours = load(resolve_checkpoint(str(path)), dtype="bfloat16", packer=NATIVE)
+    assert ours.spec.quantization.startswith("blocks")
+    found = chunked_logits(ours, PROMPTS, page_size=4, seed=0)
+    expected = chunked_logits(load(plain, dtype="float32"), PROMPTS, page_size=4, seed=0)
+    for one, other in zip(found, expected, strict=True):
+        assert float((one.float() - other).norm() / other.norm()) < 0.3
 
 
 def test_qwen3_vl_is_a_qwen3(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import tiny_families
 import tiny_models
 from drafted import DraftedWorld
 from ranks import FakeGrammar, answer_of, running
@@ -34,6 +35,7 @@ GRAMMAR = FakeGrammar(tiny_models.VOCAB_SIZE)
 FAMILIES: dict[str, Callable[..., Any]] = {
     "llama": tiny_models.llama,
     "gpt2": lambda: tiny_models.gpt2(n_embd=32, n_head=4),
+    "layers of two sizes": tiny_families.gemma4_31b,
 }
 MODES: dict[str, dict[str, Any]] = {
     "mixed": {},
@@ -49,6 +51,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 CASES = [
     *(("llama", "mixed", TP), ("llama", "lookahead", PP), ("llama", "host tier", BOTH), ("gpt2", "mixed", BOTH)),
+    ("layers of two sizes", "host tier", BOTH),
     *(slow("llama", "preemption", layout) for layout in NAMES),
     *(slow("llama", mode, BOTH) for mode in MODES if mode not in ("preemption", "host tier")),
     *(slow("gpt2", "mixed", layout) for layout in (TP, PP)),

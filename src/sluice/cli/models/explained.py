@@ -36,13 +36,15 @@ def model_facts(config: EngineConfig) -> list[Fact]:
     except SizesError as error:
         return [Fact("weights_bytes", None, "-", f"not known: {error}")]
     sizes = estimate.sizes
+    are_equal = sizes.kv == 2 * sizes.layers * sizes.kv_heads * sizes.head_dim
+    heads = f" of {sizes.kv_heads} KV heads of {sizes.head_dim}" if are_equal else " of different sizes"
     facts = [
         Fact("weights_bytes", round(estimate.weights_bytes), gigabytes(estimate.weights_bytes), how),
         Fact(
             "kv_token_bytes",
             sizes.token_bytes,
             gigabytes(sizes.token_bytes),
-            f"KV of a token in 16 bits: {sizes.layers} layers of {sizes.kv_heads} KV heads of {sizes.head_dim}",
+            f"KV of a token in 16 bits: {sizes.layers} layers{heads}",
         ),
     ]
     facts.append(

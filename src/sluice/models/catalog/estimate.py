@@ -52,7 +52,7 @@ class Estimate:
         layer, table = NUMBER_SIZES[self.quantization]
         tables = self.sizes.stored - self.sizes.weights + self.sizes.table
         if self.quantization == "none":
-            tables = 2 * self.sizes.table
+            tables = 2 * self.sizes.table + self.sizes.lookups
         return (self.sizes.weights - self.sizes.table) * layer + tables * table
 
     @property

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from sluice.models.catalog.gemma4_sizes import ARCHITECTURE, Numbers, gemma4_numbers
 from sluice.models.checkpoint import CheckpointError, Fields, text_part
 
 NUMBER_BYTES = 2
@@ -38,6 +39,10 @@ class ModelSizes:
     """Numbers in memory."""
     table: int
     """Numbers of the embedding; the head has as many, or is the embedding."""
+    lookups: int
+    """Numbers of further tables of which a token needs one row."""
+    kv: int
+    """Numbers of a token's keys and values."""
     max_model_len: int
     """Length of the model's context, in tokens."""
     architecture: str | None
@@ -46,7 +51,7 @@ class ModelSizes:
     @property
     def token_bytes(self) -> int:
         """Bytes of a token's keys and values."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * NUMBER_BYTES
+        return self.kv * NUMBER_BYTES
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -83,14 +88,37 @@ class ModelSizes:
         heads, hidden, vocab = size["num_attention_heads"], size["hidden_size"], size["vocab_size"]
         kv_heads = _size(source, content, "num_key_value_heads", heads)
         head_dim = _size(source, content, "head_dim", hidden // heads)
-        layer = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * size["intermediate_size"]
-        weights = size["num_hidden_layers"] * layer + vocab * hidden
-        stored = weights if content.get("tie_word_embeddings") else weights + vocab * hidden
-        context = _context(source, content, size["max_position_embeddings"])
         layers, named = size["num_hidden_layers"], content.get("architectures")
+        layer = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * size["intermediate_size"]
+        numbers = Numbers(layers * layer, 2 * layers * kv_heads * head_dim, 0)
+        if named == [ARCHITECTURE]:
+            numbers = _gemma4(content, source, head_dim, kv_heads)
+        weights = numbers.layers + vocab * hidden
+        stored = numbers.lookups + (weights if content.get("tie_word_embeddings") else weights + vocab * hidden)
+        context = _context(source, content, size["max_position_embeddings"])
         architecture = named[0] if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) else None
         table = vocab * hidden
-        return cls(name, layers, heads, kv_heads, head_dim, weights, stored, table, context, architecture)
+        return cls(
+            name,
+            layers,
+            heads,
+            kv_heads,
+            head_dim,
+            weights,
+            stored,
+            table,
+            numbers.lookups,
+            numbers.kv,
+            context,
+            architecture,
+        )
+
+
+def _gemma4(content: Mapping[str, Any], source: str, head_dim: int, kv_heads: int) -> Numbers:
+    try:
+        return gemma4_numbers(Fields(content, source), head_dim, kv_heads)
+    except CheckpointError as error:
+        raise SizesError(str(error)) from error
 
 
 def _text_part(content: Mapping[str, Any], source: str) -> Mapping[str, Any]:
