@@ -106,7 +106,7 @@ CASES = {
     "offload_above": Case(ON_DISK, ON_DISK | {"offload_above": 20}),
     "ring_blocks": Case(OFFLOADED | {"ring_blocks": 2}, OFFLOADED | {"ring_blocks": 8}),
     "ring_block_tokens": Case(OFFLOADED, OFFLOADED | {"ring_block_tokens": 8}),
-    "sparse_policy": Case(OFFLOADED, OFFLOADED | {"sparse_policy": "window:4:4"}),
+    "sparse_policy": Case(OFFLOADED, OFFLOADED | {"sparse_policy": "window:4:4"}, [ask(0, 80)]),
 }
 
 
