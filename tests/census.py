@@ -39,11 +39,13 @@ class Observed(Lawful):
         status = Status.GONE if request is None else request.status
         self._met[f"abort while {status.value}{'' if request is None else self._progress(request)}"] += 1
         self._met["abort with drafts in flight"] += request is not None and request.drafts > 0
+        self._met["abort in a sliced chunk"] += request is not None and request.sliced is not None
         return super().abort(request_id, reason)
 
     def schedule(self) -> BatchPlan | None:
         before = {request.id: (request.status, preemptions(request)) for request in self.state.requests.values()}
         drafting = {request.id for request in self.state.requests.values() if request.drafts}
+        sliced = {request.id for request in self.state.requests.values() if request.sliced is not None}
         opening = self._opening()
         plan = super().schedule()
         self._met["opened over several steps"] += opening is not None
@@ -54,13 +56,28 @@ class Observed(Lawful):
             if preemptions(request) > count:
                 self._met[f"preempted while {status.value}"] += 1
                 self._met["preempted with drafts in flight"] += request.id in drafting
+                self._met["preempted in a sliced chunk"] += request.id in sliced
             if (request.id, request.status) not in self._seen:
                 self._seen.add((request.id, request.status))
                 self._met[request.status.value] += 1
         if plan is not None:
             self._met[f"bound by {plan.bound_by}"] += 1
             self._drafts_planned(plan)
+            self._layers_planned(plan)
         return plan
+
+    def _layers_planned(self, plan: BatchPlan) -> None:
+        """Count what is beside layers of chunks in a plan."""
+        layers = [each for each in plan.slices if each.is_resident]
+        if not layers:
+            return
+        own = len(plan.chunks) - sum(each.completes for each in plan.slices)
+        self._met["layers of a chunk"] += any(not each.completes for each in layers)
+        self._met["layers beside decodes"] += plan.num_decodes > 0
+        self._met["layers beside whole chunks"] += own > plan.num_decodes
+        self._met["layers of two chunks"] += len(layers) > 1
+        self._met["layers that score a prompt"] += any(each.completes and each.chunk.targets for each in layers)
+        self._met["layers that embed"] += any(each.completes and each.chunk.embeds for each in layers)
 
     def _drafts_planned(self, plan: BatchPlan) -> None:
         """Count what is beside drafts in a plan."""

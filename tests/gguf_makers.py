@@ -31,7 +31,7 @@ NAMES = {
 }
 
 
-PERMUTED = ("llama", "granite", "smollm3")
+PERMUTED = ("llama", "granite", "smollm3", "ministral3")
 """Model types whose q and k are written in another order."""
 
 
@@ -83,6 +83,8 @@ def write_gguf(
     table = gguf.get_tensor_name_map(known[_architecture(config)], config["num_hidden_layers"])
     for full, weight in weights.items():
         stem, _, part = full.rpartition(".")
+        if part not in ("weight", "bias"):
+            stem, part = full, "weight"
         own = others.get(stem.rpartition(".")[2], kind)
         plain[full] = _add(writer, f"{table.get_name(stem)}.{part}", full, weight, own, config)
     if factors is not None:
@@ -103,7 +105,7 @@ def write_gguf(
 
 def _architecture(config: Mapping[str, Any]) -> str:
     """Return llama.cpp's name of a model type."""
-    renamed = {"gemma3_text": "gemma3", "olmo3": "olmo2"}
+    renamed = {"gemma3_text": "gemma3", "gemma4_text": "gemma4", "olmo3": "olmo2", "ministral3": "mistral3"}
     return renamed.get(config["model_type"], config["model_type"])
 
 
@@ -113,7 +115,7 @@ def _add(
     """Add one tensor, and return what the library makes of it, in the order of the checkpoint."""
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     count = heads.get(full.split(".")[-2]) if config["model_type"] in PERMUTED else None
-    is_less_one = weight.ndim == 1 and config["model_type"].startswith("gemma")
+    is_less_one = weight.ndim == 1 and config["model_type"] in ("gemma2", "gemma3_text")
     if count is not None:
         weight = weight.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2)
     values = weight.numpy()

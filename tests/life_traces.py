@@ -134,7 +134,7 @@ def check_summary(path: Path) -> None:
     assert all(len(r.token_times) == r.end.num_outputs for r in run.requests.values() if r.end is not None)
     assert sum(summary.bound_by.values()) == summary.steps == len(run.steps)
     kinds = (summary.mixed_steps, summary.decode_steps, summary.prefill_steps)
-    assert sum(kinds) + summary.offloaded_steps + summary.other_steps == summary.steps
+    assert sum(kinds) + summary.slice_steps + summary.other_steps == summary.steps
     chunks = sum(row.chunks for row in summary.table)
     assert chunks == sum(len(step.prefills) for step in run.steps)
     assert summary.output_tokens == sum(row.output_tokens for row in summary.table)

@@ -45,7 +45,7 @@ def world_of(options: Mapping[str, Any]) -> World:
     assert tokens is not None
     assert depth is not None
     return World(
-        limits=replace(config.scheduler.limits(), num_draft_tokens=config.speculative.drafts()),
+        limits=replace(config.scheduler.limits(), num_draft_tokens=config.speculative.drafts(), num_layers=3),
         num_pages=tokens // page_size,
         page_size=page_size,
         prefix_caching=config.cache.enable_prefix_caching,

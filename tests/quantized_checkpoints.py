@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 WEIGHTS = "model.safetensors"
+LAYERS = ("_proj", "per_layer_input_gate", "per_layer_projection", "per_layer_model_projection")
+"""How names of layers with matrices end."""
 Tensors = dict[str, torch.Tensor]
 Stored = tuple[Tensors, torch.Tensor]
 """The parts of a quantised weight by their names behind the last dot, and the weight that they stand for."""
@@ -39,7 +41,7 @@ def quantized(
     stored, plain = {}, {}
     for name, value in load_file(source / WEIGHTS).items():
         module = name.removesuffix(".weight")
-        if not name.endswith("_proj.weight") or module in keep:
+        if not module.endswith(LAYERS) or module in keep:
             stored[name] = plain[name] = value.bfloat16()
             continue
         parts, plain[name] = store(value)

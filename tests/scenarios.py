@@ -14,7 +14,7 @@ from sluice.kv.events import NO_EVENTS
 from sluice.scheduler.request import Request, Status
 from sluice.testing import Faults, FaultyRunner
 from sluice.tracing.file import TraceFile
-from sluice.types import NGRAM, NO_SAMPLING, DraftLimits, FinishReason, NgramLimits, SamplingParams
+from sluice.types import ITL_AUTO, NGRAM, NO_SAMPLING, DraftLimits, FinishReason, NgramLimits, SamplingParams
 from worlds import (
     CLASSES,
     GRAMMARS,
@@ -28,6 +28,7 @@ from worlds import (
     random_offload,
     random_target,
     random_tiers,
+    sliced,
 )
 
 ABORTS = (FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.EXPIRED)
@@ -114,6 +115,30 @@ def random_offload_scenario(seed: int) -> Scenario:
             fails = draw.choice([0.0, 0.0, 0.0, scenario.world.disk_fails])
             return replace(scenario, world=replace(world, disk_fails=fails), faulty=draw.random() < 0.2)
     raise AssertionError("there is always another one")
+
+
+def random_sliced_scenario(seed: int) -> Scenario:
+    """One of the others, in which prompts are long, and chunks are divided among steps."""
+    draw = random.Random(seed)
+    make = (random_scenario, random_reload_scenario, random_guess_scenario, random_offload_scenario)[seed % 4]
+    scenario = make(seed)
+    limits = replace(
+        scenario.world.limits,
+        schedule="mixed",
+        chunked_prefill_size=draw.choice([8, 32, 128]),
+        max_batch_tokens=160,
+        max_prefill_tokens=0,
+        long_prefill_token_threshold=0,
+        dynamic_chunking=0,
+        itl_target=draw.choice([1, 3000, 10_000, ITL_AUTO]),
+    )
+    limits = replace(sliced(draw, limits), max_partial_prefills=draw.randint(1, limits.max_running_requests))
+    world = replace(scenario.world, limits=limits)
+    scenario = replace(scenario, aims=(*scenario.aims, *[Status.PARTIAL] * 4))
+    if world.offload is not None:
+        return replace(scenario, world=world)
+    world = replace(world, num_pages=max(8, world.num_pages))
+    return replace(scenario, world=world, fill=scenario.fill or draw.choice([0.0, 0.3, 0.6]))
 
 
 def random_draft_scenario(seed: int) -> Scenario:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,8 +82,9 @@ async def scripted(
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
     special: Sequence[str] = SPECIAL,
+    write: Callable[[Submit], Sequence[int]] | None = None,
 ) -> AsyncIterator[Scripted]:
-    """A server whose model answers `reply`."""
+    """A server whose model answers `reply`, or the tokens that `write` returns for a request."""
     tokenizer = Tokenizer(byte_tokenizer(special), chat_template=CHAT_TEMPLATE)
     replies = choose(TEMPLATE, tool_parser, reasoning_parser).format
     ids = [*tokenizer.encode(reply), *(tokenizer.encode(STOP) if ends is FinishReason.STOP else ())]
@@ -92,9 +93,10 @@ async def scripted(
     def send(message: Message) -> None:
         if isinstance(message, Submit):
             server.submitted.append(message)
-            for start in range(0, len(ids), AT_ONCE):
-                tokens = tuple(ids[start : start + AT_ONCE])
-                reason = ends if start + AT_ONCE >= len(ids) else None
+            written = ids if write is None else write(message)
+            for start in range(0, len(written), AT_ONCE):
+                tokens = tuple(written[start : start + AT_ONCE])
+                reason = ends if start + AT_ONCE >= len(written) else None
                 has_logprobs = message.sampling.logprobs is not None
                 scores = tuple(TokenLogprobs(token, -1.0, ()) for token in tokens) if has_logprobs else ()
                 frame = Outputs((Output(message.request_id, start, tokens, 0, reason, None, scores),))

@@ -33,6 +33,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "dynamic_chunking": (0, 5),
     "dynamic_chunking_smoothing": (0.5,),
     "itl_target": ("3ms", "auto", "off"),
+    "sliced_chunk_size": (0, 16),
     "itl_quantile": (0.5,),
     "max_batch_tokens": (8, 30),
     "max_running_requests": (1, 3),
@@ -146,7 +147,7 @@ def bases(setting: dict[str, Any]) -> list[dict[str, Any]]:
         return [OFFLOADED | drafting] if is_offloaded else [SMALL | drafting]
     if any(name in OFFLOAD_OPTIONS for name in setting):
         return [SMALL, OFFLOADED]
-    if "itl_quantile" in setting:
+    if "itl_quantile" in setting or "sliced_chunk_size" in setting:
         return [SMALL, PACED]
     if "dynamic_chunking_smoothing" in setting:
         return [SMALL, SHRINKING]

@@ -55,6 +55,7 @@ CASES = {
     "dynamic_chunking": Case({"dynamic_chunking": 4}, {"dynamic_chunking": 1000}),
     "dynamic_chunking_smoothing": Case(SHRINKING, SHRINKING | {"dynamic_chunking_smoothing": 0.1}, [ask(0, 50)]),
     "itl_target": Case({}, {"itl_target": "3ms"}),
+    "sliced_chunk_size": Case(TARGET | {"sliced_chunk_size": 0}, TARGET | {"sliced_chunk_size": 16}, [ask(0, 50)]),
     "itl_quantile": Case(TARGET | {"itl_quantile": 0.5}, TARGET | {"itl_quantile": 0.99}),
     "max_batch_tokens": Case({}, {"max_batch_tokens": 12}),
     "max_running_requests": Case({"max_running_requests": 1}, {"max_running_requests": 4}),

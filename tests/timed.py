@@ -41,8 +41,18 @@ def load_of(plan: BatchPlan) -> StepLoad:
     """Count a plan's work, as the scheduler should have counted it."""
     decodes = plan.chunks[: plan.num_decodes]
     load = StepLoad(len(decodes), len(decodes), sum(chunk.end for chunk in decodes))
-    for chunk in plan.chunks[plan.num_decodes :]:
+    for chunk in plan.chunks[plan.num_decodes : len(plan.chunks) - sum(part.completes for part in plan.slices)]:
         load = load.with_chunk(chunk.start, chunk.length)
+    return load
+
+
+def load_of_slices(plan: BatchPlan) -> StepLoad:
+    """Count the work on layers of chunks."""
+    load = StepLoad()
+    for part in plan.slices:
+        share = (part.stop - part.first) / part.total
+        whole = StepLoad().with_chunk(part.chunk.start, part.chunk.length)
+        load = load.plus(StepLoad(*(share * each for each in whole)))
     return load
 
 

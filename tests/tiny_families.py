@@ -76,12 +76,12 @@ def phi3(**changes: Any) -> transformers.PreTrainedModel:
     return tiny("Phi3", **({"sliding_window": WINDOW, "pad_token_id": 0} | changes))
 
 
-def phi4_mini() -> transformers.PreTrainedModel:
+def phi4_mini(**changes: Any) -> transformers.PreTrainedModel:
     """Frequencies for long texts, in the first half of each head."""
     factors = {name: LONGROPE[name][:2] for name in ("short_factor", "long_factor")}
     rope = LONGROPE | factors | {"partial_rotary_factor": 0.5}
-    own = {"original_max_position_embeddings": 8, "tie_word_embeddings": True}
-    return phi3(sliding_window=None, rope_parameters=rope, **own)
+    own: dict[str, Any] = {"original_max_position_embeddings": 8, "tie_word_embeddings": True}
+    return phi3(**({"sliding_window": None, "rope_parameters": rope} | own | changes))
 
 
 def olmo2(**changes: Any) -> transformers.PreTrainedModel:
@@ -129,19 +129,20 @@ def gemma4(**changes: Any) -> transformers.PreTrainedModel:
     return model
 
 
-def gemma4_31b() -> transformers.PreTrainedModel:
+def gemma4_31b(**changes: Any) -> transformers.PreTrainedModel:
     """Values that are keys, with other numbers of heads, and no inputs for each layer."""
-    return gemma4(
-        attention_k_eq_v=True,
-        num_global_key_value_heads=1,
-        num_kv_shared_layers=0,
-        use_double_wide_mlp=False,
-        hidden_size_per_layer_input=0,
-        final_logit_softcapping=1.5,
-    )
+    own: dict[str, Any] = {
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+        "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": 1.5,
+    }
+    return gemma4(**(own | changes))
 
 
-FAMILIES: dict[str, Callable[[], transformers.PreTrainedModel]] = {
+FAMILIES: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "gemma2": gemma2,
     "gemma3": gemma3,
     "gemma4": gemma4,

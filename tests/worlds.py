@@ -452,7 +452,15 @@ def random_target(draw: random.Random, limits: SchedulerLimits) -> SchedulerLimi
     if not limits.chunked_prefill_size or draw.random() < 0.5:
         return limits
     target, quantile = draw.choice([1, 3000, 10_000, 50_000, ITL_AUTO]), draw.choice([0.5, 0.95])
-    return replace(limits, schedule="mixed", dynamic_chunking=0, itl_target=target, itl_quantile=quantile)
+    limits = replace(limits, schedule="mixed", dynamic_chunking=0, itl_target=target, itl_quantile=quantile)
+    return limits if draw.random() < 0.3 else sliced(draw, limits)
+
+
+def sliced(draw: random.Random, limits: SchedulerLimits) -> SchedulerLimits:
+    """The same with chunks that are divided among steps, if there can be any."""
+    if not limits.itl_target or limits.max_prefill_tokens or limits.long_prefill_token_threshold:
+        return limits
+    return replace(limits, sliced_chunk_size=draw.choice([8, 16, 64, 256]), num_layers=draw.randint(1, 5))
 
 
 def random_tiers(draw: random.Random) -> TierLimits:

@@ -78,7 +78,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["--max-running-requests"] == ["3", "you set it"]
     assert rows["--enable-prefix-caching"] == ["off", "you set it"]
     assert rows["--max-partial-prefills"] == ["3", "--max-running-requests"]
-    assert rows["--max-total-tokens"] == ["-", "from free memory when the model is loaded"]
+    assert rows["--max-total-tokens"] == ["(later)", "from free memory when the model is loaded"]
     assert rows["--dtype"] == ["auto", "auto: what the checkpoint says"]
     assert rows["--device"] == ["cpu", "you set it"]
     assert max(map(len, lines)) <= 110

@@ -14,9 +14,10 @@ from bench_makers import ManualTimer
 from serving import MODEL, Server, run, serving
 from shadow_engine import PAGE_SIZE, VOCAB
 from sluice.bench import BenchError
+from sluice.bench.command import checked_options
 from sluice.bench.driver import Timer
 from sluice.bench.http import exchange, find_server
-from sluice.bench.measure import measure_in_turns, measure_server
+from sluice.bench.measure import announced, measure_in_turns, measure_server, workload_of
 from sluice.bench.metrics import summarize
 from sluice.bench.options import options_from
 from sluice.bench.records import CountedBy
@@ -337,3 +338,20 @@ async def test_tls_to_a_server_without() -> None:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(BenchError, match=r"cannot reach https://.*: TLS: "):
             await measure(f"https://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"preset": "interference"},
+            "2 requests, the last one is sent after 8 s, 4 streams beside them until all are answered; before them 1 to"
+            " warm up",
+        ),
+        ({"num_requests": 9, "warmup": 0, "repeats": 3}, "9 requests, 4 at a time, 3 times"),
+    ],
+)
+def test_what_will_be_sent_is_said_before(given: dict[str, Any], said: str) -> None:
+    """Someone at a terminal wants to know whether to wait."""
+    options = checked_options(given)
+    assert announced(workload_of(options, 0), options) == f"sluice bench: {said}"

@@ -155,6 +155,15 @@ def test_the_interference_preset() -> None:
         assert one.prompt != two.prompt
 
 
+def test_the_decisions_preset() -> None:
+    """All questions at once, behind one text; a question behind a text of its own would find nothing in the cache."""
+    found = workload(preset="decisions")
+    assert (found.num_requests, found.concurrency) == (64, 64)
+    assert len({session.turns[0].prompt[:7936] for session in found.sessions}) == 1
+    assert len({session.turns[0].prompt[7936:] for session in found.sessions}) == 64
+    assert {(len(turn.prompt), turn.max_tokens) for session in found.sessions for turn in session.turns} == {(7961, 1)}
+
+
 def test_a_conversation_has_its_prefix_once() -> None:
     found = workload(turns=3, shared_prefix_tokens=7, prompt_tokens="5", think_ms=250.0, num_requests=2)
     assert [[len(turn.prompt) for turn in session.turns] for session in found.sessions] == [[12, 5, 5]] * 2

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from itertools import takewhile
 from typing import Any
 
 import pytest
 
 from scripted import scripted
-from serving import run
+from serving import run, serving
+from shadow_engine import PAGE_SIZE, VOCAB
+from sluice.http.call.logprobs import shares
+from sluice.testing import oracle_logprobs
 
 YES_NO = {"id": "q", "type": "yes_no", "question": "Is it so?"}
 CHOICE = {"id": "c", "type": "choice", "question": "Which?", "options": [{"name": "a"}, {"name": "b"}]}
@@ -38,6 +43,12 @@ def answer_to(special: tuple[str, ...] = ("<end>",), **body: Any) -> tuple[int, 
         ({"questions": [{**CHOICE, "options": [{"name": "a"}] * 2}]}, "questions[0].options", "the same name twice"),
         ({"questions": [{**SCORE, "levels": ["x"] * 11}]}, "questions[0].levels", "must be 2 to 10, got 11"),
         ({"questions": [{**SCORE, "levels": ["x", " "]}]}, "questions[0].levels[1]", "not empty"),
+        (
+            {"questions": [{**SCORE, "levels": ["x", "y", "x"]}]},
+            "questions[0].levels[2]",
+            "the same as questions[0].le",
+        ),
+        ({"questions": [{**CHOICE, "options": [{"name": ""}, {"name": "a"}]}]}, "questions[0].options", "not empty"),
         ({"questions": [{**YES_NO, "question": 7}]}, "questions[0].question", "a text, an object or a list"),
         ({"input": "  "}, "input", "not empty"),
         (
@@ -67,3 +78,30 @@ def test_labels_of_several_tokens_are_refused() -> None:
 def test_a_model_that_reasons_first_is_refused() -> None:
     status, content, *_ = answer_to(questions=[CHOICE], chat_template_kwargs={"enable_thinking": True})
     assert (status, content["error"]["param"]) == (400, "chat_template_kwargs")
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+def test_the_probabilities_are_those_of_the_labels_behind_the_prompt(temperature: float) -> None:
+    """Each question is a prompt of its own behind one input, whose pages are computed once."""
+
+    async def test() -> None:
+        async with serving() as server:
+            asked = {"input": "A text of some length.", "questions": [CHOICE, SCORE], "temperature": temperature}
+            answer = (await server.post("/v1/decisions", **asked, return_prompt_token_ids=True)).json()
+            choice, score = answer["answers"]["c"], answer["answers"]["s"]
+            for found, labels in ((choice, b"AB"), (score, b"01")):
+                assert found["label_token_ids"] == [*labels]
+                prompt = found["prompt_token_ids"]
+                (item,) = oracle_logprobs(prompt, labels[:1], VOCAB, vocab_size=VOCAB)[1]
+                logprobs = [dict(item.top)[label] for label in labels]
+                assert [*found["probabilities"].values()] == pytest.approx(shares(logprobs, temperature))
+                assert found["label_mass"] == pytest.approx(sum(map(math.exp, logprobs)))
+            assert choice["choice"] == max(choice["probabilities"], key=choice["probabilities"].get)
+            assert score["score"] == pytest.approx(score["probabilities"]["1"])
+            pairs = zip(choice["prompt_token_ids"], score["prompt_token_ids"], strict=False)
+            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            usage = answer["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] == shared // PAGE_SIZE * PAGE_SIZE
+            assert usage["completion_tokens"] == 0
+
+    run(test)

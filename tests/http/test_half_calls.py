@@ -98,6 +98,14 @@ HEADS = {
     "deepseek_v31": f"{ALL_BEGIN}{BEGIN}f{SEPARATOR}{{",
     "llama3_json": '{"name": "f", "parameters": {',
     "json": '{"name": "f", "arguments": {',
+    "gemma4": "<|tool_call>call:f{",
+    "lfm2": "<|tool_call_start|>[f(",
+    "olmo3": "<function_calls>f(",
+    "llama4_pythonic": "<|python_start|>[f(",
+    "phi4_mini": 'functools[{"name": "f", "arguments": {',
+    "granite": '<|tool_call|>[{"name": "f", "arguments": {',
+    "nemotron_v2": '<TOOLCALL>[{"name": "f", "arguments": {',
+    "apriel": '<tool_calls>[{"name": "f", "arguments": {',
     "openai": "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{",
 }
 

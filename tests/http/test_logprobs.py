@@ -23,6 +23,7 @@ from sluice.http.call.logprobs import (
     offsets_of,
     prompt_logprobs,
     scored_pieces,
+    shares,
 )
 from sluice.testing import oracle_logprobs
 from sluice.text.text_stream import Piece
@@ -234,3 +235,11 @@ def test_parts_of_characters_special_and_unknown_tokens_have_names() -> None:
 
 def test_minus_infinity_becomes_openais_number() -> None:
     assert (finite(-math.inf), finite(-9999.5), finite(-3.0)) == (-9999.0, -9999.0, -3.0)
+
+
+def test_shares_of_some_tokens() -> None:
+    """Of tokens that cannot come, such as ids behind the tokenizer's, they would be 0 divided by 0."""
+    assert shares([math.log(0.3), math.log(0.1)]) == pytest.approx([0.75, 0.25])
+    assert shares([math.log(0.4), math.log(0.1)], 0.5) == pytest.approx([16 / 17, 1 / 17])
+    assert shares([-2000.0, -math.inf]) == [1.0, 0.0]
+    assert shares([-math.inf, -math.inf]) == [0.0, 0.0]

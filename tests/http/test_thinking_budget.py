@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from scripted import SPECIAL, Scripted, scripted
+from scripted import SPECIAL, STOP, scripted
 from serving import run
+from sluice.engine.messages import Submit
 from sluice.runner.grammar.guidance import END, Guidance, GuidanceMatcher
 from sluice.text.constraints.grammars import grammar_of
 from sluice.text.constraints.shapes import JsonSchema
@@ -52,6 +55,21 @@ class Walk:
             self._matcher.consume([self._a])
             count += 1
         return count
+
+    def take(self, tokens: Sequence[int]) -> list[int]:
+        """Write tokens until one may not follow, and then what is forced; return what was written."""
+        written: list[int] = []
+        for token in tokens:
+            forced = self._matcher.forced()
+            if forced and forced[0] != token:
+                break
+            if not self.allows(token):
+                break
+            self._matcher.consume([token])
+            written.append(token)
+        forced = self._matcher.forced()
+        self._matcher.consume(forced)
+        return [*written, *forced]
 
     def forced(self) -> str:
         tokens = self._matcher.forced()
@@ -188,13 +206,117 @@ def test_budgets_that_cannot_be_kept_are_refused(body: dict[str, Any], param: st
     assert said in content["error"]["message"]
 
 
-def test_the_thought_of_a_budget_is_reasoning_in_the_answer() -> None:
+def thinker(answer: str, thought: str = ENDLESS) -> Callable[[Submit], list[int]]:
+    """A model that thinks for as long as its grammar lets it, and then answers."""
+    tokenizer = Tokenizer(byte_tokenizer(SPECIAL))
+
+    def write(request: Submit) -> list[int]:
+        walk = Walk(tokenizer, request.grammar)
+        written = walk.take(tokenizer.encode(thought, add_special_tokens=False))
+        written += walk.take(tokenizer.encode(answer, add_special_tokens=False))
+        return [*written, *tokenizer.encode(STOP, add_special_tokens=False)]
+
+    return write
+
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("body", "answer", "expected"),
+    [
+        ({}, "b", ("a" * BUDGET, "b", [], "stop")),
+        ({"thinking_budget": 0}, "b", ("", "b", [], "stop")),
+        ({"stop": ["a", "c"]}, "bcd", ("a" * BUDGET, "b", [], "stop")),
+        ({"stop": "a", "stop_in_reasoning": True}, "b", ("", "", [], "stop")),
+        ({"tools": TOOLS}, CALL, ("a" * BUDGET, "", ["f"], "tool_calls")),
+        ({"tools": TOOLS, "tool_choice": "required"}, CALL, ("a" * BUDGET, "", ["f"], "tool_calls")),
+        ({"tools": TOOLS}, "b", ("a" * BUDGET, "b", [], "stop")),
+        ({"response_format": {"type": "json_object"}}, "{}", ("a" * BUDGET, "{}", [], "stop")),
+    ],
+)
+def test_a_chat_whose_thought_would_not_end(
+    body: dict[str, Any], answer: str, expected: tuple[str, str, list[str], str]
+) -> None:
+    """Whole and as a stream: the thought that the budget left, counted, and the answer or the call behind it."""
+
     async def test() -> None:
-        async with scripted(f"{'a' * BUDGET}</think>b") as server:
-            assert isinstance(server, Scripted)
-            answer = await server.chat(**CHAT, thinking_budget=BUDGET)
-            (choice,) = answer["choices"]
-            assert (choice["message"]["reasoning"], choice["message"]["content"]) == ("a" * BUDGET, "b")
-            assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] >= BUDGET
+        async with scripted("", write=thinker(answer)) as server:
+            asked = CHAT | {"thinking_budget": BUDGET} | body
+            whole = await server.chat(**asked)
+            (choice,) = whole["choices"]
+            message = choice["message"]
+            calls = [each["function"]["name"] for each in message.get("tool_calls") or ()]
+            found = message.get("reasoning") or "", message["content"] or "", calls, choice["finish_reason"]
+            assert found == expected
+            events = await server.stream(**asked, stream_options={"include_usage": True})
+            deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
+            reasoning = "".join(delta.get("reasoning") or "" for delta in deltas)
+            content = "".join(delta.get("content") or "" for delta in deltas)
+            names = [
+                call["function"]["name"] for delta in deltas for call in delta.get("tool_calls") or () if "id" in call
+            ]
+            reasons = [event["choices"][0]["finish_reason"] for event in events if event["choices"]]
+            assert (reasoning, content, names, reasons[-1]) == expected
+            for usage in (whole["usage"], events[-1]["usage"]):
+                counted = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+                assert counted >= len(expected[0])
+                assert counted <= usage["completion_tokens"]
 
     run(test)
+
+
+def test_a_response_whose_thought_would_not_end() -> None:
+    async def test() -> None:
+        async with scripted("", write=thinker("b")) as server:
+            body = {"input": "Ask me.", "reasoning": {"max_tokens": BUDGET}}
+            body |= {"chat_template_kwargs": {"enable_thinking": True}}
+            answer = (await server.post("/v1/responses", **body)).json()
+            thought, message = answer["output"]
+            assert thought["content"][0]["text"] == "a" * BUDGET
+            assert message["content"][0]["text"] == "b"
+            assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] >= BUDGET
+            streamed = (await server.post("/v1/responses", **body, stream=True)).text
+            events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+            said = [event["delta"] for event in events if event["type"] == "response.reasoning_text.delta"]
+            assert "".join(said) == "a" * BUDGET
+
+    run(test)
+
+
+def test_a_message_whose_thought_would_not_end() -> None:
+    """Anthropic's least budget is 1,024 tokens."""
+
+    async def test() -> None:
+        async with scripted("", write=thinker("b", "a" * 1500)) as server:
+            thinking = {"type": "enabled", "budget_tokens": 1024}
+            body = {"model": "scripted", "max_tokens": 2000, "messages": SAID, "thinking": thinking}
+            answer = (await server.post("/v1/messages", **body)).json()
+            thought, text = answer["content"]
+            assert (thought["thinking"], text["text"]) == ("a" * 1024, "b")
+            assert answer["usage"]["output_tokens"] >= 1026
+            streamed = (await server.post("/v1/messages", **body, stream=True)).text
+            events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+            deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+            assert "".join(delta.get("thinking", "") for delta in deltas) == "a" * 1024
+            assert "".join(delta.get("text", "") for delta in deltas) == "b"
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/responses", {"input": "a", "reasoning": {"max_tokens": -1}}, "reasoning.max_tokens"),
+        ("/v1/responses", {"input": "a", "reasoning": {"max_tokens": 1 << 20}}, "reasoning.max_tokens"),
+        ("/v1/responses", {"input": "a", "reasoning": {"max_tokens": "7"}}, "reasoning.max_tokens"),
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": "7"}}, "thinking.budget_tokens"),
+    ],
+)
+def test_other_apis_refuse_budgets_by_their_names(path: str, body: dict[str, Any], param: str) -> None:
+    common = {"model": "scripted", "max_tokens": 2000, "messages": SAID} if path == "/v1/messages" else {}
+    status, content, _ = asked(path, **common | body)
+    assert status == 400, content
+    error = content["error"]
+    assert param in (error.get("param"), error["message"].split()[0].strip(":")), error

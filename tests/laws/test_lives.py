@@ -24,6 +24,7 @@ from scenarios import (
     random_offload_scenario,
     random_reload_scenario,
     random_scenario,
+    random_sliced_scenario,
     run,
 )
 from slow import lives
@@ -42,6 +43,11 @@ OF_ALL = [
     *("preempted while partial", "preempted while decoding", "preempted while forced"),
     *("row failed", "step failed", "launch failed", "copies failed with their step", "flush", "device lost"),
     *(f"store of the {tier} {end}" for tier in ("host", "disk") for end in ("ended", "failed")),
+]
+OF_LAYERS = [
+    *("layers of a chunk", "layers of two chunks", "layers that score a prompt", "layers that embed"),
+    *("layers beside decodes", "layers beside whole chunks"),
+    *("abort in a sliced chunk", "preempted in a sliced chunk"),
 ]
 OF_RELOADS = [
     "loading",
@@ -147,7 +153,16 @@ def test_offloaded_beside_ordinary_requests(seeds: Sequence[int], tmp_path: Path
     assert never(met, [*OF_LONG_CONTEXTS, *OF_TRACES, "slices of two chunks in a step"]) == []
 
 
-@lives(150, 500, 264)
+@lives(80, 400, 236, 239)
+def test_chunks_that_are_divided_among_steps(seeds: Sequence[int], tmp_path: Path) -> None:
+    """Aborts, preemptions and faults between two layers of a chunk, and others beside it: a layer that is skipped or
+    computed twice, a page that is published before the last layer, one that is given away while a layer of its chunk is
+    in flight changes what comes out, or breaks a law."""
+    met = live(random_sliced_scenario, seeds, traces=tmp_path, watched=range(0, 400, 9))
+    assert never(met, [*OF_LAYERS, *OF_TRACES]) == []
+
+
+@lives(150, 500, 334)
 def test_rows_with_drafts(seeds: Sequence[int]) -> None:
     """Drafts that are wrong, or half right, in every kind of life: a token of one that was rejected, its stale KV in a
     page that others find, or a row behind one whose end is not known changes what comes out, or breaks a law."""

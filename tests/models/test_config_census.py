@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import pytest
 import torch
+import transformers
 
 import tiny_families
+import tiny_models
 from sluice.models.checkpoint import NEUTRAL, CheckpointConfig, Fields
 from sluice.models.decoder import Decoder
 from sluice.models.native import model_class
@@ -25,16 +28,34 @@ WITHOUT_EFFECT = frozenset(
             "decoder_start_token_id",
         ),
         *("attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout", "default_theta", "_name_or_path"),
-        *("pretraining_tp", "_sliding_window_pattern", "tokenizer_class", "task_specific_params", "prefix"),
+        *("attn_pdrop", "summary_use_proj", "summary_first_dropout", "summary_proj_to_labels", "summary_type"),
+        *(
+            "summary_activation",
+            "pretraining_tp",
+            "_sliding_window_pattern",
+            "tokenizer_class",
+            "task_specific_params",
+            "prefix",
+        ),
     )
 )
 """Of training, of other programs, or read from elsewhere: ids of tokens come with the generation config."""
+
+
+def of_model(make: Callable[[], transformers.PreTrainedModel]) -> tuple[str, transformers.PreTrainedConfig]:
+    model = make()
+    return type(model).__name__, model.config
+
+
 UNUSED = {
     "gemma3": {"attn_logit_softcapping": "it caps no scores, although its configs may name a cap"},
     "smollm3": {
         "no_rope_layer_interval": "it says what no_rope_layers does, which is there",
         "sliding_window": "without use_sliding_window there is none",
     },
+    "qwen2": {"sliding_window": "without use_sliding_window there is none"},
+    "qwen3": {"sliding_window": "without use_sliding_window there is none"},
+    "gpt2": {"reorder_and_upcast_attn": "scores are computed in float32 in any case"},
     "phi3": {"original_max_position_embeddings": "it is read with a rotation for long texts only"},
 }
 """Family -> fields that change nothing in it, and why."""
@@ -72,11 +93,16 @@ class RecordedFields(Fields):
         return self
 
 
-@pytest.mark.parametrize("family", tiny_families.FAMILIES)
+CONFIGS: dict[str, Callable[[], tuple[str, transformers.PreTrainedConfig]]] = {
+    **{name: partial(of_model, make) for name, make in (tiny_models.FAMILIES | tiny_families.FAMILIES).items()},
+    "qwen3-vl": lambda: ("Qwen3VLTextForCausalLM", transformers.Qwen3VLTextConfig(**tiny_models.sizes(), head_dim=8)),
+}
+
+
+@pytest.mark.parametrize("family", CONFIGS)
 def test_every_field_is_known(family: str) -> None:
-    config = tiny_families.FAMILIES[family]().config
+    architecture, config = CONFIGS[family]()
     recorded = Recorded(config.to_dict())
-    architecture = type(tiny_families.FAMILIES[family]()).__name__
     decoder = model_class(architecture)
     assert issubclass(decoder, Decoder)
     decoder.read(CheckpointConfig(architecture, RecordedFields(recorded), None, ()), torch.float64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from safetensors.torch import load_file, save_file
 import tiny_families
 import tiny_models
 from paged_model import chunked_logits
+from slow import slow
+from sluice import LLM, SamplingParams
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError
 from sluice.models.decoder import Decoder
 from sluice.models.loader import load_model
@@ -81,6 +84,9 @@ DROPPED: list[tuple[str, dict[str, Any]]] = [
     ("gemma3", {"embedding_scale": 1.0}),
     ("gemma3", {"qk_norm": QKNorm.HEAD, "norm_eps": 1e-3}),
     ("gemma4", {"value_norm": False}),
+    ("gemma4", {"embedding_scale": 1.0}),
+    ("gemma4-31b", {"logit_softcap": None}),
+    ("olmo2", {"qk_norm": QKNorm.ROW, "norm_eps": 1e-2}),
     ("granite", {"residual_scale": 1.0}),
     ("granite", {"logit_divisor": 1.0}),
     ("granite", {"embedding_scale": 1.0}),
@@ -100,6 +106,28 @@ def test_a_field_that_is_dropped_shows(
     monkeypatch.setattr(type(plain), "read", lambda checkpoint, dtype: replace(read(checkpoint, dtype), **changes))
     found = chunked_logits(load(folder(family)), PROMPTS, page_size=4, seed=0)
     assert max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)) > 1e-3
+
+
+@pytest.mark.parametrize("family", [name if name == "gemma4" else slow(name) for name in tiny_families.FAMILIES])
+def test_every_weight_counts(family: str, folder: Folder) -> None:
+    """A norm, a bias or a factor that is loaded and then left out."""
+    model = load(folder(family))
+    expected = chunked_logits(model, PROMPTS[1:2], page_size=4, seed=0)[0]
+    draw, seen = torch.Generator().manual_seed(0), set()
+    for name, weight in model.named_parameters():
+        kind = re.sub(r"layers\.\d+\.", "", name)
+        if kind in seen:
+            continue
+        seen.add(kind)
+        kept = weight.detach().clone()
+        with torch.no_grad():
+            weight *= 1 + torch.rand(weight.shape, generator=draw, dtype=weight.dtype)
+        found = chunked_logits(model, PROMPTS[1:2], page_size=4, seed=0)[0]
+        assert float((found - expected).abs().max()) > 1e-4, name
+        with torch.no_grad():
+            weight.copy_(kept)
+    assert torch.equal(chunked_logits(model, PROMPTS[1:2], page_size=4, seed=0)[0], expected)
+    assert len(seen) > 8
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3", "gemma4", "olmo3", "phi3", "smollm3"])
@@ -244,6 +272,15 @@ def test_the_text_model_inside_another(
     found = chunked_logits(model, PROMPTS, page_size=4, seed=0)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert "and 2 more is not used: a part for images" in caplog.text
+
+
+def test_tokens_of_images_are_refused(folder: Folder, tmp_path: Path) -> None:
+    """As text they would be tokens that the model was never trained on."""
+    inside = composite(folder("gemma3"), tmp_path, "Gemma3ForConditionalGeneration", image_token_index=77)
+    with LLM(inside, dtype="float32", max_total_tokens=64) as llm:
+        with pytest.raises(ValueError, match="token id 77 in the prompt stands for an image or for sound"):
+            llm.generate([[5, 77, 6]], SamplingParams(max_tokens=1))
+        assert llm.generate([[5, 78, 6]], SamplingParams(max_tokens=1))
 
 
 def test_another_text_model_inside_is_refused(folder: Folder, tmp_path: Path) -> None:

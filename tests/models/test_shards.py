@@ -60,6 +60,7 @@ FAMILIES: dict[str, Callable[..., Any]] = {
     "growing queries": tiny_families.ministral3,
     "factors": tiny_families.granite,
     "no rotation": tiny_families.smollm3,
+    "layers of two sizes": tiny_families.gemma4_31b,
 }
 SIZES = {"vocab_size": 197}
 """Of a vocabulary whose last shard of four is shorter than the others."""
@@ -68,7 +69,8 @@ SIZES = {"vocab_size": 197}
 @pytest.fixture(
     params=[
         name
-        if name in ("windows", "tied, biases of q, k and v", "gpt2", "norms over all heads", "fused")
+        if name
+        in ("windows", "tied, biases of q, k and v", "gpt2", "norms over all heads", "fused", "layers of two sizes")
         else slow(name)
         for name in FAMILIES
     ]
@@ -89,6 +91,16 @@ def test_parts_compute_what_the_whole_model_does(folder: Path) -> None:
     assert torch.equal(logits(folder, Layout(2, 2)), logits(folder, Layout(2)))
 
 
+def test_layers_that_read_others_are_shards_and_no_stages(tmp_path: Path) -> None:
+    """Another rank has the keys and values that they read, and the embeddings of which they have inputs."""
+    tiny_families.gemma4(**SIZES).save_pretrained(tmp_path)
+    whole = logits(tmp_path)
+    for shards in (2, 4):
+        assert (logits(tmp_path, Layout(shards)) - whole).abs().max() <= 1e-12
+    with pytest.raises(CheckpointError, match="--pp-size 2: this Gemma4ForCausalLM runs in one stage"):
+        logits(tmp_path, Layout(2, 2))
+
+
 def test_only_the_last_stage_leaves_tokens_out(tmp_path: Path) -> None:
     """Of a chunk whose last token alone has logits, the stages before it pass on all tokens."""
     tiny_models.llama().save_pretrained(tmp_path)
@@ -107,13 +119,15 @@ def test_only_the_last_stage_leaves_tokens_out(tmp_path: Path) -> None:
     assert [tuple(part.shape) for part in before] == 2 * [(0, tiny_models.VOCAB_SIZE)]
 
 
-@products(family=["gated", "tied", "gpt2"], quantization=["int4", None, "int8"])
+@products(family=["gated", "tied", "fused", "gpt2"], quantization=["int4", None, "int8"])
 def test_packed_weights_are_cut_like_plain_ones(family: str, quantization: str | None, tmp_path: Path) -> None:
     """A head that begins inside a block, a gated layer whose halves are cut as one."""
     sizes = {"hidden_size": 64, "intermediate_size": 128} | SIZES
     match family:
         case "gated":
             tiny_models.llama(**sizes).save_pretrained(tmp_path)
+        case "fused":
+            tiny_families.phi3(**sizes).save_pretrained(tmp_path)
         case "tied":
             tiny_models.qwen2(**sizes).save_pretrained(tmp_path)
         case _:

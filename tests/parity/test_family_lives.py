@@ -1,7 +1,7 @@
-"""The same prompts in seven lives, in each of the families: token for token what transformers generates in float64.
+"""The same prompts in eight lives, in each of the families: token for token what transformers generates in float64.
 
 A prompt is computed whole, in chunks, from the prefix cache, beside others, again after it was preempted, again after
-the device's state was lost, and with drafts of which most are rejected.
+the device's state was lost, with drafts of which most are rejected, and layer by layer between the steps of others.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 import tiny_families
 import tiny_models
+from parity.test_draft_models import with_every_draft
 from recording import RecordingRunner
 from slow import slow
 from sluice import LLM, SamplingParams
@@ -72,6 +73,33 @@ def drafted(folder: Path) -> list[list[int]]:
     return generated(folder, PROMPTS, speculative_algorithm="ngram", speculative_num_steps=3, page_size=4)
 
 
+def guessed(folder: Path) -> list[list[int]]:
+    """Let the model draft for itself, with pages of the sizes of its own layers."""
+    drafting = {"speculative_algorithm": "draft-model", "speculative_draft_model": folder}
+    with LLM(folder, dtype="float64", page_size=4, max_total_tokens=512, **drafting) as llm:
+        drafter = with_every_draft(llm)
+        results = llm.generate([list(prompt) for prompt in PROMPTS], GREEDY)
+        assert drafter.accepted > 0.8 * drafter.drafted > 10
+        return [list(result.token_ids) for result in results]
+
+
+def from_tier(folder: Path, **options: Any) -> list[list[int]]:
+    """Take prompts from a tier that the pool has no room for together."""
+    with LLM(folder, dtype="float64", page_size=4, max_total_tokens=72, **options) as llm:
+        for _ in range(2):
+            results = [llm.generate([list(prompt)], GREEDY)[0] for prompt in PROMPTS]
+        assert all(result.num_host_tokens + result.num_disk_tokens > 0 for result in results)
+        return [list(result.token_ids) for result in results]
+
+
+def from_host(folder: Path) -> list[list[int]]:
+    return from_tier(folder, kv_host_bytes=1 << 20)
+
+
+def from_disk(folder: Path) -> list[list[int]]:
+    return from_tier(folder, kv_disk=folder / "pages", kv_disk_bytes=4 << 20)
+
+
 def with_engine(folder: Path, crash_after: int | None, **options: Any) -> list[list[int]]:
     """Generate with an engine whose pages are NaN where they were not written, and which may lose them once."""
     asked = {"model": str(folder), "dtype": "float64", "page_size": 4, "chunked_prefill_size": 10} | options
@@ -111,12 +139,38 @@ def recovered(folder: Path) -> list[list[int]]:
     return with_engine(folder, 9, max_total_tokens=512)
 
 
-LIVES: tuple[Life, ...] = (whole, chunked, cached, mixed, preempted, recovered, drafted)
+def sliced(folder: Path) -> list[list[int]]:
+    """Divide chunks among steps by their layers, and lose the device between two layers of one."""
+    asked = {"itl_target": "1ms", "sliced_chunk_size": 16, "page_size": 4, "max_running_requests": 3}
+    options = {"model": str(folder), "dtype": "float64", "max_total_tokens": 512, **asked}
+    model = load(EngineConfig.from_options(options), progress=False)
+    link, runner = ManualLink(), RecordingRunner(model.runner())
+    engine = model.engine(link, runner)
+    link.put(*(Submit(i, prompt, GREEDY) for i, prompt in enumerate(PROMPTS)))
+    losses = 0
+    while not losses or not engine.is_idle:
+        engine.step()
+        is_open = any(request.sliced is not None for request in engine.scheduler.state.requests.values())
+        if is_open and engine.scheduler.state.decoding and not losses and not engine.in_flight:
+            losses += 1
+            engine.scheduler.forget_device()
+            runner = RecordingRunner(model.runner())
+            engine.runner = runner
+    assert any(
+        part.is_resident and not part.completes and plan.num_decodes for plan in runner.plans for part in plan.slices
+    )
+    return [list(link.tokens(i)) for i in range(len(PROMPTS))]
+
+
+LIVES: tuple[Life, ...] = (whole, chunked, cached, mixed, preempted, recovered, drafted, sliced)
+UNEQUAL = ("gemma4", "gemma4-31b")
+"""Families whose layers have keys and values of different sizes, which tiers and draft models keep, too."""
 CASES = [
     (family, life) if family == "gemma3" or life in (mixed, chunked) else slow(family, life)
     for family in tiny_families.FAMILIES
     for life in LIVES
 ]
+CASES += [(family, life) for family in UNEQUAL for life in (guessed, from_host, from_disk)]
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -149,3 +150,22 @@ def test_a_preemption_loses_and_repeats_nothing(
     logprobs = exact("llama", prompt + outputs)
     check(link.prompt_logprobs(0), prompt[1:], logprobs[: len(prompt) - 1], 2)
     check(link.logprobs(0), outputs, logprobs[len(prompt) - 1 : -1], 3)
+
+
+def test_questions_about_one_text_are_decided_as_if_alone(checkpoint: Checkpoints, exact: Exact) -> None:
+    """Many short ends behind one beginning, as `/v1/decisions` asks for: the beginning is computed once, the ends share
+    steps, and in float32 each probability is that of a forward pass over the whole prompt."""
+    text, page, count = tiny_models.prompt(70, 1), 16, 24
+    ends = [tiny_models.prompt(3 + index % 5, 100 + index) for index in range(count)]
+    labels = (7, 3, 11)
+    asked = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprob_token_ids=labels)
+    options: dict[str, Any] = {"page_size": page, "chunked_prefill_size": 64, "max_total_tokens": 4096}
+    with LLM(checkpoint("llama"), dtype="float32", **options) as llm:
+        found = llm.generate([text + end for end in ends], asked)
+    assert sorted(each.num_cached_tokens for each in found) == [0] + [len(text) // page * page] * (count - 1)
+    for end, each in zip(ends, found, strict=True):
+        assert each.logprobs is not None
+        ids, logprobs = zip(*each.logprobs[0].top, strict=True)
+        assert ids == labels
+        row = exact("llama", text + end)[-1].exp()
+        assert [math.exp(logprob) for logprob in logprobs] == pytest.approx([float(row[id]) for id in ids], abs=1e-5)

@@ -88,7 +88,7 @@ def setup_of(kind: str, target: PagedLM, folders: Path) -> DraftSetup:
     else:
         model = target if kind == "target" else load(folders / kind)
         net, module, spec = DraftModel(model), model, model.spec
-    sizes = DraftSizes(spec.num_layers, spec.num_kv_heads, spec.head_dim, net.state_size, spec.dtype)
+    sizes = DraftSizes(spec.kv_layers, net.state_size, spec.dtype)
     return DraftSetup(net, module, sizes, ReferenceBackend())
 
 

@@ -16,7 +16,7 @@ from sluice.attention.reference import ReferenceAttention
 from sluice.models.loader import load_model
 from sluice.runner.device_state import DeviceShape
 from sluice.runner.offload.offloader import RingShape
-from sluice.runner.offload.rows import OffloadedWork, run_slices
+from sluice.runner.offload.rows import SlicedWork, SliceRunners, run_slices
 from sluice.types import Chunk, ChunkSlice
 
 
@@ -44,7 +44,7 @@ def test_a_chunk_that_fails_leaves_its_neighbours_their_rows(
     chunk = Chunk(0, 0, start=0, length=4, token_ids=(1, 2, 3, 4), new_pages=(), **asked)
     lost = ChunkSlice(chunk, stored_pages=(), base=0, pages=(0,), first=1, stop=2, total=2, is_decode=True)
     others = torch.arange(4.0, dtype=torch.float64)[:, None].expand(4, 1)
-    done = run_slices(driver.offloader, OffloadedWork(0, (), (lost,)), others, (2, 1, 1))
+    done = run_slices(SliceRunners(driver.offloader), SlicedWork(0, (), (lost,)), others, (2, 1, 1))
     assert [error.row for error in done.errors] == [0]
     assert done.hidden is not None
     nan = float("nan")

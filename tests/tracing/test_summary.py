@@ -144,11 +144,11 @@ def test_a_context_longer_than_the_device_is_named_with_what_it_costs(tmp_path: 
     assert (second.cached_tokens, second.chunks, second.output_tokens) == (32, 1, 3)
     assert summary.cached_tokens == 32
     assert summary.prompt_tokens == 36 + 36 + 37
-    assert summary.offloaded_steps > 10
+    assert summary.slice_steps > 10
     assert third.error == "a page cannot be read"
     assert [(failure.request_id, failure.message) for failure in summary.row_failures] == [(2, third.error)]
     shown = report(summary, table=True)
-    assert f"{summary.offloaded_steps} of slices of offloaded chunks" in shown
+    assert f"{summary.slice_steps} of slices of chunks" in shown
     assert "request 0 computed 1 offloaded token from 36, work items " in shown
     with TraceReader(path) as trace:
         events = list(Converter(trace.header).events(trace))

@@ -109,7 +109,7 @@ def load_drafter(
         _check_tokens(path, folder, tokenizer)
         net = DraftModel(module)
     fuse_small_operations(module, device, kernels)
-    sizes = DraftSizes(own.num_layers, own.num_kv_heads, own.head_dim, net.state_size, own.dtype)
+    sizes = DraftSizes(own.kv_layers, net.state_size, own.dtype)
     page_size = config.cache.page_size
     assert page_size is not None, f"not resolved: {config}"
     return DraftSetup(net, module, sizes, _supporting(backend, own, page_size, device))
@@ -118,8 +118,6 @@ def load_drafter(
 def _check_draft_model(path: str, model: PagedLM, own: ModelSpec, target: ModelSpec) -> None:
     """Check that a model can guess the tokens of another."""
     shown = f"--speculative-draft-model {path}"
-    if own.unequal_kv:
-        raise ConfigError(f"{shown} is a {own.architecture}, whose layers differ in size: it cannot draft")
     if own.vocab_size != target.vocab_size:
         raise ConfigError(
             f"{shown} has a vocabulary of {own.vocab_size} tokens, but the model has {target.vocab_size}: it must be of"
@@ -148,7 +146,8 @@ def _check_tokens(path: str, folder: Path, of_target: Path) -> None:
 
 def _supporting(backend: AttentionBackend, spec: ModelSpec, page_size: int, device: torch.device) -> AttentionBackend:
     """Return the target's backend if it supports the drafter, else the reference."""
-    problem = backend.supports(spec.attention, page_size, device)
+    problems = (backend.supports(attention, page_size, device) for attention in spec.attentions)
+    problem = next((each for each in problems if each is not None), None)
     if problem is None:
         return backend
     LOGGER.warning("the drafter's attention runs on torch, not on %s: %s", backend.name, problem)

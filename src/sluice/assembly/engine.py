@@ -28,7 +28,6 @@ from sluice.assembly.tiers import (
     check_disk,
     copy_limits,
     page_geometry,
-    refuse_unequal_layers,
     without_disk,
 )
 from sluice.config import ConfigError, EngineConfig, MemoryShortage, TraceConfig
@@ -255,7 +254,6 @@ def with_remote_pages(loaded: LoadedModel, folder: Path) -> LoadedModel:
     """
     config, shape = loaded.info.config, loaded.shape
     _refuse(config, folder)
-    refuse_unequal_layers(loaded.spec, f"page files in {folder}")
     geometry = page_geometry(loaded.spec, shape, fingerprint(loaded.info.folder), layout=loaded.backend.layout)
     per_step, in_flight = copy_limits(config, shape, geometry.page_bytes)
     limits = TierLimits(

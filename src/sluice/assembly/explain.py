@@ -9,6 +9,10 @@ from sluice.config import ENGINE_GROUPS, GROUPS, EngineConfig, Option, ServerCon
 
 HIDDEN = "(hidden)"
 """Shown in place of a secret."""
+WHEN_LOADED = "when the model is loaded"
+"""Ends the reason of a value that is not known before."""
+LATER = "(later)"
+"""Shown in place of such a value."""
 Value = str | int | float | bool | None
 
 
@@ -59,12 +63,16 @@ def _reason(group: str, name: str, reasons: Mapping[str, str], given: Collection
 
 def table(settings: Collection[Setting]) -> str:
     """Return a table for a terminal: a block for each group, with option, value and reason."""
-    rows = {setting: (flag(setting.name), show(setting.value), setting.reason) for setting in settings}
+    rows = {setting: (flag(setting.name), _in_table(setting), setting.reason) for setting in settings}
     widths = [max(len(row[column]) for row in rows.values()) for column in (0, 1)]
     return "\n\n".join(
         "\n".join([f"{group}:", *(_line(rows[setting], widths) for setting in settings if setting.group == group)])
         for group in _in_order(setting.group for setting in settings)
     )
+
+
+def _in_table(setting: Setting) -> str:
+    return LATER if setting.value is None and WHEN_LOADED in setting.reason else show(setting.value)
 
 
 def _line(row: tuple[str, str, str], widths: list[int]) -> str:

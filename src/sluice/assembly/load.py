@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from sluice.assembly.pacing import pacing_of
 from sluice.assembly.ranks import layout_of
 from sluice.assembly.resolve import Resolution, offload_tier
 from sluice.assembly.ring_sizes import resolve_ring
+from sluice.assembly.slices import with_slices
 from sluice.assembly.tiers import RankPages, TierSetup, tier_setup
 from sluice.assembly.torch_dtype import with_fast_dtype
 from sluice.assembly.weights import Weights, load_weights
@@ -43,6 +44,7 @@ from sluice.models.spec import AS_STORED, BLOCKS, ON_LOAD, ModelSpec, Quantizati
 from sluice.models.weights import GGUF, weight_files
 from sluice.parallel.layout import Place
 from sluice.parallel.member import ALONE, Member
+from sluice.text.token_ids import num_token_ids
 from sluice.types import Tier
 from sluice.types.footprint import Footprint
 from sluice.types.request_limits import Limits
@@ -136,7 +138,14 @@ def load(
         pacing_of(sizes.resolved.config, weights.spec, memory.kv_sizes, sizes.weights_bytes, memory.graph_rows),
         member,
         for_model.draft,
+        _num_token_ids(checkpoint.tokenizer, info.eos_token_ids),
     )
+
+
+def _num_token_ids(folder: Path, eos_token_ids: Collection[int]) -> int | None:
+    """Return the ids that a tokenizer has, with those that end an answer; None if that is not known."""
+    known = num_token_ids(folder)
+    return None if known is None else max([known, *(id + 1 for id in eos_token_ids)])
 
 
 def _size(
@@ -223,7 +232,7 @@ def _resolve_for_model(here: Resolution, checkpoint: Checkpoint, weights: Weight
     resolved = with_diffusion(paged.because(replace(paged.config, model=options), **why), spec)
     tokenizer = checkpoint.tokenizer
     draft = load_drafter(resolved.config, model, spec, backend, device, kernels, tokenizer, progress=progress)
-    return _ForModel(resolved, backend, draft)
+    return _ForModel(with_slices(resolved, model, draft), backend, draft)
 
 
 def _supporting_backend(
@@ -303,7 +312,7 @@ def _offload(
     """Return how contexts longer than the device are served, if there is a tier for them."""
     shape, kv_sizes = memory.shape, memory.kv_sizes
     tier = offload_tier(config, shape.device.type)
-    if tier is None or spec.diffusion is not None:
+    if tier is None or spec.diffusion is not None or spec.unequal_kv:
         return None
     scheduler = config.scheduler.limits()
     sizes = Sizes(
@@ -354,6 +363,7 @@ def _info(
         config.scheduler.limits().itl_target,
         config.scheduler.limits().classes,
         0 if spec.diffusion is None else spec.diffusion.block_size,
+        frozenset(spec.media_token_ids),
     )
     cache = replace(config.cache, max_total_tokens=pool_tokens)
     offload_config = replace(config.offload, offload_above=None if offload is None else offload.limits.above)

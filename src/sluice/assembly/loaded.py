@@ -34,17 +34,20 @@ from sluice.engine.transfer import Handover
 from sluice.kernels.cpu.library import Kernels
 from sluice.kv.events import NO_EVENTS, EventLog, NoEvents
 from sluice.models.base import PagedLM
+from sluice.models.decoder import Decoder
 from sluice.models.spec import ModelSpec
 from sluice.parallel.member import ALONE, Member
 from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
 from sluice.runner.features import NewGrammars
 from sluice.runner.features.grammars import NO_GRAMMARS, GrammarMasks, Publish, keep
-from sluice.runner.forwards import EagerForwards, Forwards
+from sluice.runner.forwards import EagerForwards, Forwards, Model
 from sluice.runner.grammar.base import CompiledGrammars
 from sluice.runner.grammar.compiler import GrammarCompiler
 from sluice.runner.grammar.guidance import END, Guidance
 from sluice.runner.kernel_capture import cpu_graphs
+from sluice.runner.known_tokens import KnownTokens
 from sluice.runner.launched import OtherRanksResult
+from sluice.runner.layers import LayerSlices
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.nan_fault import NanFaultModel
 from sluice.runner.offload.loaders import Report
@@ -88,6 +91,8 @@ class LoadedModel:
     """The rank that it is the part of; `spec` has the sizes of that part."""
     draft: DraftSetup | None = None
     """The runner's own drafter; None: the runner guesses nothing."""
+    num_token_ids: int | None = None
+    """Ids that the tokenizer has; those behind them are never sampled. None: all may be."""
 
     @property
     def new_kv(self) -> KVMaker:
@@ -177,8 +182,15 @@ class LoadedModel:
         if self.offload is not None and tiers is not NO_TIERS:
             unplanned = TickingAttention(self.backend.make_unplanned(device, self.kernels, busy), busy)
             offload = self.offload.open(model, state, unplanned, self.new_kv, tiers, transport, report)
+        layers = None
+        if self.info.config.scheduler.sliced_chunk_size:
+            assert isinstance(self.model, Decoder), f"a {type(self.model).__name__} whose chunks are sliced"
+            of_model = self.model.walk
+            layers = LayerSlices(
+                model.over(of_model) if isinstance(model, NanFaultModel) else of_model, state, attention
+            )
         return TorchRunner(
-            model,
+            self._without_padding(model),
             state,
             attention,
             transport=transport,
@@ -187,9 +199,17 @@ class LoadedModel:
             tick=waiting,
             copies=tiers.copies,
             offload=offload,
+            layers=layers,
             elsewhere=elsewhere,
             drafter=drafter,
         )
+
+    def _without_padding(self, model: Model) -> Model:
+        """Return a model that gives no ids but those of the tokenizer, if the vocabulary is padded beyond them."""
+        own = self.member.place.vocabulary(self.spec.vocab_size)
+        if self.num_token_ids is None or self.num_token_ids >= own.stop:
+            return model
+        return KnownTokens(model, max(0, self.num_token_ids - own.start))
 
     @property
     def _captures_calls(self) -> bool:
@@ -219,6 +239,7 @@ class LoadedModel:
                     config.scheduler.limits(),
                     pipeline_stages=config.parallel.pp_size,
                     num_draft_tokens=config.speculative.drafts(),
+                    num_layers=self.spec.num_layers if config.scheduler.sliced_chunk_size else 0,
                 ),
                 config.diffusion,
                 self.spec,

@@ -18,6 +18,7 @@ def refuse_contradictions(config: EngineConfig, device_type: str) -> None:
     """
     _refuse_without_effect(config)
     _refuse_target(config)
+    _refuse_slices(config)
     refuse_speculation(config.speculative)
     kv_event_settings(config.kv_events, has_prefix_cache=config.cache.enable_prefix_caching)
     refuse_drafting_ranks(config)
@@ -92,6 +93,32 @@ def _refuse_target(config: EngineConfig) -> None:
         )
     if quantile is not None and not 0.5 <= quantile <= 0.999:
         raise ConfigError(f"--itl-quantile must be from 0.5 to 0.999, got {quantile}")
+
+
+def _refuse_slices(config: EngineConfig) -> None:
+    """Refuse chunks that are divided among steps where they cannot be."""
+    size = config.scheduler.sliced_chunk_size
+    if size is not None and size < 0:
+        raise ConfigError(f"--sliced-chunk-size must be at least 1, or 0 for off, got {size}")
+    if not size:
+        return
+    if not itl_micros(config.scheduler.itl_target):
+        raise ConfigError(f"--sliced-chunk-size {size} needs a target (--itl-target TIME)")
+    contradicted = contradicted_by(config)
+    if contradicted is not None:
+        raise ConfigError(f"--sliced-chunk-size {size} has no effect with {contradicted}; leave one of them out")
+
+
+def contradicted_by(config: EngineConfig) -> str | None:
+    """Return an option that keeps chunks from being divided among steps; None: there is none."""
+    scheduler = config.scheduler
+    if config.parallel.pp_size > 1:
+        return f"--pp-size {config.parallel.pp_size}"
+    if scheduler.max_prefill_tokens is not None:
+        return f"--max-prefill-tokens {scheduler.max_prefill_tokens}"
+    if scheduler.long_prefill_token_threshold is not None:
+        return f"--long-prefill-token-threshold {scheduler.long_prefill_token_threshold}"
+    return None
 
 
 def _refuse_graphs_of_a_cpu(model: ModelConfig, device_type: str) -> None:

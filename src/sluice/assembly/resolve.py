@@ -258,6 +258,7 @@ def page_limits(scheduler: SchedulerConfig, cache: CacheConfig) -> dict[str, int
         "--chunked-prefill-size": None
         if scheduler.chunked_prefill_size in CHUNKING_OFF
         else scheduler.chunked_prefill_size,
+        "--sliced-chunk-size": scheduler.sliced_chunk_size,
         "--max-prefill-tokens": scheduler.max_prefill_tokens,
         "--long-prefill-token-threshold": scheduler.long_prefill_token_threshold,
         "--max-total-tokens": cache.max_total_tokens,

@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ import torch
 from sluice.assembly.memory import kv_sizes_of
 from sluice.assembly.resolve import Resolution
 from sluice.attention.backend import AttentionBackend
-from sluice.config import OffloadConfig
+from sluice.config import ConfigError, OffloadConfig, flag
 from sluice.models.spec import ModelSpec
 from sluice.storage.blocks import FileBlocks
 from sluice.storage.checksums import PageRun, best_checksum, find_checksum
@@ -102,11 +102,17 @@ def block_tokens(rates: MeasuredRates, kv: KVSizes, page_size: int) -> int:
 def resolve_ring(
     resolved: Resolution, asked: OffloadConfig, spec: ModelSpec, backend: AttentionBackend, device: torch.device
 ) -> Resolution:
-    """Return the options with a ring for this machine and model, where it was not given.
+    """Return the options with a ring for this machine and model, where it was not given; without one for a model whose
+    layers differ in size.
 
     Args:
         asked: the options as they were given.
+
+    Raises:
+        ConfigError: an option of long contexts, for such a model.
     """
+    if spec.unequal_kv:
+        return _without_ring(resolved, asked, spec.architecture)
     config = resolved.config
     threads, page_size = config.model.threads, config.cache.page_size
     is_open = asked.ring_block_tokens is None and config.offload.ring_block_tokens is not None
@@ -122,3 +128,15 @@ def resolve_ring(
     )
     offload = replace(config.offload, ring_block_tokens=tokens)
     return resolved.because(replace(config, offload=offload), ring_block_tokens=why)
+
+
+def _without_ring(resolved: Resolution, asked: OffloadConfig, architecture: str) -> Resolution:
+    names = [item.name for item in fields(asked)]
+    for name in names:
+        if (value := getattr(asked, name)) is not None:
+            raise ConfigError(
+                f"{flag(name)} {value} is not supported by {architecture}, whose layers differ in the size of their"
+                " keys and values: all of a context is on the device"
+            )
+    reasons = {name: why for name, why in resolved.reasons.items() if name not in names}
+    return Resolution(replace(resolved.config, offload=OffloadConfig()), reasons)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
@@ -207,14 +208,10 @@ def tier_setup(
         disabled: tiers that the config lacks because they could not be opened.
 
     Raises:
-        ConfigError: a tier that holds not even one page, or one of a model whose layers differ in size.
+        ConfigError: a tier that holds not even one page.
         MemoryShortage: a tier that does not fit into memory.
     """
     cache = config.cache
-    given = {"--kv-host-bytes": cache.kv_host_bytes, "--kv-disk": cache.kv_disk}
-    for option, value in given.items():
-        if value is not None:
-            refuse_unequal_layers(spec, f"{option} {value}")
     geometry, disk, disk_bytes, disk_pages = None, None, 0, 0
     page_bytes = page_geometry(spec, shape, "", layout=layout).page_bytes
     host_pages = _host_pages(cache, page_bytes, ranks_per_node(config.parallel))
@@ -250,31 +247,27 @@ def copy_limits(config: EngineConfig, shape: DeviceShape, page_bytes: int) -> tu
     return per_step, max(per_step, min(4 * STEP_COPIES, FLIGHT_BYTES // page_bytes))
 
 
-def refuse_unequal_layers(spec: ModelSpec, option: str) -> None:
-    """Refuse to copy the pages of a model whose layers have keys and values of different sizes.
-
-    Raises:
-        ConfigError: it is one.
-    """
-    if spec.unequal_kv:
-        raise ConfigError(
-            f"{option} needs a model whose layers have equal keys and values, and those of {spec.architecture} differ"
-        )
-
-
 def page_geometry(spec: ModelSpec, shape: DeviceShape, model: str, *, layout: str) -> PageGeometry:
-    """Return the geometry of a page of this model on this device."""
-    of_head = shape.head_dim * shape.page_dtype.itemsize + scale_bytes(shape.page_dtype)
+    """Return the geometry of a page of this model on this device.
+
+    Layers that differ in size count as so many equal ones as take the same room (`DevicePages`).
+    """
+    dtype = shape.page_dtype
+    keys = [
+        shape.page_size * layer.num_kv_heads * (layer.head_dim * dtype.itemsize + scale_bytes(dtype))
+        for layer in shape.layers
+    ]
+    part_bytes = math.gcd(*keys)
     return PageGeometry(
         model=model,
         code=_code(spec),
-        dtype=stored_as(shape.page_dtype),
+        dtype=stored_as(dtype),
         layout=layout,
         page_size=shape.page_size,
-        num_layers=shape.num_layers,
+        num_layers=sum(keys) // part_bytes,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
-        part_bytes=shape.page_size * shape.num_kv_heads * of_head,
+        part_bytes=part_bytes,
         checksum=best_checksum(),
     )
 

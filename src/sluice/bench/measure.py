@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -50,6 +51,7 @@ async def measure_in_turns(urls: Sequence[str], options: BenchOptions) -> list[B
         ConfigError, BenchError: as `measure_server`.
     """
     targets = []
+    _announce(options)
     for url in urls:
         target = await server_target(url, options, Timer())
         await warm_up(target, options)
@@ -148,8 +150,31 @@ async def measure_all(target: BenchTarget, options: BenchOptions) -> list[Run]:
     Raises:
         BenchError: the warm-up fails.
     """
+    _announce(options)
     await warm_up(target, options)
     return [await measure_once(target, options, repeat) for repeat in range(options.run.repeats)]
+
+
+def _announce(options: BenchOptions) -> None:
+    """Tell a person at the terminal, as the progress bar does."""
+    if sys.stderr.isatty():
+        print(announced(workload_of(options, 0), options), file=sys.stderr)
+
+
+def announced(workload: Workload, options: BenchOptions) -> str:
+    """Return what will be sent, and what is known of how long that takes."""
+    last = max((session.at for session in workload.sessions if session.at is not None), default=None)
+    parts = [f"{workload.num_requests} requests"]
+    if last is None:
+        parts.append(f"{workload.concurrency} at a time")
+    else:
+        parts.append(f"the last one {'begins' if options.workload.turns > 1 else 'is sent'} after {last:.3g} s")
+    if workload.background:
+        parts.append(f"{len(workload.background)} streams beside them until all are answered")
+    if options.run.repeats > 1:
+        parts.append(f"{options.run.repeats} times")
+    warm_up = f"; before them {options.run.warmup} to warm up" if options.run.warmup else ""
+    return f"sluice bench: {', '.join(parts)}{warm_up}"
 
 
 async def warm_up(target: BenchTarget, options: BenchOptions) -> None:

@@ -40,6 +40,15 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "prompt_tokens": "lognormal:60:0.8",
         "output_tokens": "lognormal:100:0.6",
     },
+    # Short questions about one long text that arrive together, as those of a call of /v1/decisions do.
+    "decisions": {
+        "num_requests": 64,
+        "concurrency": 64,
+        "shared_prefix_tokens": 7936,
+        "prompt_tokens": "25",
+        "max_new_tokens": 1,
+        "ignore_eos": True,
+    },
 }
 NUM_REQUESTS, CONCURRENCY, OUTPUT_TOKENS = 32, 4, "64"
 SCHEDULES = ("submit_interval_ms", "request_rate", "burst_size", "at_ms", "arrivals")

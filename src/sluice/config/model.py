@@ -149,7 +149,7 @@ class ModelConfig:
     quantization: str | None = option(
         None,
         "quantise weights to int8, int4 or fp8, or name how the checkpoint's are quantised",
-        unset="as its config.json says",
+        unset="as the checkpoint says",
         more="int8: the weights of linear layers, embedding and head are quantised while they are loaded, which halves"
         " their memory and the time of a decode. int4: those of linear layers take four bits, in groups of 32 with one"
         " scale, and embedding and head int8. Both need --device cpu. fp8: those of linear layers, on a GPU. The other"

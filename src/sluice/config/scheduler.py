@@ -83,6 +83,17 @@ class SchedulerConfig:
         " --schedule mixed and prompts that may be cut.",
         metavar="TIME",
     )
+    sliced_chunk_size: int | None = option(
+        None,
+        "maximum tokens of a chunk whose layers are divided among steps; 0: no such chunks",
+        unset="2048 with --itl-target",
+        more="Off if --chunked-prefill-size is set, unless asked for. What a step cannot hold of a prompt becomes one"
+        " long chunk, of which each step computes some layers:"
+        " streams get their tokens between them, and the chunk is as efficient as its length"
+        " ([chunks by time](itl-target.md#sliced-chunks)). Needs --itl-target, and a native model on one device or"
+        " under --tp-size.",
+        metavar="TOKENS",
+    )
     itl_quantile: float | None = option(
         None,
         "share of the steps that --itl-target is to hold for",
@@ -272,6 +283,7 @@ class SchedulerConfig:
             dynamic_chunking=CHUNKS_BY_TIME if self.dynamic_chunking == 0 else self.dynamic_chunking or 0,
             dynamic_chunking_smoothing=1.0 if self.dynamic_chunking is None else smoothing,
             itl_target=itl_target,
+            sliced_chunk_size=self.sliced_chunk_size or 0,
             itl_quantile=ITL_QUANTILE if self.itl_quantile is None else self.itl_quantile,
             classes=classes_of(self.priority_classes, itl_target) if by_deadline else (),
         )

@@ -138,8 +138,9 @@ class ServerConfig:
         None,
         "format in which the model calls tools",
         unset="as the chat template shows",
-        more="deepseek_v3, deepseek_v31, deepseek_v32, deepseek_v4, glm45, glm47, hermes, json, kimi_k2, llama3_json,"
-        " minimax_m2, mistral, openai, qwen3_coder or seed_oss, or a name that vLLM or SGLang has for one of them;"
+        more="apriel, deepseek_v3, deepseek_v31, deepseek_v32, deepseek_v4, gemma4, glm45, glm47, granite, hermes,"
+        " json, kimi_k2, lfm2, llama3_json, llama4_pythonic, minimax_m2, mistral, nemotron_v2, olmo3, openai,"
+        " phi4_mini, qwen3_coder or seed_oss, or a name that vLLM or SGLang has for one of them;"
         " none: requests with tools are refused. See [tools](tools.md).",
         sglang="--tool-call-parser",
         vllm="--tool-call-parser",
@@ -155,8 +156,8 @@ class ServerConfig:
         None,
         "format in which the model thinks before it answers",
         unset="as the chat template shows",
-        more="deepseek_r1, gpt_oss, kimi, mistral, qwen3 or seed_oss, or a name that vLLM or SGLang has for one of"
-        " them; none: reasoning is a part of the text. See [tools](tools.md#reasoning).",
+        more="deepseek_r1, gemma4, gpt_oss, kimi, mistral, qwen3 or seed_oss, or a name that vLLM or SGLang has for"
+        " one of them; none: reasoning is a part of the text. See [tools](tools.md#reasoning).",
         sglang="--reasoning-parser",
         vllm="--reasoning-parser",
         metavar="NAME",

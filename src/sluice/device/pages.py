@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -12,14 +13,16 @@ from sluice.attention.base import PagedKV
 class DevicePages:
     """KV tensors of all layers, a page of which is a list of *parts*: keys and values of each layer, in order.
 
+    If layers differ in size, their keys and values are several parts each, so that all parts have the same size.
+
     Args:
-        kv: one for each layer, all of the same sizes.
+        kv: one for each layer that has keys and values.
     """
 
     def __init__(self, kv: Sequence[PagedKV]) -> None:
-        self._parts = [_as_bytes(tensor) for layer in kv for tensor in (layer.k, layer.v)]
-        sizes = {part.shape for part in self._parts}
-        assert len(sizes) == 1, f"pages of different sizes: {sizes}"
+        tensors = [_as_bytes(tensor) for layer in kv for tensor in (layer.k, layer.v)]
+        size = math.gcd(*(tensor.shape[1] for tensor in tensors))
+        self._parts: list[torch.Tensor] = [part for tensor in tensors for part in tensor.split(size, dim=1)]
 
     @property
     def device(self) -> torch.device:
@@ -43,7 +46,7 @@ class DevicePages:
 
     def views(self, page: int, count: int = 1) -> list[memoryview]:
         """Return the memory of each part of `count` pages that follow each other, on a CPU: to write there is to write
-        the pages."""
+        the pages. Of layers that differ in size, only one page at a time is in one piece."""
         return [part[page : page + count].view(-1).numpy().data for part in self._parts]
 
     def copy_out(self, page: int, into: torch.Tensor) -> None:

@@ -32,17 +32,19 @@ class ChunkSeen(NamedTuple):
 
 
 class SliceSeen(NamedTuple):
-    """A part of the work on a chunk of a context longer than the device."""
+    """A part of the work on a chunk that takes several steps."""
 
     request_id: int
     start: int
     length: int
     first: int
     stop: int
-    """The work items from `first` up to this one, of `total`."""
+    """The work items from `first` up to this one, of `total`; where all of the context is on the device, layers."""
     total: int
     samples: bool
     """It completes the chunk, which brings the next token."""
+    is_resident: bool
+    """Whether all of the context is on the device."""
 
 
 class StepSeen(NamedTuple):
@@ -161,7 +163,9 @@ class StepWatch:
 def _slice_seen(part: ChunkSlice) -> SliceSeen:
     chunk = part.chunk
     samples = part.completes and chunk.samples
-    return SliceSeen(chunk.request_id, chunk.start, chunk.length, part.first, part.stop, part.total, samples)
+    return SliceSeen(
+        chunk.request_id, chunk.start, chunk.length, part.first, part.stop, part.total, samples, part.is_resident
+    )
 
 
 def _other_counts(plan: BatchPlan, result: BatchResult) -> tuple[tuple[int, int], ...]:

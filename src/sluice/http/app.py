@@ -11,23 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sluice.http.apis.anthropic.routes import add_anthropic
-from sluice.http.apis.decisions import DECISION_BODY, DecisionAnswer, Decisions, parse_decisions, with_labels
 from sluice.http.apis.infill import add_infill
 from sluice.http.apis.ollama.routes import add_ollama
 from sluice.http.apis.responses.routes import add_responses
 from sluice.http.apis.responses.store import ResponseStore
-from sluice.http.apis.scoring import (
-    RERANK_BODY,
-    RERANK_PATHS,
-    SCORE_BODY,
-    RerankAnswer,
-    Reranked,
-    ScoreAnswer,
-    Scored,
-    parse_rerank,
-    parse_score,
-)
+from sluice.http.apis.scoring import add_scoring
 from sluice.http.apis.sglang import GENERATE_BODY, Generated, NativeAnswer, parse_generate
+from sluice.http.apis.tokens import add_token_calls
 from sluice.http.base.auth import KeyRequired
 from sluice.http.base.backend import Backend
 from sluice.http.base.body import BodyLimits, BodyReader
@@ -181,6 +171,8 @@ def _add_generation(
     add_anthropic(routes, backend, bodies, calls, threads)
     add_ollama(routes, backend, bodies, calls, int(clock()))
     _add_embeddings(routes, calls)
+    add_scoring(routes, calls)
+    add_token_calls(routes, calls)
     add_infill(routes, calls)
 
     @routes.add(
@@ -233,20 +225,6 @@ def _add_embeddings(routes: Routes, calls: CallHandler) -> None:
     @routes.add("POST", "/v1/embeddings", summary="Embed texts (OpenAI)", body=EMBEDDING_BODY, answer=Embeddings)
     async def embeddings(request: Request) -> Response:
         return await calls.embed(request, parse_embedding, EmbeddingAnswer)
-
-    @routes.add("POST", *RERANK_PATHS, summary="Documents by likeness to a query", body=RERANK_BODY, answer=Reranked)
-    async def rerank(request: Request) -> Response:
-        return await calls.embed(request, parse_rerank, RerankAnswer)
-
-    @routes.add(
-        "POST", "/v1/decisions", summary="How likely answers are (SGLang)", body=DECISION_BODY, answer=Decisions
-    )
-    async def decisions(request: Request) -> Response:
-        return await calls.score(request, parse_decisions, with_labels, DecisionAnswer)
-
-    @routes.add("POST", "/score", "/v1/score", summary="How alike texts are (vLLM)", body=SCORE_BODY, answer=Scored)
-    async def score(request: Request) -> Response:
-        return await calls.embed(request, parse_score, ScoreAnswer)
 
 
 async def in_json(content: Awaitable[bytes]) -> Response:

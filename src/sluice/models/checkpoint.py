@@ -177,6 +177,8 @@ class CheckpointConfig:
     dtype: str | None
     """Dtype of the stored weights (`float32`, `bfloat16`, ...), None if the config has none."""
     eos_token_ids: tuple[int, ...]
+    media_token_ids: tuple[int, ...] = ()
+    """Tokens that stand for images and sound in prompts for the model around a text model."""
 
     def with_defaults(self, values: Mapping[str, object]) -> CheckpointConfig:
         """Return the configuration with values for fields that it does not have."""
@@ -216,7 +218,7 @@ def parse_config(fields: Fields, folder: Path) -> CheckpointConfig:
     Raises:
         CheckpointError: a field or a file is broken.
     """
-    fields = text_part(fields)
+    outer, fields = fields, text_part(fields)
     for name, most in MOST.items():
         value = fields.get(name)
         if isinstance(value, int) and value > most:
@@ -226,9 +228,12 @@ def parse_config(fields: Fields, folder: Path) -> CheckpointConfig:
         fields=fields,
         dtype=_dtype(fields),
         eos_token_ids=_eos_token_ids(folder, fields),
+        media_token_ids=() if outer is fields else tuple(each for name in MEDIA for each in _token_ids(outer, name)),
     )
 
 
+MEDIA = ("image_token_id", "image_token_index", "video_token_id", "audio_token_id")
+"""Fields with tokens that are replaced by what other parts of the model compute."""
 INHERITED = ("eos_token_id", "dtype", "torch_dtype", "quantization_config")
 """Fields that a text model has of the model around it, where its own config has none."""
 

@@ -46,6 +46,7 @@ def read_spec(
         vocab_size=config.integer("vocab_size"),
         max_model_len=rope.context(config.integer("max_position_embeddings")),
         eos_token_ids=checkpoint.eos_token_ids,
+        media_token_ids=checkpoint.media_token_ids,
         dtype=dtype,
         diffusion=diffusion,
     )

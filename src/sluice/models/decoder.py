@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from types import MappingProxyType
 from typing import ClassVar, Self
 
@@ -64,10 +64,11 @@ class Decoder(CausalLM):
     @classmethod
     def check_layout(cls, checkpoint: CheckpointConfig, layout: Layout) -> None:
         config = cls.read(checkpoint, torch.bfloat16)
-        if config.spec.unequal_kv and layout.size > 1:
+        reads_others = config.extra_size > 0 or any(plan.donor is not None for plan in config.layers)
+        if layout.pipeline_size > 1 and reads_others:
             raise CheckpointError(
-                f"{checkpoint.architecture} runs on one device alone, as its layers have keys and values of different"
-                " sizes: leave out --tp-size and --pp-size"
+                f"--pp-size {layout.pipeline_size}: this {checkpoint.architecture} runs in one stage, as its last"
+                " layers read keys and values, or embeddings, of the first ones: leave out --pp-size"
             )
         check_layout(config.spec, config.inner_size, layout)
 
@@ -110,6 +111,19 @@ class Decoder(CausalLM):
         Returns:
             What `forward` returns, and the residual [N, hidden_size] that enters each of `layers`, of all tokens.
         """
+        walk = self.walk(batch, kv, attention, layers)
+        while True:
+            try:
+                next(walk)
+            except StopIteration as ended:
+                found: tuple[torch.Tensor, list[torch.Tensor]] = ended.value
+                return found
+
+    def walk(
+        self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention, layers: Sequence[int] = ()
+    ) -> Generator[None, None, tuple[torch.Tensor, list[torch.Tensor]]]:
+        """Compute a step as `forward_with_states` does, and pause behind each layer. The model may compute other steps
+        meanwhile: what this one needs from layer to layer is its own."""
         x, delta = self.receive(batch) if self.embed_tokens is None else self.embed(batch)
         extras = self.extras(batch, x)
         angles = [rotary(batch.positions) for rotary in self.rotaries]
@@ -124,9 +138,9 @@ class Decoder(CausalLM):
             context = LayerContext(batch, kv[self._kv_of[number]], attention, self.ops, own, growth, extras[number])
             # Of the model's last layer's other tokens only the keys and values are needed.
             x, delta = layer(x, delta, context, batch.logit_rows if number == last else None)
+            yield
         if self.norm is None:
-            assert delta is not None, "a model whose layers add nothing later is not cut into stages"
-            return self.send(x, delta), states
+            return self.send(x, torch.zeros_like(x) if delta is None else delta), states
         return plain(sum_and_norm(x, delta, self.norm, self.ops)[1]), states
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -211,6 +211,7 @@ class NativePacker(Packer):
             return super().gated(*parts, activation=activation)
         blocks = _blocks_of(parts)
         if blocks is not None:
+            blocks = blocks[0].halves() if len(blocks) == 1 else blocks  # a matrix for both
             return NativeGated(self._grouped(blocks, joined_bias(parts), activation, is_gated=True))
         weight, bias = self._joined(*parts)
         return NativeGated(NativeLinear(self._kernels, self._packed(weight), bias, outputs, activation, is_gated=True))

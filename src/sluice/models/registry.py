@@ -26,7 +26,13 @@ IMAGES = "Mistral3ForConditionalGeneration"
 FAMILIES: tuple[Family, ...] = (
     Family("LlamaForCausalLM", "llama:Llama", gguf="llama"),
     Family("MistralForCausalLM", "llama:Mistral", model_type="mistral", inside=(IMAGES,)),
-    Family("Ministral3ForCausalLM", "ministral3:Ministral3", model_type="ministral3", inside=(IMAGES,)),
+    Family(
+        "Ministral3ForCausalLM",
+        "ministral3:Ministral3",
+        gguf="mistral3",
+        model_type="ministral3",
+        inside=(IMAGES,),
+    ),
     Family("Qwen2ForCausalLM", "llama:Qwen2", gguf="qwen2"),
     Family("Qwen3ForCausalLM", "llama:Qwen3", gguf="qwen3"),
     Family(
@@ -49,6 +55,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "Gemma4ForCausalLM",
         "gemma4:Gemma4",
+        gguf="gemma4",
         model_type="gemma4_text",
         inside=("Gemma4ForConditionalGeneration",),
     ),

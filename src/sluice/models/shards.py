@@ -49,8 +49,7 @@ class Cut:
             ValueError: it would begin or end inside a group of inputs with one scale, or inside a block.
         """
         if isinstance(weight, StoredBlocks):
-            (own,) = self.ranges
-            return weight.inputs(own) if self.dim == INPUTS else weight.outputs(own)
+            return weight.inputs(*self.ranges) if self.dim == INPUTS else weight.outputs(*self.ranges)
         if not isinstance(weight, Int4Weight):
             return type(weight)(self.of(weight.values), weight.scales if self.dim == INPUTS else self.of(weight.scales))
         if self.dim == OUTPUTS:
@@ -87,11 +86,6 @@ def _evenly(size: int, spec: ModelSpec, place: Place) -> tuple[range, ...]:
     return (place.part(size),)
 
 
-def _kv_heads(size: int, spec: ModelSpec, place: Place) -> tuple[range, ...]:
-    heads, head_dim = place.part(spec.num_kv_heads), size // spec.num_kv_heads
-    return (range(heads.start * head_dim, heads.stop * head_dim),)
-
-
 def _queries_keys_values(size: int, spec: ModelSpec, place: Place) -> tuple[range, ...]:
     """Cut each of q, k and v, which have one matrix."""
     heads, kv_heads = spec.num_heads, spec.num_kv_heads
@@ -115,11 +109,20 @@ def _vocabulary(size: int, spec: ModelSpec, place: Place) -> tuple[range, ...]:
 BY_OUTPUT = Rule(OUTPUTS, _evenly)
 """Also by heads, whose outputs are neighbours."""
 BY_INPUT = Rule(INPUTS, _evenly)
-BY_KV_HEADS = Rule(OUTPUTS, _kv_heads)
-"""If there are more shards than KV heads, several shards hold the same one."""
 INSIDE_QKV = Rule(OUTPUTS, _queries_keys_values)
 INSIDE_GATE_UP = Rule(OUTPUTS, _halves)
 BY_VOCABULARY = Rule(OUTPUTS, _vocabulary)
+
+
+def by_kv_heads(count: int) -> Rule:
+    """Return the rule for so many KV heads. If there are more shards than these, several shards hold the same one."""
+
+    def ranges(size: int, spec: ModelSpec, place: Place) -> tuple[range, ...]:
+        heads, head_dim = place.part(count), size // count
+        return (range(heads.start * head_dim, heads.stop * head_dim),)
+
+    return Rule(OUTPUTS, ranges)
+
 
 Rules = Mapping[str, Rule | None]
 """Names of a block's own modules and parameters -> how they are cut; None: they are whole on every shard."""
@@ -183,17 +186,18 @@ def check_layout(spec: ModelSpec, inner_size: int, layout: Layout) -> None:
             f"--pp-size {stages}: the model has {spec.num_layers} layers, and every stage needs one; accepted: 1 to"
             f" {spec.num_layers}"
         )
-    heads, kv_heads = spec.num_heads, spec.num_kv_heads
+    heads, kv_heads = spec.num_heads, sorted({layer.num_kv_heads for layer in spec.kv_layers})
     accepted = [
         size
         for size in range(1, heads + 1)
         if heads % size == 0
         and inner_size % size == 0
-        and (kv_heads % size == 0 or size % kv_heads == 0)
+        and all(count % size == 0 or size % count == 0 for count in kv_heads)
         and size <= -(-spec.vocab_size // WORD)
     ]
     if shards not in accepted:
+        counts = " and ".join(map(str, kv_heads))
         raise CheckpointError(
-            f"--tp-size {shards}: shards cannot share {heads} heads, {kv_heads} KV heads, {inner_size} inner elements"
+            f"--tp-size {shards}: shards cannot share {heads} heads, {counts} KV heads, {inner_size} inner elements"
             f" and a vocabulary of {spec.vocab_size} in blocks of {WORD}; accepted: {', '.join(map(str, accepted))}"
         )

@@ -85,6 +85,8 @@ class ModelSpec:
     """How its weights are held: "none", in `dtype`; one of `ON_LOAD`; or one of them with `AS_STORED`."""
     diffusion: BlockDiffusion | None = None
     """Block diffusion; None if the model generates token by token."""
+    media_token_ids: tuple[int, ...] = ()
+    """Tokens that stand for images and sound, which the text model alone does not take."""
     num_parameters: int = 0
     """Numbers in the weights of a native model; a head that is the embedding counts once."""
     unequal_kv: tuple[LayerHeads, ...] = ()
@@ -127,9 +129,15 @@ class ModelSpec:
 
     def of(self, place: Place) -> Self:
         """Return the sizes of a rank's part: its layers and heads. Its part of the vocabulary is `Place.vocabulary`."""
+        own = place.layers(self.num_layers)
+        unequal = (
+            layer._replace(num_kv_heads=len(place.part(layer.num_kv_heads)))
+            for layer in self.unequal_kv[own.start : own.stop]
+        )
         return replace(
             self,
-            num_layers=len(place.layers(self.num_layers)),
+            num_layers=len(own),
             num_heads=len(place.part(self.num_heads)),
             num_kv_heads=len(place.part(self.num_kv_heads)),
+            unequal_kv=tuple(unequal),
         )

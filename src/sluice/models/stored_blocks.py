@@ -56,12 +56,18 @@ class StoredBlocks:
         """Bytes of the weight in its file."""
         return self.out_features * self.blocks.shape[1]
 
-    def outputs(self, rows: range) -> Self:
-        """Return a view of some outputs."""
-        part = slice(rows.start, rows.stop)
-        if self.order is None:
-            return replace(self, blocks=self.blocks[part])
-        return replace(self, order=self.order[part])
+    def outputs(self, *ranges: range) -> Self:
+        """Return a view of some outputs, one range behind the other."""
+        if self.order is None and len(ranges) == 1:
+            return replace(self, blocks=self.blocks[ranges[0].start : ranges[0].stop])
+        order = torch.arange(len(self.blocks), dtype=torch.int32) if self.order is None else self.order
+        parts = [order[each.start : each.stop] for each in ranges]
+        return replace(self, order=parts[0] if len(parts) == 1 else torch.cat(parts))
+
+    def halves(self) -> list[Self]:
+        """Return views of the first and the second half of the outputs."""
+        half = self.out_features // 2
+        return [self.outputs(range(half)), self.outputs(range(half, 2 * half))]
 
     def can_be_cut(self, ranges: Sequence[range]) -> bool:
         """Return whether no range of inputs begins or ends inside a block."""

@@ -150,11 +150,12 @@ class DeviceState:
             PlanError: names the step and what is wrong with it.
         """
         fresh = {new.slot for new in plan.new_slots}
-        used = {chunk.slot for chunk in plan.chunks}
+        chunks = [*plan.chunks, *(part.chunk for part in plan.slices if part.is_resident)]
+        used = {chunk.slot for chunk in chunks}
         runs = plan.chunks or plan.copies or plan.slices or plan.dropped
         _require(bool(runs), plan, "it has neither chunks nor copies")
         _require(len(fresh) == len(plan.new_slots), plan, "it fills a slot twice")
-        _require(len(used) == len(plan.chunks), plan, "it runs a slot twice")
+        _require(len(used) == len(chunks), plan, "it runs a slot twice")
         for new in plan.new_slots:
             for feature in self.features:
                 problem = feature.problem(new)
@@ -169,7 +170,7 @@ class DeviceState:
         if slots and not 0 <= min(slots) <= max(slots) < self.shape.num_slots:
             wrong = next(slot for slot in slots if not 0 <= slot < self.shape.num_slots)
             raise PlanError(f"plan of step {plan.step} cannot run: slot {wrong} of {self.shape.num_slots}")
-        for chunk in plan.chunks:
+        for chunk in chunks:
             problem = self._problem_of(chunk, chunk.slot in fresh, guesses_drafts=guesses_drafts)
             if problem is not None:
                 raise PlanError(f"plan of step {plan.step} cannot run: {problem}")
@@ -218,9 +219,12 @@ class DeviceState:
             self._filled[new.slot] = True
             self._open_at[new.slot] = -1
         cleared, size = [new.slot for new in plan.new_slots], self.shape.page_size
+        chunks = plan.chunks
+        if plan.slices:
+            chunks = (*chunks, *(part.chunk for part in plan.slices if part.new_pages))
         additions = [
             (chunk.slot, 0 if chunk.slot in cleared else -(-chunk.end // size) - len(chunk.new_pages), chunk.new_pages)
-            for chunk in plan.chunks
+            for chunk in chunks
             if chunk.new_pages
         ]
         return self.page_table.plan(cleared, additions)

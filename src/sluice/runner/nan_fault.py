@@ -8,6 +8,7 @@ import torch
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.runner.forwards import Model
+from sluice.runner.layers import NewWalk, Walk
 from sluice.types.faults import Fault
 
 
@@ -26,7 +27,18 @@ class NanFaultModel:
         self._steps = 0
 
     def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
-        hidden = self._inner.forward(batch, kv, attention)
+        return self._spoilt(batch, self._inner.forward(batch, kv, attention))
+
+    def over(self, new_walk: NewWalk) -> NewWalk:
+        """Return what begins the walks of `new_walk`, whose logits are NaN where a fault is injected."""
+
+        def walk(batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> Walk:
+            hidden, states = yield from new_walk(batch, kv, attention)
+            return self._spoilt(batch, hidden), states
+
+        return walk
+
+    def _spoilt(self, batch: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor:
         step, self._steps = self._steps, self._steps + 1
         device = batch.input_ids.device
         rows = torch.repeat_interleave(torch.tensor(batch.q_lens, device=device))

@@ -13,7 +13,8 @@ On the device, queued behind the step before:
     inputs  take the arrays as tensors, with the tokens that never left the device
     forward let the model write KV and give hidden states of the rows that sample or embed and of those before a target
             (`graphs.py`: in steps that only decode it may be a replay)
-    offload work on chunks whose context is longer than the device, apart from the others (`offload/`)
+    slices  some layers of long chunks (`layers.py`), and work on chunks whose context is longer than the device
+            (`offload/`)
     sample  one token a row by way of the features, kept on the device for the next step (`last_tokens.py`); a row with
             drafts samples several, of which those count that follow right drafts (`drafts.py`)
     return  copy what was sampled and scored to the host (`launched.py`)
@@ -40,16 +41,18 @@ from sluice.runner.features.base import SLICE_BYTES, Outcome, StagedFeatures, St
 from sluice.runner.forwards import EagerForwards, Forwards, Model
 from sluice.runner.inputs import KV_SLOTS, LOGIT_ROWS, NUM_ARRAYS, HostBatch
 from sluice.runner.launched import LaunchedStep, OtherRanksResult, PassedStep
+from sluice.runner.layers import LayerSlices
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.offload.rows import (
     NoOffload,
-    OffloadedWork,
+    SlicedWork,
     SliceRunner,
+    SliceRunners,
     SlicesStep,
     ordinary,
     run_slices,
-    with_offloaded,
+    with_sliced,
 )
 from sluice.storage.copies import Copies, CopiesOnly, FailedStep, Launched, NoTiers, WithCopies
 from sluice.types import BatchPlan, PlanError
@@ -63,10 +66,10 @@ class _Step:
     host: HostBatch
     """All rows of the step."""
     resident: HostBatch
-    """The rows that are computed together: all but the offloaded ones."""
+    """The rows that are computed together: all but those of slices."""
     laid: HostBatch
     """`resident` with the rows that pad it, if any."""
-    work: OffloadedWork
+    work: SlicedWork
     features: StagedFeatures
     drafting: DraftStep | None
     """What the runner's own drafter does, if there is one."""
@@ -86,6 +89,7 @@ class TorchRunner:
             log-probabilities are asked for.
         tick: called every second while the host waits for a step.
         offload: runs slices of offloaded chunks; None: plans must have none.
+        layers: runs slices of resident chunks; None: plans must have none.
         copies: executes the copies of plans; None: plans must have none.
         elsewhere: waits for what other ranks sample; None: this one samples.
         drafter: guesses the drafts that plans ask for, in the forward of the model that `forwards` run; None: plans
@@ -104,6 +108,7 @@ class TorchRunner:
         slice_bytes: int = SLICE_BYTES,
         tick: Callable[[], None] = noop,
         offload: SliceRunner | None = None,
+        layers: LayerSlices | None = None,
         copies: Copies | None = None,
         elsewhere: OtherRanksResult | None = None,
         drafter: RunnerDrafter | None = None,
@@ -116,6 +121,7 @@ class TorchRunner:
         self._slice_bytes = slice_bytes
         self._tick = tick
         self._offload = NoOffload() if offload is None else offload
+        self._slices = SliceRunners(self._offload, layers)
         self._copies: Copies = NoTiers() if copies is None else copies
         self._elsewhere = elsewhere
         self._drafter = drafter
@@ -158,8 +164,9 @@ class TorchRunner:
         Raises:
             PlanError: the plan does not fit the device's state.
         """
-        if plan.slices and isinstance(self._offload, NoOffload):
-            raise PlanError(f"plan of step {plan.step} cannot run: it has offloaded chunks, and there is no ring")
+        problem = self._slices.problem_of(plan) if plan.slices else None
+        if problem is not None:
+            raise PlanError(f"plan of step {plan.step} cannot run: {problem}")
         self._state.check(ordinary(plan), guesses_drafts=self._drafter is not None)
         self._copies.check(plan)
 
@@ -189,18 +196,18 @@ class TorchRunner:
         """Run a checked plan.
 
         Args:
-            rest: the plan without its offloaded chunks.
+            rest: the plan without the chunks that its slices complete.
         """
         state, (_, compute, results) = self._state, self._transport.queues
-        work = OffloadedWork(plan.step, tuple(new.slot for new in plan.new_slots), plan.slices)
-        if not plan.chunks and not plan.new_slots:
-            slices = SlicesStep(self._offload, work, self._tick)
+        work = SlicedWork(plan.step, tuple(new.slot for new in plan.new_slots), plan.slices)
+        if not plan.chunks and not plan.new_slots and not any(part.new_pages for part in plan.slices):
+            slices = SlicesStep(self._slices, work, self._tick)
             compute.run(slices.compute)
             slices.done = compute.record()
             return slices
         changes = state.apply(rest)
         resident = state.laid_out(rest)
-        host = with_offloaded(resident, work, plan.chunks)
+        host = with_sliced(resident, work, plan.chunks)
         laid = self._forwards.padded(resident) if rest.chunks else resident
         drafting = None if self._drafter is None else self._drafter.stage(rest)
         step = _Step(host, resident, laid, work, StagedFeatures(state.features, host), drafting)
@@ -260,13 +267,13 @@ class TorchRunner:
         """
         resident = step.resident
         hidden = self._run_forward(step, arrived, of_drafter) if len(resident.row_slots) else None
-        self._offload.open_slots(step.work.opened)
+        self._slices.open_slots(step.work.opened)
         if not step.work.slices:
             return hidden
         if hidden is not None:
             hidden = hidden[: len(resident.logit_rows)]
         counts = len(resident.sample_rows), len(resident.embed_rows), len(resident.target_ids)
-        done = run_slices(self._offload, step.work, hidden, counts)
+        done = run_slices(self._slices, step.work, hidden, counts)
         outcome.slice_errors = done.errors
         return done.hidden
 

@@ -72,7 +72,8 @@ class Resident:
         if length == 0:
             adder.note(cut_by)
             return AddResult.OTHER
-        if length < extend_len and not (may_cut and state.places_taken(request) < adder.limits.max_partial_prefills):
+        is_cut = adder.leaves_it_partial(cached, length, extend_len)
+        if is_cut and not (may_cut and state.places_taken(request) < adder.limits.max_partial_prefills):
             adder.note(Bound.MAX_PARTIAL_PREFILLS)
             return AddResult.OTHER
         lease = hold_prefix(adder, request, self.needs(state, request), 0)

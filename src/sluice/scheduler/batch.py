@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from sluice.kv.manager import ResidentLease
 from sluice.scheduler.cost import StepLoad
-from sluice.scheduler.request import Request
+from sluice.scheduler.request import Request, SlicedChunk
 from sluice.types import BatchPlan, Bound, Chunk, ChunkSlice, NewSlot, PageCopy, PredictedStep
 
 
@@ -29,30 +29,38 @@ class BatchBuilder:
         """Keys that decodes read."""
         self._pairs = 0
         """Pairs of a query and a key that prompts compute."""
-        self._offloaded = StepLoad()
+        self._sliced = StepLoad()
+        """What slices have to do."""
+        self._num_offloaded = 0
+        """Slices of offloaded chunks."""
 
     def __len__(self) -> int:
         return len(self._chunks) + len(self._slices)
 
     @property
     def rows(self) -> Sequence[Chunk]:
-        """The chunks so far, but for offloaded ones."""
+        """The chunks so far that are computed in one step."""
         return self._chunks
 
     @property
-    def has_slices(self) -> bool:
+    def has_offloaded(self) -> bool:
         """Whether it holds work on an offloaded chunk."""
-        return bool(self._slices)
+        return self._num_offloaded > 0
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether it holds some layers of a resident chunk."""
+        return len(self._slices) > self._num_offloaded
 
     @property
     def has_prefill(self) -> bool:
         """Whether it holds more than decodes."""
-        return len(self._chunks) > self.num_decodes or self.has_slices
+        return len(self._chunks) > self.num_decodes or bool(self._slices)
 
     @property
     def load(self) -> StepLoad:
         """What the step has to do so far."""
-        tokens, rows, context, pairs, loaded = self._offloaded
+        tokens, rows, context, pairs, loaded = self._sliced
         return StepLoad(
             self.num_tokens + tokens, len(self._chunks) + rows, self._context + context, self._pairs + pairs, loaded
         )
@@ -167,10 +175,53 @@ class BatchBuilder:
     def add_slice(self, chunk_slice: ChunkSlice, load: StepLoad) -> None:
         """Plan work on an offloaded chunk, which adds to the step's load."""
         self._slices.append(chunk_slice)
-        tokens, rows, context, pairs, loaded = self._offloaded
-        self._offloaded = StepLoad(
-            tokens + load.tokens, rows + load.rows, context + load.context, pairs + load.pairs, loaded + load.loaded
+        self._num_offloaded += 1
+        self._sliced = self._sliced.plus(load)
+
+    def open_chunk(self, request: Request, length: int) -> None:
+        """Begin a resident chunk of the next `length` tokens, whose layers are planned one after the other. It takes
+        its pages now; the counters of its request move when its last layer is planned."""
+        lease, start = request.lease, request.scheduled
+        assert isinstance(lease, ResidentLease) and length > 0, f"request {request.id}: {length} tokens, lease {lease}"
+        end = start + length
+        row = tuple(lease.pages) if request.slot in self._opened else ()
+        self._opened.discard(request.slot)
+        is_last = end == len(request.tokens)
+        chunk = Chunk(
+            request_id=request.id,
+            slot=request.slot,
+            start=start,
+            length=length,
+            token_ids=tuple(request.tokens[start:end]),
+            new_pages=row + (lease.extend(end) if end > lease.capacity else ()),
+            samples=is_last and not request.embeds,
+            targets=request.targets(start, end),
+            embeds=is_last and request.embeds,
         )
+        request.sliced = SlicedChunk(chunk)
+
+    def add_layers(self, request: Request, count: int, num_layers: int) -> None:
+        """Plan the next `count` layers of a request's open chunk, together with those that the step holds already.
+
+        Args:
+            num_layers: of the model.
+        """
+        sliced = request.sliced
+        assert sliced is not None and 0 < count <= num_layers - sliced.planned, f"{count} layers of {sliced}"
+        chunk, first, stop = sliced.chunk, sliced.planned, sliced.planned + count
+        before = next((each for each in self._slices if each.chunk is chunk), None)
+        if before is None:
+            request.in_flight += 1
+        else:
+            first = before.first
+            self._slices.remove(before)
+        self._slices.append(ChunkSlice(chunk, (), 0, (), first, stop, num_layers, is_resident=True))
+        self._sliced = self._sliced.plus(load_of_layers(chunk, count / num_layers))
+        sliced.planned = stop
+        if stop == num_layers:
+            request.sliced = None
+            request.scheduled = chunk.end
+            request.pending += chunk.samples
 
     def freeze(
         self,
@@ -193,3 +244,13 @@ class BatchBuilder:
             tuple(self._slices),
             pace,
         )
+
+
+def load_of_layers(chunk: Chunk, share: float) -> StepLoad:
+    """Return what some layers of a resident chunk add to their step, in tokens of the whole model.
+
+    Args:
+        share: of the model's layers.
+    """
+    pairs = chunk.length * chunk.start + chunk.length * (chunk.length + 1) // 2
+    return StepLoad(tokens=chunk.length * share, rows=share, pairs=pairs * share)

@@ -65,6 +65,10 @@ class StepLoad(NamedTuple):
     loaded: float = 0
     """Bytes loaded for offloaded contexts."""
 
+    def plus(self, other: StepLoad) -> StepLoad:
+        """Return the load of a step that does both."""
+        return StepLoad(*[one + more for one, more in zip(self, other, strict=True)])
+
     def with_chunk(self, start: int, length: int) -> StepLoad:
         """Return the load with one more chunk of a prompt."""
         pairs = self.pairs + length * start + length * (length + 1) // 2
@@ -301,20 +305,24 @@ class StepCost:
         step, token, row, key, pair, byte = self._prior.values
         tokens, rows, context, pairs, loaded = load
         costs = (step, token * tokens, row * rows, key * context, pair * pairs, byte * loaded)
-        cost.observe(costs, micros, self._likely() if regime is Regime.MIXED else UNKNOWN)
+        cost.observe(costs, micros, self._likely(regime))
         self._micros.clear()
 
-    def _likely(self) -> Sequence[float | None]:
+    def _likely(self, regime: Regime) -> Sequence[float | None]:
         """Return the factors of a mixed step that other steps have shown: what a token of a prompt costs, and what
-        decodes do."""
+        decodes do. Layers of a chunk cost what they cost without decodes, or in steps of whole chunks."""
+        if regime not in (Regime.MIXED, Regime.SLICED, Regime.LAYERS):
+            return UNKNOWN
         step: float | None = None
         row = key = token = pair = byte = step
         prefill, decode = self._regimes[Regime.PREFILL], self._regimes[Regime.DECODE]
+        if regime is Regime.SLICED and self._regimes[Regime.LAYERS].num_steps:
+            prefill = self._regimes[Regime.LAYERS]
         if not decode.num_steps:
             decode = self._regimes[Regime.GRAPH]
         if prefill.num_steps:
             token, pair, byte = prefill.factors[1], prefill.factors[4], prefill.factors[5]
-        if decode.num_steps:
+        if decode.num_steps and regime is not Regime.LAYERS:
             step, row, key = decode.factors[0], decode.factors[2], decode.factors[3]
             if token is not None:  # a decode is a row and a token
                 row += (decode.factors[1] - token) * self._prior.token / self._prior.row

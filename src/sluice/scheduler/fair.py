@@ -75,11 +75,14 @@ def add_others(
     if shorter:
         adder.share()
     # If the first one has ended, its place is for the next one to be first, however short those are that share.
-    in_turn = turns.among(shorter) if first.status is Status.PARTIAL else waiting
-    may_admit = add_all(adder, shorter, turns, in_turn, may_admit=may_admit)
+    of_shorter = turns.among(shorter) if first.status is Status.PARTIAL else waiting
+    may_admit = add_all(adder, shorter, turns, of_shorter, may_admit=may_admit)
     if first.status is Status.PARTIAL:
         adder.add_partial(first)
-    add_all(adder, others, turns, waiting, may_admit=may_admit)
+    # Where chunks take several steps, what the first one leaves of a step is too little to begin another one's.
+    is_divided = first.status is Status.PARTIAL and adder.computes_layers_of(first)
+    of_others = () if is_divided else waiting
+    add_all(adder, others, turns, of_others, may_admit=may_admit)
 
 
 def add_due(state: SchedulerState, adder: PrefillAdder) -> None:
@@ -224,7 +227,7 @@ def takes_turns(state: SchedulerState, adder: PrefillAdder, first: Request) -> b
     """Return whether it is the turn of those that are shorter than the first prompt. Where an ITL target leaves less
     than two quanta, there is nothing to share, so they have every other step."""
     had_the_last = first.status is Status.PARTIAL and first.planned_at == state.step - 1
-    return state.pacer is not None and had_the_last and adder.room() < 2 * adder.quantum
+    return state.pacer is not None and had_the_last and not adder.has_room_for_others(first)
 
 
 def remaining(state: SchedulerState, request: Request) -> int:

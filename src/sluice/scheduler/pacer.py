@@ -8,6 +8,14 @@ A machine that is not known yet is approached in steps: no step plans more than 
 before. A target is infeasible if even the smallest of these steps is predicted to take longer. Then steps stay the
 smallest, whatever the machine's speed of the moment. So the prefill of a step never falls when the target rises.
 
+With `--sliced-chunk-size`, what a step cannot hold of a prompt becomes a long chunk, of which it computes some layers:
+
+    length      as many tokens as one layer of which fits into the step, within the most that is allowed
+    layers      as many as fit into each step; one in any case for the first prompt of a step
+
+A chunk of many tokens computes each of them faster, but a step with layers of it reads the weights twice, once for the
+decodes. So chunks are sliced where more tokens a step are computed that way, by what both kinds of steps have taken.
+
 Where all steps beside streams are the smallest, their times do not tell what a token costs from what a step costs, and
 a token that seems too dear would keep them so. So one in `PROBE_AFTER` has two quanta, if one is within the target.
 """
@@ -20,11 +28,11 @@ from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import NamedTuple
 
-from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.batch import BatchBuilder, load_of_layers
 from sluice.scheduler.budget import UNLIMITED
 from sluice.scheduler.cost import CostPrior, LearntCosts, StepCost, StepLoad, dot
 from sluice.scheduler.request import Request
-from sluice.types import ITL_AUTO, Bound, OffloadLimits, PredictedStep, Regime, SchedulerLimits
+from sluice.types import ITL_AUTO, Bound, Chunk, OffloadLimits, PredictedStep, Regime, SchedulerLimits
 
 QUANTUM = 8
 """Tokens: least prefill of a step, and granularity of chunks of a few pages. At most a page."""
@@ -43,6 +51,13 @@ AUTO_CHANGE = 1.25
 STEADY_SHARE = 4
 """Part of the most prefill of a step that steps have before the target is known."""
 LEAST_SHARE = 0.25
+OPENED_FROM = 4
+"""A chunk that is not the first of its step is begun only if at least this part of the step's time for prompts is left:
+4 is a quarter. In less, it would be too short to be worth its steps."""
+TRIED = 16
+"""Steps with layers of a chunk, or with whole chunks, after which it is known what they take."""
+TRIED_AGAIN = 256
+"""Steps with prompts, one after the other and none of them with layers, after which these are tried again."""
 PROBE_AFTER = 32
 """Steps beside streams, one after the other, with about one quantum each."""
 
@@ -111,6 +126,8 @@ class Pacer:
         self.cost = StepCost(pacing.prior, None if learnt is None else learnt.costs)
         self._largest_mixed, self._largest = (0, 0) if learnt is None else learnt[1:]
         self._planned: deque[_PlannedStep] = deque()
+        self._whole_steps = 0
+        """Steps with prompts one after the other that had no layers."""
         self._equal_steps = 0
         """Mixed steps one after the other that had about one quantum of prefill."""
         self._follow(StepLoad(1, 1, 1))
@@ -161,9 +178,23 @@ class Pacer:
 
     def regime(self, batch: BatchBuilder, *, has_prefill: bool) -> Regime:
         """Return the kind of a step that holds the decodes of a batch."""
+        if batch.has_layers:
+            return self.regime_of_layers(batch)
         if has_prefill:
             return Regime.MIXED if batch.num_decodes else Regime.PREFILL
         return self._of_decodes(batch.decodes)
+
+    def regime_of_layers(self, batch: BatchBuilder) -> Regime:
+        """Return the kind of a step that holds the decodes of a batch, and some layers of a chunk."""
+        return Regime.SLICED if batch.num_decodes else Regime.LAYERS
+
+    def tried(self, batch: BatchBuilder) -> bool | None:
+        """Return whether layers of a chunk are to be tried beside the decodes of a batch, or else whole chunks, since
+        it is not known, or not lately, what they take; None: both are known."""
+        if self.cost.num_steps(self.regime_of_layers(batch)) < TRIED or self._whole_steps >= TRIED_AGAIN:
+            return True
+        whole = Regime.MIXED if batch.num_decodes else Regime.PREFILL
+        return False if self.cost.num_steps(whole) < TRIED else None
 
     def _of_decodes(self, decodes: StepLoad) -> Regime:
         """Return the kind of a step of decodes alone; those with drafts replay no graph."""
@@ -185,11 +216,13 @@ class Pacer:
         if regime is Regime.MIXED:
             is_smallest = self.quantum < 2 * prefill < 4 * self.quantum
             self._equal_steps = self._equal_steps + 1 if is_smallest else 0
+        if batch.has_prefill:
+            self._whole_steps = 0 if batch.has_layers else self._whole_steps + 1
         # An offloaded work item goes at any cost, which may be guessed: it is no reason to leap.
         prefill = min(prefill, self.ramp(has_streams=has_streams))
         self._planned.append(_PlannedStep(step, regime, load, batch.decodes, prefill, has_streams))
         # Nothing but the smallest step is planned if it is predicted to take longer, or else an offloaded item.
-        is_infeasible = batch.num_decodes > 0 and predicted > target > 0 and not batch.has_slices
+        is_infeasible = batch.num_decodes > 0 and predicted > target > 0 and not batch.has_offloaded
         at_quantile = predicted * self.cost.margin(regime, self._quantile)
         return PredictedStep(regime, round(target), round(predicted), round(at_quantile), is_infeasible)
 
@@ -217,8 +250,9 @@ class Pacer:
     def _follow(self, decodes: StepLoad) -> None:
         """Set a target that follows decodes to what these take, if that has changed much."""
         regime = self._of_decodes(decodes)
-        if self.cost.num_steps(regime) < AUTO_AFTER and self.cost.num_steps(Regime.MIXED) >= AUTO_AFTER_MIXED:
-            regime = Regime.MIXED
+        if self.cost.num_steps(regime) < AUTO_AFTER:
+            beside = max((Regime.MIXED, Regime.SLICED), key=self.cost.num_steps)
+            regime = beside if self.cost.num_steps(beside) >= AUTO_AFTER_MIXED else regime
         if not self._is_auto or self.cost.num_steps(regime) < AUTO_AFTER:
             return
         exact = AUTO_STEPS * self._pacing.steps_per_token * self.cost.fitted(regime, decodes)
@@ -252,6 +286,7 @@ class TargetBudget:
         self._has_streams = has_streams
         self._limits: tuple[StepLimit, tuple[float, ...]] | None = None
         """The limit and the costs of its parts; None before all decodes are in the batch."""
+        self._micros_with_layers: float | None = None
         self._taken = self._taken_by_streams = 0
         self._spent: float | None = None
         """Time of what the batch holds; None: it holds more since it was asked for."""
@@ -296,6 +331,75 @@ class TargetBudget:
         costs = pacer.cost.costs(regime)
         left = allowed - dot(costs, (1, *batch.load))
         return tokens_within(costs, left / 2 if beside_prompts else left, 0)
+
+    def slices(self, start: int) -> bool:
+        """Return whether a step computes more tokens of a prompt from position `start` if it computes layers of a long
+        chunk. Without a target there is no saying."""
+        if not self._target:
+            return False
+        tried = self._pacer.tried(self._batch)
+        if tried is not None:
+            return tried
+        micros, costs = self._time_for_layers(UNLIMITED)
+        return tokens_within(costs, micros, start) > self.left(start)
+
+    def sliced_length(self, start: int, longest: int, at_most: int, num_layers: int, *, is_first: bool) -> int:
+        """Return the tokens from position `start` of a chunk whose layers are divided among steps, 0 if it is not to be
+        begun in this step.
+
+        Args:
+            longest: most tokens.
+            at_most: a share of the step, in tokens as they cost at the beginning of a prompt.
+            num_layers: of the model.
+            is_first: whether the step has no other prompt.
+        """
+        micros, costs = self._time_for_layers(at_most)
+        if not is_first and OPENED_FROM * micros < self._limit_of_layers() - dot(costs, (1, *self._batch.decodes)):
+            return 0
+        ramp = (self._pacer.ramp(has_streams=self._has_streams) - self._taken) * num_layers
+        within = tokens_within(costs, micros * num_layers - costs[2], start)
+        return min(longest, max(min(ramp, within), self._pacer.quantum))
+
+    def layers(self, chunk: Chunk, left: int, at_most: int, num_layers: int, *, is_first: bool) -> int:
+        """Return how many of a chunk's next layers the step takes; one at least if it has no other prompt.
+
+        Args:
+            left: layers that are not planned.
+            at_most: as of `sliced_length`.
+            num_layers: of the model.
+        """
+        micros, costs = self._time_for_layers(at_most)
+        layer = dot(costs, (0, *load_of_layers(chunk, 1 / num_layers)))
+        ramp = (self._pacer.ramp(has_streams=self._has_streams) - self._taken) * num_layers // chunk.length
+        fitting = int(micros / layer) if layer * left > micros else left
+        return max(min(left, fitting, ramp), int(is_first))
+
+    def take_layers(self, chunk: Chunk, count: int, num_layers: int) -> int:
+        """Count layers that are planned, and return the tokens that they cost."""
+        tokens = -(-chunk.length * count // num_layers)
+        self.take(chunk.start, tokens)
+        return tokens
+
+    def has_room_for_others(self, chunk: Chunk, num_layers: int) -> bool:
+        """Return whether a layer of a chunk takes at most half of what the step has for prompts."""
+        micros, costs = self._time_for_layers(UNLIMITED)
+        return 2 * dot(costs, (0, *load_of_layers(chunk, 1 / num_layers))) <= micros
+
+    def _time_for_layers(self, at_most: int) -> tuple[float, tuple[float, ...]]:
+        """Return the microseconds that are left of the step, or of a share of it, and the costs of its parts if it has
+        layers of a chunk."""
+        costs = self._pacer.cost.costs(self._pacer.regime_of_layers(self._batch))
+        micros = max(0.0, self._limit_of_layers() - dot(costs, (1, *self._batch.load)))
+        room = self.left(0)
+        return (micros * at_most / room if at_most < room else micros), costs
+
+    def _limit_of_layers(self) -> float:
+        """Return the microseconds of the step if it has layers of a chunk. It is asked for when all decodes are
+        planned."""
+        if self._micros_with_layers is None:
+            regime = self._pacer.regime_of_layers(self._batch)
+            self._micros_with_layers = self._pacer.limit(self._batch, regime, self._target).micros
+        return self._micros_with_layers
 
     def tokens_at_depth(self, tokens: int, start: int) -> int:
         if tokens >= self._tokens:

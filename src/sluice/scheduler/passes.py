@@ -126,7 +126,7 @@ def offloaded(
     state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder, kinds: Kinds
 ) -> None:
     """Plan work on an offloaded chunk out of what is left of the step, unless the step has such work."""
-    if not state.offloaded or batch.has_slices:
+    if not state.offloaded or batch.has_offloaded:
         return
     room = adder.room()
     if room <= 0 and len(batch):

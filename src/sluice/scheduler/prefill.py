@@ -13,10 +13,11 @@ from enum import Enum
 from sluice.kv.manager import ResidentLease
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.budget import UNLIMITED, ChunkBudget, budget_for
+from sluice.scheduler.pacer import TargetBudget
 from sluice.scheduler.preempt import make_room
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
-from sluice.types import Bound, OffloadLimits, PredictedStep, SchedulerLimits
+from sluice.types import Bound, Chunk, OffloadLimits, PredictedStep, SchedulerLimits
 
 
 class AddResult(Enum):
@@ -51,13 +52,19 @@ class PrefillAdder:
             page_size, doubles_at = state.kv.page_size, limits.dynamic_chunking
             self._chunk = budget_for(limits.chunked_prefill_size, page_size, doubles_at, smoothing)
         self._offloaded = 0
-        """Tokens that offloaded work costs the step."""
+        """Tokens that slices of chunks cost the step."""
         self._planned: dict[int, int] = {}
         """Request -> tokens of its prompt in this step, or of those that a grammar forced."""
+        self._with_layers: set[int] = set()
+        """Requests with layers of a chunk in this step."""
         self._num_forced = 0
         """Requests among them that stream and have forced tokens."""
+        self._are_forced = False
+        """Forced tokens are being planned."""
         self._is_first = True
         """The step has no prompt yet; while forced tokens are planned, none of these."""
+        self._slicing = self._timed if self._timed is not None and limits.sliced_chunk_size else None
+        """Divides chunks among steps; None: none is."""
         self._reserved: int | None = None
         self.tier_is_full = False
         """The tier had no room for an offloaded request in this step."""
@@ -123,8 +130,12 @@ class PrefillAdder:
         """Add the next chunk of a request whose prompt is half computed, or lengthen the one that the step holds.
 
         It goes by the pages there are, not by what is reserved. A half-computed prompt is never skipped because others
-        may need memory later, or its pages would be held for ever.
+        may need memory later, or its pages would be held for ever. If its chunk is sliced, the step gets more layers.
         """
+        if request.sliced is not None:
+            return self._add_layers(request, at_most)
+        if request.id in self._with_layers:  # its chunk is complete, and its next one begins in another step
+            return AddResult.OTHER
         length, cut_by = self.fit(request.scheduled, request.extend_len, at_most, self._planned.get(request.id, 0))
         if length == 0:
             self.note(cut_by)
@@ -139,9 +150,11 @@ class PrefillAdder:
     def add_forced(self, requests: Sequence[Request]) -> None:
         """Add the tokens that grammars forced, before any prompt. They use up the budgets, but they are no prompts: the
         first prompt behind them is still the first of its step, so that no number of streams keeps it waiting."""
+        self._are_forced = True
         for request in requests:
             if request.status is Status.FORCED:  # it may have been preempted for the one before
                 self.add_partial(request)
+        self._are_forced = False
         self._chunk.end_forced()
         self._is_first = True
 
@@ -159,11 +172,11 @@ class PrefillAdder:
             self.note(cut_by)
             return AddResult.OTHER
         may_cut = may_cut and self.state.places_taken(request) < self.limits.max_partial_prefills
-        if length == extend_len or may_cut:
+        if may_cut or not self.leaves_it_partial(request.scheduled, length, extend_len):
             length = self._find_pages(request, length)
             if length == 0:
                 return AddResult.NO_TOKEN
-        if length < extend_len and not may_cut:
+        if not may_cut and self.leaves_it_partial(request.scheduled, length, extend_len):
             self.note(Bound.MAX_PARTIAL_PREFILLS)
             return AddResult.OTHER
         self.note(cut_by)
@@ -180,6 +193,26 @@ class PrefillAdder:
         """
         self._batch.open_slot(request)
         self._take(request, length, is_new=is_new)
+
+    def leaves_it_partial(self, start: int, length: int, extend_len: int) -> bool:
+        """Return whether a prompt is half computed after a step with its next chunk.
+
+        Args:
+            start: position of its first token.
+            length: tokens, as `fit` returned.
+            extend_len: tokens of the prompt from there.
+        """
+        return length < extend_len or self._is_sliced(start, length)
+
+    def computes_layers_of(self, request: Request) -> bool:
+        """Return whether this step, or one before and one behind it, computes layers of a request's chunk."""
+        return request.sliced is not None or request.id in self._with_layers
+
+    def has_room_for_others(self, first: Request) -> bool:
+        """Return whether a step that goes on with the first prompt has as much left for others."""
+        if first.sliced is None or self._slicing is None:
+            return self.room() >= 2 * self.quantum
+        return self._slicing.has_room_for_others(first.sliced.chunk, self.limits.num_layers)
 
     def fit(self, start: int, extend_len: int, at_most: int, planned: int = 0) -> tuple[int, Bound]:
         """Cut a chunk to the budgets of this step.
@@ -216,6 +249,12 @@ class PrefillAdder:
             cut_by is Bound.CHUNKED_PREFILL_SIZE and self._may_overshoot(start, extend_len, planned)
         ):
             return extend_len, Bound.NOTHING
+        if self._slicing is not None and not planned and not self._are_forced:
+            longest = min(extend_len, limits.sliced_chunk_size)
+            if longest > self._chunk.left_to_last(start) and self._slicing.slices(start):
+                length = self._fit_sliced(self._slicing, start, longest, at_most, extend_len)
+                if not length or self._is_sliced(start, length):
+                    return length, Bound.ITL_TARGET
         return max(0, self._chunk.cut(start, wanted)), cut_by
 
     def reserved_pages(self) -> int:
@@ -246,6 +285,46 @@ class PrefillAdder:
             kv.pages_for(request.prompt_len + request.max_tokens) + away - own.get(request.id, 0) <= kv.num_pages
             for request in (*state.started(), *newcomers)
         )
+
+    def _fit_sliced(self, slicing: TargetBudget, start: int, longest: int, at_most: int, extend_len: int) -> int:
+        """Return the tokens of a chunk that may be longer than fits into this step, as its layers are divided among
+        steps; 0: it is not to be begun in this one."""
+        layers = self.limits.num_layers
+        length = slicing.sliced_length(start, longest, at_most, layers, is_first=self._is_first)
+        return length if length >= extend_len else max(0, self._chunk.cut(start, length))
+
+    def _is_sliced(self, start: int, length: int) -> bool:
+        """Return whether a chunk is more than this step holds."""
+        return self._slicing is not None and not self._are_forced and length > self._chunk.left_to_last(start)
+
+    def _add_layers(self, request: Request, at_most: int = UNLIMITED) -> AddResult:
+        """Add layers of a request's open chunk: as many as fit, and one at least for the first prompt of the step."""
+        sliced, limits = request.sliced, self.limits
+        assert sliced is not None and self._timed is not None, f"request {request.id} has no open chunk"
+        is_first_row = request.id not in self._planned
+        if is_first_row and 0 < limits.max_prefill_requests <= self._num_prompts:
+            self.note(Bound.MAX_PREFILL_REQUESTS)
+            return AddResult.OTHER
+        layers = limits.num_layers
+        left = layers - sliced.planned
+        count = self._timed.layers(sliced.chunk, left, at_most, layers, is_first=self._is_first)
+        if count < left:
+            self.note(Bound.ITL_TARGET)
+        if not count:
+            return AddResult.OTHER
+        self._take_layers(request, sliced.chunk, count)
+        return AddResult.CONTINUE
+
+    def _take_layers(self, request: Request, chunk: Chunk, count: int) -> None:
+        assert self._timed is not None
+        self._batch.add_layers(request, count, self.limits.num_layers)
+        self._offloaded += self._timed.take_layers(chunk, count, self.limits.num_layers)
+        self._is_first = False
+        self._planned.setdefault(request.id, 0)
+        self._with_layers.add(request.id)
+        request.planned_at = self.state.step
+        if request.scheduled == request.prefill_end:
+            self.state.prefilled(request)
 
     @property
     def _num_prompts(self) -> int:
@@ -336,6 +415,13 @@ class PrefillAdder:
     def _take(self, request: Request, length: int, *, is_new: bool = False) -> None:
         before = 0 if is_new else self._lacks(request)
         planned = self._planned.get(request.id, 0)
+        if not planned and self._is_sliced(request.scheduled, length):
+            self._batch.open_chunk(request, length)
+            assert request.sliced is not None
+            self._take_layers(request, request.sliced.chunk, 1)
+            if self._reserved is not None:
+                self._reserved += self._lacks(request) - before
+            return
         if planned:
             self._batch.lengthen(request, length)
         else:

@@ -8,7 +8,7 @@ from enum import Enum
 
 from sluice.kv.manager import Lease
 from sluice.kv.nodes import Node
-from sluice.types import FinishReason, SchedulerLimits, Submit
+from sluice.types import Chunk, FinishReason, SchedulerLimits, Submit
 
 
 class Status(Enum):
@@ -23,6 +23,15 @@ class Status(Enum):
     OFFLOADED = "offloaded"
     DRAINING = "draining"
     GONE = "gone"
+
+
+@dataclass(slots=True)
+class SlicedChunk:
+    """A resident chunk whose layers are divided among steps, and are not all planned."""
+
+    chunk: Chunk
+    planned: int = 0
+    """Layers that were planned, from the first one on."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +92,9 @@ class Request:
     token."""
     num_passes: int = 0
     """Passes over its open block that were committed."""
+    sliced: SlicedChunk | None = None
+    """The chunk behind `scheduled` of which some layers were planned; nothing else of the request is before it is
+    complete."""
     is_drafting: bool = False
     """A row in flight was planned when drafts were wanted for it, whether there were any or not."""
     prefill_end: int = 0

@@ -256,7 +256,8 @@ class Scheduler:
     def _release_windows(self, plan: BatchPlan) -> None:
         """Note that a plan's offloaded work reads nothing on the device any more."""
         for each in plan.slices:
-            lease_of(self.state.requests[each.chunk.request_id]).bases.popleft()
+            if not each.is_resident:
+                lease_of(self.state.requests[each.chunk.request_id]).bases.popleft()
 
     def _slices_done(self, plan: BatchPlan) -> None:
         """Note that slices of chunks that continue were committed or failed."""

@@ -278,6 +278,7 @@ class SchedulerState:
             request.status = Status.WAITING
             request.cached = request.computed = request.scheduled = 0
             request.num_passes = 0
+            request.sliced = None
             self.waiting.push(request, self.step)
         else:
             self._forget(request)

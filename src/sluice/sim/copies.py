@@ -44,7 +44,7 @@ class SimulatedCopies:
             done = tuple(map(CopyDone, tickets))
             self._post(self._done_at(now, len(done) * self._setup.page_size), Copied(done))
         for piece in plan.slices:
-            if not piece.stop:
+            if not piece.stop and not piece.is_resident:
                 self._read_ahead(plan.step, piece, now)
         return tuple(CopyDone(copy.ticket) for copy in plan.copies if Tier.DISK not in (copy.source, copy.target))
 

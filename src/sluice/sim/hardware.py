@@ -14,7 +14,10 @@ from typing import NamedTuple
 
 from sluice.assembly.resolve import resolve
 from sluice.config import ConfigError, EngineConfig
+from sluice.models.catalog.gguf_sizes import GGUFSizes
 from sluice.models.catalog.sizes import NUMBER_BYTES, ModelSizes, SizesError
+from sluice.models.checkpoint import CheckpointError
+from sluice.models.formats.gguf_folder import gguf_at
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.machine import Machine
 from sluice.sim.world import World
@@ -70,16 +73,20 @@ def parse_device(text: str) -> Device:
 
 
 def predicted_machine(text: str, model: Path) -> Machine:
-    """Return a machine of this kind that serves a model, with all options left open.
+    """Return a machine of this kind that serves a model in 16 bits, with all options left open.
+
+    Args:
+        model: a folder, a file like a `config.json`, or a GGUF file.
 
     Raises:
         ConfigError: an unknown machine or model, or one that is too large for it.
     """
     device = parse_device(text)
     try:
-        sizes = ModelSizes.read(model)
-    except SizesError as error:
-        raise ConfigError(f"--model: {error}; --hardware takes dense models of 16 bits") from error
+        file = gguf_at(model)
+        sizes = ModelSizes.read(model) if file is None else GGUFSizes.read(file).sizes
+    except (CheckpointError, SizesError) as error:
+        raise ConfigError(f"--model: {error}; --hardware takes dense models, in 16 bits") from error
     room = POOL_SHARE * (device.memory - sizes.stored * NUMBER_BYTES)
     config = resolve(EngineConfig(), "cuda").config
     page_size, depth = config.cache.page_size, config.scheduler.depth

@@ -34,7 +34,9 @@ def add_machine_arguments(parser: argparse.ArgumentParser) -> argparse._Argument
         help="predict the time of steps on a machine that is not at hand: h100 or another name, or"
         " FLOPS,BANDWIDTH,MEMORY; needs --model",
     )
-    machine.add_argument("--model", metavar="FOLDER", help="folder with the config.json of the model, for --hardware")
+    machine.add_argument(
+        "--model", metavar="MODEL", help="folder with the config.json of the model, or a GGUF file, for --hardware"
+    )
     return machine
 
 
@@ -88,7 +90,9 @@ def _named_machine(given: dict[str, Any], trace: str | None) -> Machine:
         if source is not None:
             raise ConfigError(f"--hardware {hardware} and --calibrate {source} both say how long steps take")
         if model is None:
-            raise ConfigError(f"--hardware {hardware} needs --model: a folder with the config.json of a model")
+            raise ConfigError(
+                f"--hardware {hardware} needs --model: a folder with the config.json of a model, or a GGUF file"
+            )
         return predicted_machine(hardware, Path(model))
     if model is not None:
         raise ConfigError(f"--model {model} needs --hardware; --calibrate takes a model to be measured here")

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from sluice.scheduler.batch import load_of_layers
 from sluice.scheduler.cost import MIN_MICROS, NUM, StepLoad, dot
 from sluice.scheduler.offloading import load_of
 from sluice.scheduler.setup import SchedulerSetup
@@ -24,14 +25,18 @@ BLOCK = 64
 
 
 STAND_INS: Mapping[Regime, tuple[Regime, ...]] = {
-    Regime.DECODE: (Regime.MIXED, Regime.GRAPH, Regime.PREFILL),
-    Regime.GRAPH: (Regime.DECODE, Regime.MIXED, Regime.PREFILL),
-    Regime.MIXED: (Regime.PREFILL, Regime.DECODE, Regime.GRAPH),
-    Regime.PREFILL: (Regime.MIXED, Regime.DECODE, Regime.GRAPH),
+    Regime.DECODE: (Regime.MIXED, Regime.GRAPH, Regime.PREFILL, Regime.SLICED, Regime.LAYERS),
+    Regime.GRAPH: (Regime.DECODE, Regime.MIXED, Regime.PREFILL, Regime.SLICED, Regime.LAYERS),
+    Regime.MIXED: (Regime.PREFILL, Regime.SLICED, Regime.DECODE, Regime.GRAPH, Regime.LAYERS),
+    Regime.PREFILL: (Regime.MIXED, Regime.LAYERS, Regime.DECODE, Regime.GRAPH, Regime.SLICED),
+    Regime.SLICED: (Regime.MIXED, Regime.LAYERS, Regime.PREFILL, Regime.DECODE, Regime.GRAPH),
+    Regime.LAYERS: (Regime.PREFILL, Regime.SLICED, Regime.MIXED, Regime.DECODE, Regime.GRAPH),
 }
 """Kinds of steps that stand for one that was not measured, the most alike first."""
 WITH_PROMPTS = (Regime.MIXED, Regime.PREFILL)
 """Kinds that run the same kernels: steps of one help to describe the other, if it has few."""
+WITHOUT_LAYERS = {Regime.SLICED: Regime.MIXED, Regime.LAYERS: Regime.PREFILL}
+"""Kinds that stand for those with layers of a chunk, in a world that was measured without any."""
 
 
 def kinds_of(measured: Iterable[Regime]) -> dict[Regime, tuple[Regime, ...]]:
@@ -73,9 +78,13 @@ def work_of(plan: BatchPlan, setup: SchedulerSetup) -> StepWork:
         pairs += length * chunk.start + length * (length + 1) // 2
     load = StepLoad(tokens, len(own), context + drafts, pairs)
     for piece in plan.slices:
+        if piece.is_resident:
+            load = load.plus(load_of_layers(piece.chunk, (piece.stop - piece.first) / piece.total))
+            continue
         assert setup.offload is not None, "slices without limits of offloading"
-        more = load_of(setup.offload, piece, setup.page_size)
-        load = StepLoad(*(one + other for one, other in zip(load, more, strict=True)))
+        load = load.plus(load_of(setup.offload, piece, setup.page_size))
+    if any(piece.is_resident for piece in plan.slices):
+        return StepWork(Regime.SLICED if num_decodes else Regime.LAYERS, load)
     if len(own) > num_decodes or plan.slices:
         return StepWork(Regime.MIXED if num_decodes else Regime.PREFILL, load)
     graph_rows = 0 if setup.pacing is None else setup.pacing.graph_rows
@@ -113,7 +122,8 @@ class World:
     """
 
     costs: Mapping[Regime, tuple[float, ...]]
-    """Microseconds of a step, a token, a row, a key, a pair and a byte, as `StepCost.costs` gives them."""
+    """Microseconds of a step, a token, a row, a key, a pair and a byte, as `StepCost.costs` gives them. Kinds of steps
+    with layers of a chunk may be missing."""
     residuals: tuple[Residual, ...] = ()
     """Residuals of a real run's steps, in their order; none: every step takes what is modelled."""
     gap: float = 0.0
@@ -125,6 +135,8 @@ class World:
     def __post_init__(self) -> None:
         for regime in Regime:
             found = self.costs.get(regime)
+            if found is None and regime in WITHOUT_LAYERS:
+                continue
             if found is None or len(found) != NUM or not all(0 <= each < float("inf") for each in found):
                 raise ValueError(f"the costs of {regime} steps must be {NUM} numbers of at least 0, got {found}")
         for each in self.residuals:
@@ -136,7 +148,8 @@ class World:
 
     def modelled(self, work: StepWork) -> float:
         """Return the seconds that a step takes by the costs alone."""
-        return max(dot(self.costs[work.regime], (1, *work.load)), MIN_MICROS) / 1e6
+        regime = work.regime if work.regime in self.costs else WITHOUT_LAYERS[work.regime]
+        return max(dot(self.costs[regime], (1, *work.load)), MIN_MICROS) / 1e6
 
 
 class WorldTimes:

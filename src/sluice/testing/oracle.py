@@ -117,10 +117,10 @@ def shadow_logits(digest: int, vocab_size: int) -> list[float]:
     return logits
 
 
-def shadow_logprobs(digest: int, token: int, count: int, vocab_size: int) -> TokenLogprobs:
-    """Return the log-probabilities of `token` after tokens of this digest, with `count` alternatives."""
+def shadow_logprobs(digest: int, token: int, count: int, vocab_size: int, named: Sequence[int] = ()) -> TokenLogprobs:
+    """Return the log-probabilities of `token` after tokens of this digest, with `count` others or the named ones."""
     logprobs, order = _ranked(digest, vocab_size)
-    return TokenLogprobs(token, logprobs[token], tuple((other, logprobs[other]) for other in order[:count]))
+    return TokenLogprobs(token, logprobs[token], tuple((other, logprobs[other]) for other in named or order[:count]))
 
 
 @lru_cache(1 << 12)

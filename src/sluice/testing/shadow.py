@@ -94,6 +94,8 @@ class ShadowRunner:
         """Slot -> pages behind the device."""
         self._slices: dict[int, ChunkSlice] = {}
         """Slot -> its latest slice."""
+        self._layers: dict[int, ChunkSlice] = {}
+        """Slot -> the latest slice of its resident chunk."""
         self._lost: set[int] = set()
         """Slots whose offloaded work failed."""
         self.tiers = ShadowTiers() if tiers is None else tiers
@@ -140,15 +142,19 @@ class ShadowRunner:
             self._rows[new.slot] = []
             self._stored[new.slot] = []
             self._slices.pop(new.slot, None)
+            self._layers.pop(new.slot, None)
             self._lost.discard(new.slot)
             if self._blocks is not None:
                 self._blocks.opened(new.slot)
         slice_errors = [
             RowError(index, error)
             for index, part in enumerate(plan.slices)
-            if part.stop and (error := self._work(part)) is not None
+            if part.stop and not part.is_resident and (error := self._work(part)) is not None
         ]
         written: set[tuple[int, int]] = set()
+        for part in plan.slices:
+            if part.is_resident:
+                self._compute_layers(part, written)
         for chunk in plan.chunks:
             self._write(chunk, written)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
@@ -197,6 +203,27 @@ class ShadowRunner:
         seen = self._contents(chunk.slot, chunk.start)
         assert [held and held[0] for held in seen] == list(range(chunk.start)), f"{part} sees {seen}"
         return None
+
+    def _compute_layers(self, part: ChunkSlice, written: set[tuple[int, int]]) -> None:
+        """Write what some layers of a resident chunk leave in its pages: nothing to be read before the last."""
+        chunk = part.chunk
+        before = self._layers.pop(chunk.slot, None)
+        goes_on = before is not None and before.chunk == chunk and before.stop == part.first
+        assert goes_on or not part.first, f"{part} after {before}"
+        if not part.first:
+            self._extend(chunk)
+        seen = self._contents(chunk.slot, chunk.start)
+        assert [held and held[0] for held in seen] == list(range(chunk.start)), f"{part} sees {seen}"
+        if part.completes:
+            return
+        self._layers[chunk.slot] = part
+        if part.first:
+            return
+        for position in range(chunk.start, chunk.end):
+            place = self._place(chunk.slot, position)
+            assert place not in written, f"two rows of a step write page slot {place}"
+            written.add(place)
+            self._kv[place] = (-1, part.stop)
 
     def _contents(self, slot: int, end: int) -> list[tuple[int, int] | None]:
         """What is at a slot's first `end` positions."""
@@ -275,12 +302,13 @@ class ShadowRunner:
 
     def _logprobs(self, chunk: Chunk, brought: Sequence[int]) -> tuple[TokenLogprobs, ...]:
         """Return the log-probabilities of the tokens just brought, if the request wants them."""
-        count = self._sampling(chunk).logprobs
+        sampling = self._sampling(chunk)
+        count, named = sampling.logprobs, sampling.logprob_token_ids
         if count is None or not brought:
             return ()
         before = digests((*self._seen(chunk)[: chunk.known_end], *brought[:-1]))
         return tuple(
-            shadow_logprobs(digest, token, count, self._vocab_size)
+            shadow_logprobs(digest, token, count, self._vocab_size, named)
             for digest, token in zip(islice(before, chunk.known_end - 1, None), brought, strict=True)
         )
 

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
 
-from sluice.tracing.run import OffloadedSlice, Prefill, StepRun, TracedRun
+from sluice.tracing.run import Prefill, SliceRun, StepRun, TracedRun
 
 CAUSES_SHOWN = 3
 """Steps named for each gap: those that took most of it; and requests that arrived in it."""
@@ -21,7 +21,7 @@ class Cause:
     """How much of the gap the runner was at it."""
     num_decodes: int
     prefills: tuple[Prefill, ...]
-    offloaded: tuple[OffloadedSlice, ...]
+    slices: tuple[SliceRun, ...]
     failed: bool
 
 
@@ -81,7 +81,7 @@ def _gap(
         ms = overlap_ms(step.launch, window) + overlap_ms(step.wait, window)
         if ms > 0:
             failed = step.error is not None
-            causes.append(Cause(step.step, round(ms, 3), step.num_decodes, step.prefills, step.offloaded, failed))
+            causes.append(Cause(step.step, round(ms, 3), step.num_decodes, step.prefills, step.slices, failed))
     causes.sort(key=lambda cause: (-cause.ms, cause.step))
     first = bisect_left(arrivals, start, key=lambda arrival: arrival.at)
     came = arrivals[first : bisect_right(arrivals, end, key=lambda arrival: arrival.at)]

@@ -144,9 +144,10 @@ class Converter:
 
 def step_name(plan: BatchPlan) -> str:
     """Return the kind of a step in a word."""
+    has_layers = any(each.is_resident for each in plan.slices)
     if not plan.chunks:
-        return "offloaded" if plan.slices else "copies"
-    if plan.num_decoded == len(plan.chunks):
+        return "layers" if has_layers else "offloaded" if plan.slices else "copies"
+    if plan.num_decoded == len(plan.chunks) and not has_layers:
         return "decode"
     return "mixed" if plan.num_decoded else "prefill"
 
@@ -156,12 +157,14 @@ def _rows(plan: BatchPlan) -> Iterator[tuple[str, Chunk, Event]]:
 
     A step can hold two slices of a request: the last of one chunk, and the first of the next.
     """
-    offloaded = {each.chunk.request_id for each in plan.slices}
+    sliced = {each.chunk.request_id for each in plan.slices}
     for row, chunk in enumerate(plan.chunks):
-        if chunk.request_id not in offloaded:
+        if chunk.request_id not in sliced:
             yield "decode" if row < plan.num_decodes else "prefill", chunk, {}
     for each in plan.slices:
-        yield "offloaded", each.chunk, {"from item": each.first, "to item": each.stop, "of items": each.total}
+        kind, item = ("layers", "layer") if each.is_resident else ("offloaded", "item")
+        args = {f"from {item}": each.first, f"to {item}": each.stop, f"of {item}s": each.total}
+        yield kind, each.chunk, args
 
 
 def _step_args(plan: BatchPlan, record: Step) -> Event:

@@ -23,8 +23,8 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class OffloadedSlice:
-    """A slice of the work on a chunk of a context longer than the device."""
+class SliceRun:
+    """A slice of the work on a chunk that takes several steps."""
 
     request_id: int
     start: int
@@ -33,6 +33,8 @@ class OffloadedSlice:
     """The first work item of the slice."""
     stop: int
     total: int
+    is_resident: bool
+    """Whether work items are layers of a chunk whose context is on the device."""
 
 
 class StepRun(NamedTuple):
@@ -52,7 +54,7 @@ class StepRun(NamedTuple):
     """Pages to be copied from the device to a tier, or from the host to the disk."""
     loads: int
     """Pages to be copied to the device."""
-    offloaded: tuple[OffloadedSlice, ...]
+    slices: tuple[SliceRun, ...]
     """A slice that completes its chunk is among the decodes or prefills as well."""
     micros: int = 0
     """What it added to the gaps of streams."""
@@ -75,7 +77,7 @@ class StepRun(NamedTuple):
 
     @property
     def is_mixed(self) -> bool:
-        return self.num_decodes > 0 and bool(self.prefills)
+        return self.num_decodes > 0 and (bool(self.prefills) or any(each.is_resident for each in self.slices))
 
     @property
     def has_no_chunk(self) -> bool:
@@ -231,9 +233,15 @@ def _add_step(run: TracedRun, record: Step) -> None:
             error=record.error,
             stores=sum(copy.target is not Tier.DEVICE for copy in plan.copies),
             loads=sum(copy.target is Tier.DEVICE for copy in plan.copies),
-            offloaded=tuple(
-                OffloadedSlice(
-                    each.chunk.request_id, each.chunk.start, each.chunk.length, each.first, each.stop, each.total
+            slices=tuple(
+                SliceRun(
+                    each.chunk.request_id,
+                    each.chunk.start,
+                    each.chunk.length,
+                    each.first,
+                    each.stop,
+                    each.total,
+                    each.is_resident,
                 )
                 for each in plan.slices
             ),

@@ -12,7 +12,7 @@ from sluice.tracing.format import Header
 from sluice.tracing.gaps import Cause, Gap, find_gaps
 from sluice.tracing.pacing import PacingSummary, report_pace, summarize_pace
 from sluice.tracing.request_table import RequestRow, acceptance_length, row_of, table_of
-from sluice.tracing.run import Refusal, RowFailure, StepRun, TracedRun
+from sluice.tracing.run import Refusal, RowFailure, SliceRun, StepRun, TracedRun
 from sluice.tracing.spread import LatencySpread, spread
 
 GAPS_SHOWN = 20
@@ -53,7 +53,7 @@ class TraceSummary:
     decode_steps: int
     prefill_steps: int
     mixed_steps: int
-    offloaded_steps: int
+    slice_steps: int
     """Steps that complete no chunk and hold a slice of one of a context longer than the device."""
     other_steps: int
     """Steps with copies between tiers alone."""
@@ -125,8 +125,8 @@ def summarize(header: Header, run: TracedRun, gap_ms: float, *, truncated: bool 
         decode_steps=with_decodes - mixed,
         prefill_steps=sum(step.num_decodes == 0 and bool(step.prefills) for step in steps),
         mixed_steps=mixed,
-        offloaded_steps=sum(step.has_no_chunk and bool(step.offloaded) for step in steps),
-        other_steps=sum(step.has_no_chunk and not step.offloaded for step in steps),
+        slice_steps=sum(step.has_no_chunk and bool(step.slices) for step in steps),
+        other_steps=sum(step.has_no_chunk and not step.slices for step in steps),
         stored_pages=sum(step.stores for step in steps),
         loaded_pages=sum(step.loads for step in steps),
         failed_copies=run.failed_copies,
@@ -203,7 +203,7 @@ def _run(summary: TraceSummary) -> Iterator[str]:
     yield (
         f"steps     {steps}: {summary.mixed_steps} mixed ({_share(summary.mixed_steps, steps)}),"
         f" {summary.decode_steps} of decodes, {summary.prefill_steps} of prefill"
-        + (f", {summary.offloaded_steps} of slices of offloaded chunks" if summary.offloaded_steps else "")
+        + (f", {summary.slice_steps} of slices of chunks" if summary.slice_steps else "")
         + (f", {summary.other_steps} of copies alone" if summary.other_steps else "")
         + (f"; {summary.unended_steps} in flight at the end" if summary.unended_steps else "")
     )
@@ -278,19 +278,26 @@ def _arrived(gap: Gap) -> str:
 
 
 def _cause(cause: Cause) -> str:
-    offloaded = {each.request_id for each in cause.offloaded}
-    prefills = [piece for piece in cause.prefills if piece.request_id not in offloaded]
+    sliced = {each.request_id for each in cause.slices}
+    prefills = [piece for piece in cause.prefills if piece.request_id not in sliced]
     what = [f"request {p.request_id} prefilled {p.length} tokens from {p.start}" for p in prefills[:NAMES_SHOWN]]
     if len(prefills) > NAMES_SHOWN:
         what.append(f"{len(prefills) - NAMES_SHOWN} more prefills")
-    what += [
-        f"request {each.request_id} computed {each.length} offloaded {'token' if each.length == 1 else 'tokens'} from"
-        f" {each.start}, work items {each.first} to {each.stop} of {each.total}"
-        for each in cause.offloaded
-    ]
+    what += [_slice(each) for each in cause.slices]
     what.append("1 decode" if cause.num_decodes == 1 else f"{cause.num_decodes} decodes")
     failed = ", failed" if cause.failed else ""
     return f"step {cause.step}{failed}, {cause.ms:.1f} ms: {', '.join(what)}"
+
+
+def _slice(each: SliceRun) -> str:
+    tokens = f"{each.length} {'token' if each.length == 1 else 'tokens'}"
+    if each.is_resident:
+        layers = f"layers {each.first} to {each.stop} of {each.total}"
+        return f"request {each.request_id} computed {layers} of {tokens} from {each.start}"
+    return (
+        f"request {each.request_id} computed {tokens.replace(' ', ' offloaded ')} from {each.start}, work items"
+        f" {each.first} to {each.stop} of {each.total}"
+    )
 
 
 def _names(ids: Sequence[int]) -> str:

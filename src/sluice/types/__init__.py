@@ -17,6 +17,7 @@ from sluice.types.result import (
 )
 from sluice.types.sampling import (
     MAX_BIAS,
+    MAX_LOGPROB_IDS,
     MAX_LOGPROBS,
     MAX_PENALTY,
     MAX_SAMPLES,

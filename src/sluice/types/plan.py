@@ -61,24 +61,26 @@ class Chunk(NamedTuple):
 
 
 class ChunkSlice(NamedTuple):
-    """A slice of the work on one chunk of an offloaded request.
+    """A slice of the work on one chunk, which is computed over several steps, between the rows of others.
 
-    The KV of the request's first `base` tokens is on a lower tier and is attended to through a ring; the tokens from
-    there to the chunk's end are on the device. A chunk consists of `total` work items, done in order, in one step or
-    over several: in each layer one for every group of blocks of the ring, and one for the tokens on the device.
+    A chunk consists of `total` work items, done in order, in one step or over several. Of a *resident* chunk, all of
+    whose context is on the device, each layer is one. Of an *offloaded* one, the KV of the request's first `base`
+    tokens is on a lower tier and is attended to through a ring, and the tokens from there to the chunk's end are on the
+    device: in each layer there is an item for every group of blocks of the ring, and one for the tokens on the device.
 
-    Where loads are reported (`OffloadLimits.reports_loads`), the first slice of a chunk has no work items: it begins
-    the chunk, so that its blocks are read ahead.
+    Where loads are reported (`OffloadLimits.reports_loads`), the first slice of an offloaded chunk has no work items:
+    it begins the chunk, so that its blocks are read ahead.
     """
 
     chunk: Chunk
-    """The chunk; among the plan's chunks in the step that completes it. Its `new_pages` are empty."""
+    """The chunk; among the plan's chunks in the step that completes it. The `new_pages` of a resident one are written
+    to its slot's row in the step of its first slice; an offloaded one has none."""
     stored_pages: tuple[int, ...]
     """Page numbers on the tier, appended to those of the slot; together these pages hold `base` tokens."""
     base: int
     """A multiple of the page size."""
     pages: tuple[int, ...]
-    """Pages on the device that hold the tokens from `base` on, in order."""
+    """Pages on the device that hold the tokens from `base` on, in order; empty if the chunk is resident."""
     first: int
     """The first work item of this step."""
     stop: int
@@ -86,10 +88,17 @@ class ChunkSlice(NamedTuple):
     total: int
     is_decode: bool = False
     """Whether the chunk is a generated token, and not the last one of a prompt: then its blocks may be selected."""
+    is_resident: bool = False
+    """Whether all of its context is on the device."""
 
     @property
     def completes(self) -> bool:
         return self.stop == self.total
+
+    @property
+    def new_pages(self) -> tuple[int, ...]:
+        """Pages that are written to the slot's row in its step."""
+        return self.chunk.new_pages if self.is_resident and self.first == 0 else ()
 
 
 class NewSlot(NamedTuple):
@@ -131,6 +140,10 @@ class Regime(StrEnum):
     MIXED = "mixed"
     """Decodes and prefill."""
     PREFILL = "prefill"
+    SLICED = "sliced"
+    """Decodes, and some layers of a resident chunk."""
+    LAYERS = "layers"
+    """Some layers of a resident chunk, and no decodes."""
 
 
 class PredictedStep(NamedTuple):
@@ -161,7 +174,7 @@ class BatchPlan:
     dropped: tuple[int, ...] = ()
     """Pages of the disk tier to forget, before the copies: no restart may restore them."""
     slices: tuple[ChunkSlice, ...] = ()
-    """Work on offloaded chunks. Those that it completes are the last of `chunks`, in the same order."""
+    """Work on chunks that take several steps. Those that it completes are the last of `chunks`, in the same order."""
     pace: PredictedStep | None = None
     """The time that the step is expected to take; None without an ITL target, and for copies alone."""
 

@@ -13,6 +13,9 @@ from sluice.types.sampling import CONSTRAINTS
 
 MAX_CACHE_SALT = 256
 """Characters of a `cache_salt`."""
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 1000
+"""Characters. Stop strings cost time for every token of every stream."""
 PRIORITIES = (-(1 << 63), (1 << 63) - 1)
 NO_TIER = "tier_unavailable"
 """Code of the error of a request whose tier is disabled or has failed."""
@@ -64,6 +67,8 @@ class Limits:
     """Priority classes, from the most urgent to the least; empty where requests are not ordered by deadline."""
     block_size: int = 0
     """Tokens that a model of block diffusion fills in at a time; 0: it generates token by token."""
+    media_token_ids: frozenset[int] = frozenset()
+    """Tokens that stand for images and sound, which the engine does not take."""
 
     @property
     def max_request_tokens(self) -> int:
@@ -261,6 +266,13 @@ class Limits:
                     f"token id {token} in the prompt is outside the vocabulary: ids are 0 to {self.vocab_size - 1}",
                     param="prompt",
                 )
+        if not self.media_token_ids.isdisjoint(prompt):
+            token = next(token for token in prompt if token in self.media_token_ids)
+            raise LimitError(
+                f"token id {token} in the prompt stands for an image or for sound, which this engine does not take",
+                param="prompt",
+                code="unsupported",
+            )
 
     def _too_long(self, what: str, length: int, param: str) -> LimitError:
         """Return the error of a request of `length` tokens, prompt and output together."""
@@ -304,6 +316,21 @@ def split_priority(priority: Priority) -> tuple[int, str]:
             f"priority must be an integer, or one of {', '.join(CLASS_NAMES)}, got {priority!r}", param="priority"
         )
     return 0, priority
+
+
+def check_stops(stops: Sequence[str]) -> None:
+    """Check the stop strings of a request to a server.
+
+    Raises:
+        LimitError: there are more than `MAX_STOPS`, or one is longer than `MAX_STOP_LENGTH` characters.
+    """
+    longest = max(map(len, stops), default=0)
+    if len(stops) > MAX_STOPS or longest > MAX_STOP_LENGTH:
+        raise LimitError(
+            f"stop may hold at most {MAX_STOPS} strings of at most {MAX_STOP_LENGTH} characters, got {len(stops)}"
+            f" of at most {longest}",
+            param="stop",
+        )
 
 
 def check_cache_salt(salt: str) -> None:

@@ -70,6 +70,11 @@ class SchedulerLimits:
     block_size: int = 0
     """Tokens that a model of block diffusion fills in at a time. Its chunks are whole blocks, of which the last may
     have masked positions. 0: the model generates token by token."""
+    sliced_chunk_size: int = 0
+    """Most tokens of a resident chunk whose layers are divided among steps (`ChunkSlice`); 0: none is. Needs an ITL
+    target."""
+    num_layers: int = 0
+    """Layers of the model, where chunks are sliced."""
     prefills_by_block: bool = False
     """A prompt of such a model has one block in a step; otherwise as many as other budgets leave."""
 

@@ -10,7 +10,9 @@ import pytest
 import torch
 import transformers
 
+import tiny_families
 import tiny_models
+from slow import slow
 from sluice.assembly.load import load
 from sluice.assembly.loaded import LoadedModel
 from sluice.assembly.small_operations import use_triton
@@ -50,15 +52,27 @@ def generated(loaded: LoadedModel) -> tuple[list[tuple[int, ...]], list[Sequence
     return [link.tokens(i) for i in numbers], [link.prompt_logprobs(i) + link.logprobs(i) for i in numbers]
 
 
+FAMILIES: dict[str, Callable[[], transformers.PreTrainedModel]] = {
+    "qwen3": lambda: tiny_models.qwen3(num_hidden_layers=1),
+    "gpt2": lambda: tiny_models.gpt2(n_layer=1),
+    "no rotation": lambda: tiny_families.smollm3(num_hidden_layers=2, no_rope_layers=[0, 1]),
+    "rotated halves": lambda: tiny_families.phi4_mini(num_hidden_layers=1),
+    "caps and windows": lambda: tiny_families.gemma2(num_hidden_layers=2),
+    "norms over all heads": lambda: tiny_families.olmo2(num_hidden_layers=1),
+    "values with a norm": lambda: tiny_families.gemma4(num_hidden_layers=4, layer_types=tiny_families.KINDS),
+    "values that are keys": lambda: tiny_families.gemma4_31b(num_hidden_layers=2, layer_types=tiny_families.KINDS[:2]),
+}
+
+
 @each_device
-@pytest.mark.parametrize("family", [tiny_models.qwen3, pytest.param(tiny_models.gpt2, marks=pytest.mark.slow)])
-def test_the_tokens_of_torch(
-    family: Callable[..., transformers.PreTrainedModel], device: torch.device, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    "name", ["qwen3", "no rotation", *(slow(name) for name in FAMILIES if name not in ("qwen3", "no rotation"))]
+)
+def test_the_tokens_of_torch(name: str, device: torch.device, tmp_path: Path) -> None:
     """Norms, rotations, gates, slots and filters are those of torch; chunks and decodes share steps."""
     options = {"dtype": "float32", "device": str(device), "attention_backend": "reference"}
     options |= {"page_size": 4, "chunked_prefill_size": 8}
-    family(**{"n_layer" if family is tiny_models.gpt2 else "num_hidden_layers": 1}).save_pretrained(tmp_path)
+    FAMILIES[name]().save_pretrained(tmp_path)
     config = EngineConfig.from_options({"model": str(tmp_path), "max_total_tokens": 256, **options})
     loaded = load(config, progress=False)
     assert isinstance(loaded.model, CausalLM)

@@ -12,7 +12,9 @@ import tiny_models
 from gguf_makers import write_gguf
 from sluice import LLM, cli
 from sluice.cli.models import estimates
+from sluice.config import ConfigError
 from sluice.models.catalog.gguf_sizes import GGUFSizes
+from sluice.sim.hardware import predicted_machine
 from tokenizer_makers import byte_tokenizer
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8}
@@ -75,6 +77,7 @@ def test_explain_tells_what_a_file_says(split: int, written: Write, capsys: pyte
         found = explained(capsys, str(place))
         assert "Q4_K (15), Q6_K (1)" in str(found["weights_bytes"]["reason"])
         assert found["kv_token_bytes"]["value"] == 2 * 2 * 4 * 32 * 2
+        assert found["max_model_len"]["value"] == GGUFSizes.read(path).sizes.max_model_len
         rate, bandwidth = found["most_tokens_per_second"]["value"], found["memory_bandwidth"]["value"]
         assert isinstance(rate, float)
         assert isinstance(bandwidth, int)
@@ -129,3 +132,13 @@ def test_models_of_a_path(written: Write, capsys: pytest.CaptureFixture[str]) ->
     assert "source" in capsys.readouterr().out.splitlines()[1]
     assert cli.main(["models", "nope.gguf"]) == 1
     assert "there is no file 'nope.gguf'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("split", [0, 8])
+def test_a_file_can_be_simulated_on_a_machine_that_is_not_at_hand(split: int, written: Write) -> None:
+    """Its bytes were read as the text of a config.json."""
+    path = written(split=split)
+    assert predicted_machine("h100", path).token_bytes == GGUFSizes.read(path).sizes.token_bytes
+    (broken := path.parent / "broken.gguf").write_bytes(b"GGUF\xc3")
+    with pytest.raises(ConfigError, match=r"--model: .*broken\.gguf"):
+        predicted_machine("h100", broken)

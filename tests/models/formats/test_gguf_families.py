@@ -16,6 +16,7 @@ import tiny_models
 from gguf_makers import write_gguf
 from models.formats.loading import assert_same, load
 from paged_model import chunked_logits
+from sluice.models.checkpoint import CheckpointError
 from sluice.models.decoder import Decoder
 from sluice.models.hub import resolve_checkpoint
 
@@ -36,6 +37,20 @@ LONGROPE = {
     "long_factor": FACTORS["long"],
 }
 LLAMA_ROPE = {"rope_type": "default", "rope_theta": 1000.0}
+GEMMA4 = {"head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 32}
+GEMMA4_FIELDS: dict[str, Any] = {
+    "attention.sliding_window": 9,
+    "attention.sliding_window_pattern": [True, False] * 3,
+    "attention.key_length": 32,
+    "attention.value_length": 32,
+    "attention.key_length_swa": 16,
+    "attention.value_length_swa": 16,
+    "rope.dimension_count": 32,
+    "rope.dimension_count_swa": 16,
+    "rope.freq_base_swa": 30.0,
+}
+ROTATED_HALF = {"rope_freqs.weight": np.array([1.0] * 8 + [1e30] * 8, dtype=np.float32)}
+"""How a converter writes which pairs of a head are rotated."""
 CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
     "gemma2": (
         tiny_families.gemma2,
@@ -51,6 +66,41 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
             "rope.freq_base_swa": 30.0,
             "rope.scaling.type": "linear",
             "rope.scaling.factor": 3.0,
+        },
+    ),
+    "gemma4": (
+        tiny_families.gemma4,
+        GEMMA4,
+        {
+            **GEMMA4_FIELDS,
+            "attention.shared_kv_layers": 2,
+            "embedding_length_per_layer_input": 32,
+            "feed_forward_length": [96] * 4 + [192] * 2,
+        },
+    ),
+    "gemma4-31b": (
+        tiny_families.gemma4_31b,
+        GEMMA4 | {"hidden_size_per_layer_input": 0},
+        {
+            **GEMMA4_FIELDS,
+            "attention.shared_kv_layers": 0,
+            "embedding_length_per_layer_input": 0,
+            "attention.head_count_kv": [2, 1] * 3,
+            "final_logit_softcapping": 1.5,
+        },
+    ),
+    "ministral3": (
+        tiny_families.ministral3,
+        {"head_dim": 16},
+        {
+            "rope.dimension_count": 16,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 32,
+            "rope.scaling.yarn_beta_fast": 8.0,
+            "rope.scaling.yarn_beta_slow": 0.5,
+            "rope.scaling.yarn_log_multiplier": 1.0,
+            "attention.temperature_scale": 0.1,
         },
     ),
     "smollm3": (tiny_families.smollm3, {"no_rope_layers": [1, 1, 1, 0, 1]}, {}),
@@ -73,7 +123,11 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
     "olmo3": (
         tiny_families.olmo3,
         {"rope_parameters": {"full_attention": LLAMA_ROPE, "sliding_attention": LLAMA_ROPE}},
-        {"attention.sliding_window": 9, "attention.sliding_window_pattern": [True, False, True, False]},
+        {
+            "attention.sliding_window": 9,
+            "attention.sliding_window_pattern": [True, False, True, False],
+            "rope.freq_base_swa": 1000.0,
+        },
     ),
 }
 """Family -> what makes it, sizes of blocks, and what a converter writes of its config."""
@@ -91,7 +145,7 @@ def test_files_hold_what_the_checkpoint_does(family: str, tmp_path: Path) -> Non
     make, sizes, fields = CASES[family]
     make(**(SIZES | sizes)).save_pretrained(tmp_path / "source")
     factors = {f"rope_factors_{name}.weight": np.array(each, dtype=np.float32) for name, each in FACTORS.items()}
-    tensors = factors if family == "phi4-mini" else {}
+    tensors = {"phi4-mini": factors, "gemma4": ROTATED_HALF, "gemma4-31b": ROTATED_HALF}.get(family, {})
     path, plain = write_gguf(tmp_path / "source", tmp_path / "model.gguf", "Q8_0", fields=fields, tensors=tensors)
     ours, theirs = (load(folder, dtype="float32") for folder in (resolve_checkpoint(str(path)), plain))
     assert_same(ours, theirs)
@@ -101,3 +155,50 @@ def test_files_hold_what_the_checkpoint_does(family: str, tmp_path: Path) -> Non
     found, expected = (chunked_logits(model, PROMPTS, page_size=4, seed=0) for model in (ours, theirs))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_qwen3_vl_is_a_qwen3(tmp_path: Path) -> None:
+    """The text model is one, with rotations on three grids, on which the positions of a text are the same."""
+    tiny_models.qwen3(**SIZES, head_dim=16).save_pretrained(tmp_path / "source")
+    fields = {"rope.dimension_sections": [3, 3, 2, 0], "n_deepstack_layers": 0}
+    written = {"architecture": "qwen3vl", "fields": fields}
+    path, plain = write_gguf(tmp_path / "source", tmp_path / "model.gguf", "Q8_0", **written)
+    ours, theirs = (load(folder, dtype="float32") for folder in (resolve_checkpoint(str(path)), plain))
+    assert ours.spec.architecture == "Qwen3VLTextForCausalLM"
+    found, expected = (chunked_logits(model, PROMPTS, page_size=4, seed=0) for model in (ours, theirs))
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+REFUSED: dict[str, tuple[str, Any, str]] = {
+    "gemma4, sizes": ("gemma4", {"attention.value_length_swa": 32}, "value_length_swa must be the head size, 16"),
+    "gemma4, heads": ("gemma4", {"attention.head_count_kv": [2, 2, 1, 2, 2, 2]}, "one number for layers with a window"),
+    "gemma4, inner": ("gemma4", {"feed_forward_length": [96] * 5 + [192]}, "twice as many for layers that share"),
+    "gemma4, experts": ("gemma4", {"expert_count": 4}, "expert_count must be 0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_files_that_contradict_themselves_are_refused(case: str, tmp_path: Path) -> None:
+    family, changes, message = REFUSED[case]
+    make, sizes, fields = CASES[family]
+    make(**(SIZES | sizes)).save_pretrained(tmp_path / "source")
+    path, _ = write_gguf(
+        tmp_path / "source", tmp_path / "model.gguf", "F32", fields=fields | changes, tensors=ROTATED_HALF
+    )
+    with pytest.raises(CheckpointError, match=message):
+        resolve_checkpoint(str(path))
+
+
+def test_keys_that_no_layer_has_are_skipped(tmp_path: Path) -> None:
+    """Published checkpoints hold keys and values for layers that read those of others."""
+    make, sizes, fields = CASES["gemma4"]
+    make(**(SIZES | sizes)).save_pretrained(tmp_path / "source")
+    logits = []
+    for name, rows in (("plain", 0), ("more", 32)):
+        extra = {"blk.4.attn_k.weight": np.ones((rows, 64), dtype=np.float32)} if rows else {}
+        path, _ = write_gguf(
+            tmp_path / "source", tmp_path / f"{name}.gguf", "F32", fields=fields, tensors=ROTATED_HALF | extra
+        )
+        model = load(resolve_checkpoint(str(path)), dtype="float32")
+        logits.append(torch.cat(chunked_logits(model, PROMPTS, page_size=4, seed=0)))
+    assert torch.equal(*logits)

@@ -82,7 +82,22 @@ TWO_CALLS = {
         f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{CITY}<|call|>"
         f"<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{DAYS}<|call|>"
     ),
-    "json": f'[{{"name": "weather", "arguments": {CITY}}}, {{"name": "weather", "arguments": {DAYS}}}]',
+    "gemma4": (
+        '<|tool_call>call:weather{city:<|"|>Ul"m {<|"|>}<tool_call|><|tool_call>call:weather{days:3}<tool_call|>'
+    ),
+    "llama4_pythonic": r'[weather(city="Ul\"m {"), weather(days=3)]',
+    "lfm2": "<|tool_call_start|>[weather(city='Ul\"m {'), weather(days=3)]<|tool_call_end|>",
+    "olmo3": '<function_calls>weather(city="Ul\\"m {")\nweather(days=3)</function_calls>',
+    **{
+        name: f'{begin}[{{"name": "weather", "arguments": {CITY}}}, {{"name": "weather", "arguments": {DAYS}}}]{end}'
+        for name, begin, end in (
+            ("json", "", ""),
+            ("phi4_mini", "functools", ""),
+            ("granite", "<|tool_call|>", ""),
+            ("nemotron_v2", "<TOOLCALL>", "</TOOLCALL>"),
+            ("apriel", "<tool_calls>", "</tool_calls>"),
+        )
+    },
 }
 """The same two calls in each format."""
 TAGGED = {
@@ -95,6 +110,8 @@ TAGGED = {
     "glm47": ">3</arg_value>",
 }
 """Formats whose values are texts in tags -> the value 3 in its tags."""
+LITERAL = ("gemma4", "llama4_pythonic", "lfm2", "olmo3")
+"""Formats whose names stand without quotes."""
 MARKED = [name for name in FORMATS if FORMATS[name].markers]
 """Formats in which text may precede a call."""
 
@@ -129,7 +146,7 @@ def test_arguments_stream(name: str) -> None:
     events = parsed(name, text, [*range(len(text))])
     kinds = [type(event) for event in events]
     assert kinds.count(CallBegun) == kinds.count(CallEnded) == 2
-    assert kinds.count(ArgumentsDelta) > (8 if name in TAGGED else 10)
+    assert kinds.count(ArgumentsDelta) > (8 if name in (*TAGGED, *LITERAL) else 10)
     begun = kinds.index(CallBegun)
     assert set(kinds[:begun]) <= {TextDelta}
     assert CallEnded in kinds[: kinds.index(CallBegun, begun + 1)], "a call begins before the last one has ended"
@@ -163,6 +180,8 @@ def test_text_before_and_after_a_call_stays(name: str) -> None:
     before = "<|channel|>final<|message|>Let me see.<|end|><|start|>assistant" if name == "openai" else "Let me see.\n"
     if name == "llama3_json":
         before = "Let me see. "
+    if name == "llama4_pythonic":
+        before = "Let me see. <|python_start|>"
     answer = reply(name, before + TWO_CALLS[name])
     assert answer.text == "Let me see."
     assert [call.arguments for call in answer.calls] == [CITY, DAYS]
@@ -205,7 +224,7 @@ VALUES = st.recursive(
 )
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in LITERAL])
 @settings(max_examples=20)
 @given(arguments=st.dictionaries(st.text(), VALUES, max_size=3), cuts=st.lists(st.integers(0, 400), max_size=6))
 def test_rendered_calls_are_read_back(name: str, arguments: dict[str, object], cuts: list[int]) -> None:
@@ -252,49 +271,6 @@ def test_lists_and_objects_as_python_writes_them(written: str, expected: Any) ->
     text = f"<seed:tool_call>\n<function=f>\n<parameter=value>{written}</parameter>\n</function>\n</seed:tool_call>"
     (call,) = whole_of([*parser.push(text), *parser.finish()]).calls
     assert json.loads(call.arguments) == {"value": expected}
-
-
-def test_harmony_tells_channels_apart() -> None:
-    """Reasoning of gpt-oss would be read out as the answer."""
-    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Good day. "
-    assert reply("openai", text) == Reply("Good day. ", "Hm.")
-    two = "<|channel|>commentary<|message|>First.<|end|><|start|>assistant<|channel|>final<|message|>Second."
-    assert reply("openai", two).text == "First.\nSecond."
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("<think>\nHm, 5 < 7.\n</think>\n\nYes.", Reply("Yes.", "Hm, 5 < 7.")),
-        ("<think>\nnever ends\n", Reply("", "never ends\n")),
-        ("<think>\n\n</think>\n\nYes.", Reply("Yes.")),
-        ("No thought at all.", Reply("No thought at all.")),
-        (f"<think>a</think>{TWO_CALLS['hermes']}", None),
-    ],
-)
-def test_reasoning_is_told_from_the_answer(text: str, expected: Reply | None) -> None:
-    """Thoughts would be shown as the answer, or the answer as thoughts."""
-    found = reply("hermes", text, "qwen3")
-    if expected is None:
-        assert (found.reasoning, len(found.calls)) == ("a", 2)
-    else:
-        assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "prompt", "text", "expected"),
-    [
-        ("qwen3", "assistant\n<think>\n", "Hm.\n</think>\n\nYes.", Reply("Yes.", "Hm.")),
-        ("qwen3", "assistant\n<think>\n\n</think>\n\n", "Yes.</think>", Reply("Yes.</think>")),
-        ("deepseek_r1", "assistant", "Hm.</think>Yes.", Reply("Yes.", "Hm.")),
-        ("deepseek_r1", "assistant", "<think>\nHm.</think>Yes.", Reply("Yes.", "Hm.")),
-        ("mistral", "[/INST]", "[THINK]Hm.[/THINK]Yes.", Reply("Yes.", "Hm.")),
-    ],
-)
-def test_the_prompt_may_begin_or_end_the_reasoning(name: str, prompt: str, text: str, expected: Reply) -> None:
-    """Templates write the first tag themselves, or both if thinking is off: the whole answer would be on one side."""
-    parser = ReplyFormat(reasoning=REASONING_FORMATS[name]).parser(prompt=prompt)
-    assert whole_of([*parser.push(text), *parser.finish()]) == expected
 
 
 def test_nothing_is_a_call_where_none_may_be() -> None:
@@ -352,7 +328,7 @@ WRONG = (
 """Arguments whose brackets are fine."""
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS.keys() - TAGGED.keys()))
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {*TAGGED, *LITERAL}))
 @pytest.mark.parametrize("arguments", WRONG)
 def test_arguments_that_are_no_json_are_not_complete(name: str, arguments: str) -> None:
     """A client would be told to run a call whose arguments it cannot parse."""
@@ -398,20 +374,6 @@ def test_a_value_gets_a_type_that_its_schema_allows(schema: dict[str, Any], valu
     (call,) = whole_of([*parser.push(text), *parser.finish()]).calls
     assert json.loads(call.arguments) == {"x": expected}
     assert type(json.loads(call.arguments)["x"]) is type(expected)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "text", "expected"),
-    [
-        ("Assistant: Sure, ", "it is.", Reply("it is.")),
-        ("Assistant: <think>Hm, ", "yes.</think>It is.", Reply("It is.", "yes.")),
-        ("Assistant: <think>Hm.</think>Sure, ", "it is.", Reply("it is.")),
-    ],
-)
-def test_a_continued_answer_is_no_reasoning(prompt: str, text: str, expected: Reply) -> None:
-    """A client that begins the answer itself would get the rest of it as thoughts."""
-    parser = ReplyFormat(reasoning=REASONING_FORMATS["deepseek_r1"]).parser(prompt=prompt, continues=True)
-    assert whole_of([*parser.push(text), *parser.finish()]) == expected
 
 
 @pytest.mark.parametrize(

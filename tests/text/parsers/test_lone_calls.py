@@ -70,7 +70,7 @@ def test_two_calls() -> None:
     [
         '{"name": "Ann", "arguments": {}}',
         '{"name": "weather", "arguments": {"days": 3}}',
-        '{"name": "weather", "arguments": {"city": 5}}',
+        '{"name": "weather", "arguments": {"city": ["Ulm"]}}',
         '{"name": "weather", "arguments": {"city": "Ulm", "units": "K"}}',
         '{"name": "weather", "arguments": {"city": "Ulm"}, "age": 3}',
         '{"city": "Ulm"}',
@@ -86,6 +86,11 @@ def test_two_calls() -> None:
 )
 def test_other_answers_are_text(text: str) -> None:
     assert read(text) == Reply(text)
+
+
+def test_a_number_in_the_place_of_a_text() -> None:
+    (call,) = read('{"name": "weather", "arguments": {"city": 89073, "days": "3"}}').calls
+    assert json.loads(call.arguments) == {"city": "89073", "days": 3}
 
 
 def test_nothing_is_called_where_nothing_may_be() -> None:

@@ -7,12 +7,14 @@ import json
 import random
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
+from drawn_tools import drawn_tool_set
 from sluice.text.constraints.grammars import grammar_of
 from sluice.text.constraints.shapes import JsonSchema
 from sluice.text.parsers.events import Reply, whole_of
@@ -39,14 +41,16 @@ NOW = Tool("now")
 USE = ToolUse((WEATHER, NOW), Choice.REQUIRED)
 MARKERS = sorted({marker for format in FORMATS.values() for marker in format.markers} | {"<think>", "</think>"})
 ENDS = [
-    *MARKERS,
+    "</arg_value>",
+    '<|"|>',
+    "<|end|>",
     "\n</parameter>\n",
     "</parameter>\n",
     "</\uff5cDSML\uff5cparameter>\n",
     *(format.end for format in REASONING_FORMATS.values()),
 ]
 """What free text ends with."""
-WINDS_UP, LONGEST = 0.2, 3000
+WINDS_UP, LONGEST = 0.2, 12_000
 
 
 def tokenizer(*, marked: bool) -> tokenizers.Tokenizer:
@@ -166,7 +170,7 @@ def test_strict_tools_are_held_where_the_model_may_choose() -> None:
     use = ToolUse((strict, NOW))
     for name in FORMATS:
         shape = ReplyFormat(FORMATS[name]).shape(use, "", None, made_by.token_to_id)
-        if name in ("llama3_json", "json", "openai"):
+        if name in ("llama3_json", "llama4_pythonic", "json", "openai"):
             assert shape is None
             continue
         assert shape is not None
@@ -199,3 +203,28 @@ def test_an_answer_of_a_form_comes_behind_the_reasoning() -> None:
         assert matcher.try_consume_tokens(ids) == len(ids)
         assert matcher.is_accepting()
         assert parsed(format, ToolUse(), text) == expected
+
+
+SETS, EACH = 20, 10
+"""Sets of tools, and answers for each."""
+
+
+@pytest.mark.parametrize("sets", [1, pytest.param(SETS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_random_model_calls_drawn_tools(name: str, sets: int) -> None:
+    """A model that knows nothing must still write calls that fit the schemas, whatever these have."""
+    made_by, format = tokenizer(marked=True), ReplyFormat(FORMATS[name])
+    for seed in range(sets):
+        use = ToolUse(drawn_tool_set(seed, ()).tools, Choice.REQUIRED)
+        shape = format.shape(use, "", None, made_by.token_to_id)
+        assert shape is not None
+        grammar = grammar_of(shape)
+        schemas = {tool.name: tool.schema for tool in use.tools}
+        for each in range(EACH):
+            text = sampled(grammar, made_by, each)
+            reply = parsed(format, use, text)
+            assert reply.calls
+            assert not reply.text.strip()
+            for call in reply.calls:
+                assert call.is_complete, text
+                jsonschema.validate(json.loads(call.arguments), dict(schemas[call.name]))

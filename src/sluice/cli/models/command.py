@@ -114,7 +114,8 @@ def suggestions(command: str, bandwidth: float) -> str:
 def _meaning(how: str) -> str:
     return (
         "Memory is that of the weights. The tokens/s of one stream are a bound, not a promise: every token reads all\n"
-        f"weights, and {how}. int8 and int4 are --quantization."
+        f"weights once, and {how}. A head that is the embedding\n"
+        "is held twice in 16 bits and read once. int8 and int4 are --quantization."
     )
 
 

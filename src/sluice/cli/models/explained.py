@@ -45,6 +45,11 @@ def model_facts(config: EngineConfig) -> list[Fact]:
             f"KV of a token in 16 bits: {sizes.layers} layers of {sizes.kv_heads} KV heads of {sizes.head_dim}",
         ),
     ]
+    facts.append(
+        Fact(
+            "max_model_len", sizes.max_model_len, f"{sizes.max_model_len} tokens", "the model's context, of one request"
+        )
+    )
     return facts + (_speed(estimate, config) if config.model.device == "cpu" else [])
 
 

@@ -32,7 +32,9 @@ from sluice.http.call.generate_call import (
     documented,
     terms_of,
 )
+from sluice.http.call.generating import Asked
 from sluice.http.call.generation import Generation, prompt_end
+from sluice.http.call.logprobs import shares
 from sluice.http.call.template_fields import TemplateFields, conversation_of, thinking_switches
 from sluice.http.call.tokenize import CHARACTERS_PER_TOKEN, MAX_CALL_TOKENS
 from sluice.http.call.usage import Usage, usage_json
@@ -170,9 +172,9 @@ def parse_decisions(body: bytes) -> GenerateCall[DecisionFields]:
 
 
 async def with_labels(
-    service: Service, threads: TokenizerThreads, call: GenerateCall[DecisionFields], prompts: Sequence[Sequence[int]]
-) -> tuple[SamplingParams, list[list[int]]]:
-    """Return what is sampled for the prompts of a call's questions, and the ids of the labels of each question.
+    service: Service, threads: TokenizerThreads, call: GenerateCall[DecisionFields], prompts: list[list[int]]
+) -> Asked[list[list[int]]]:
+    """Return what is asked for the prompts of a call's questions, with the ids of the labels of each question.
 
     Raises:
         ApiError: 400, a label is not one token behind the prompt, or the model reasons before it answers.
@@ -195,7 +197,7 @@ async def with_labels(
 
     labels = await threads.for_generation(sum(map(len, prompts)), find)
     named = tuple(sorted({token for ids in labels for token in ids}))
-    return replace(call.sampling, logprob_token_ids=named), labels
+    return Asked(replace(call.sampling, logprob_token_ids=named), prompts, labels)
 
 
 class DecisionAnswer:
@@ -233,18 +235,16 @@ class DecisionAnswer:
         """Return the answer to a question from the log-probabilities of its labels."""
         answers = _answers(question)
         names = answers.names
-        largest = max(logprobs)
-        weights = [math.exp((each - largest) / self._fields.temperature) for each in logprobs]
-        shares = [weight / sum(weights) for weight in weights]
+        found = shares(logprobs, self._fields.temperature)
         decision = Decision(
             type=answers.type,
-            probabilities=dict(zip(names, shares, strict=True)),
+            probabilities=dict(zip(names, found, strict=True)),
             label_mass=min(1.0, math.fsum(map(math.exp, logprobs))),
         )
         if isinstance(question, ChoiceQuestion):
-            decision.choice = names[shares.index(max(shares))]
+            decision.choice = names[found.index(max(found))]
         elif isinstance(question, ScoreQuestion):
-            decision.score = math.fsum(level * share for level, share in enumerate(shares))
+            decision.score = math.fsum(level * share for level, share in enumerate(found))
         return decision
 
 
@@ -269,8 +269,12 @@ def _check_question(place: str, question: Question) -> None:
         require(len(set(names)) == len(names), message, param=f"{place}.options")
     elif isinstance(question, ScoreQuestion):
         _check_count(f"{place}.levels", len(question.levels), len(NUMBERS))
+        said = [_said(level) for level in question.levels]
         for index, level in enumerate(question.levels):
-            _check_said(f"{place}.levels[{index}]", level)
+            param = f"{place}.levels[{index}]"
+            _check_said(param, level)
+            first = said.index(said[index])
+            require(first == index, f"{param} is the same as {place}.levels[{first}]", param=param)
 
 
 def _check_count(param: str, count: int, most: int) -> None:

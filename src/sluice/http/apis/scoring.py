@@ -1,23 +1,36 @@
 """`POST /rerank` and `/score`: how alike texts are, by the cosine of their embeddings, in the form of vLLM's answers.
 
-Jina's and Cohere's clients send `/v1/rerank` and `/v2/rerank`, with the same fields.
+`/score` has another form, in `label_scores`. Jina's and Cohere's clients send `/v1/rerank` and `/v2/rerank`, with the
+same fields.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
 
-from sluice.http.base.body import read_fields
+from sluice.http.apis.decisions import DECISION_BODY, DecisionAnswer, Decisions, parse_decisions, with_labels
+from sluice.http.apis.label_scores import (
+    LabelScoreAnswer,
+    LabelScoreFields,
+    Score,
+    Scored,
+    parse_label_scores,
+    with_label_tree,
+)
+from sluice.http.base.body import convert, fields_of, json_object, known_fields, read_fields
 from sluice.http.base.errors import require
-from sluice.http.base.routes import Body
+from sluice.http.base.routes import Body, Routes
 from sluice.http.base.unsupported_fields import OF_EMBEDDINGS
 from sluice.http.call import generation as counts
 from sluice.http.call.embeddings import EmbedFields, embed_call
 from sluice.http.call.generate_call import MAX_CHOICES, GenerateCall, Text, documented
+from sluice.http.call.generating import CallHandler
 from sluice.http.call.generation import Generation
 from sluice.http.call.usage import Usage, usage_json
 from sluice.text.vectors import cosine, unit_vector
@@ -40,14 +53,16 @@ class RerankFields(EmbedFields, kw_only=True, forbid_unknown_fields=True):
 
 
 class ScoreFields(EmbedFields, kw_only=True, forbid_unknown_fields=True):
-    """The body of `POST /score`."""
+    """The body of `POST /score` without a `query`: `text_1` and `text_2` are given."""
 
-    text_1: Text | Annotated[list[Text], documented(minItems=1)]
-    text_2: Text | Annotated[list[Text], documented(minItems=1)]
+    text_1: Text | Annotated[list[Text], documented(minItems=1)] | None = None
+    text_2: Text | Annotated[list[Text], documented(minItems=1)] | None = None
 
 
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
-RERANK_BODY, SCORE_BODY = Body((RerankFields,)), Body((ScoreFields,))
+SCORE_PATHS = ("/score", "/v1/score", "/generative_scoring")
+RERANK_BODY = Body((RerankFields,))
+SCORE_BODY = Body((ScoreFields, LabelScoreFields), either=("text_1", "query"))
 
 
 def parse_rerank(body: bytes) -> GenerateCall[RerankFields]:
@@ -63,13 +78,20 @@ def parse_rerank(body: bytes) -> GenerateCall[RerankFields]:
     return embed_call(fields, (fields.query, *texts), {"prompt": "documents"})
 
 
-def parse_score(body: bytes) -> GenerateCall[ScoreFields]:
-    """Check the body of `POST /score`.
+def parse_score(body: bytes) -> GenerateCall[Any]:
+    """Check the body of `POST /score`. A call that does not embed is one of `label_scores`.
 
     Raises:
         ApiError: 400, naming the field.
     """
-    fields = read_fields(body, ScoreFields, OF_EMBEDDINGS)
+    content = json_object(body)
+    if any(content.get(name) is not None for name in ("query", "items", "label_token_ids", "labels")):
+        require(content.get("text_1") is None, "send either text_1 and text_2, or query and items", param="text_1")
+        return parse_label_scores(content)
+    fields = convert(known_fields(content, fields_of(ScoreFields), unsupported=OF_EMBEDDINGS), ScoreFields)
+    message = "text_1 and text_2 are required, or query, items and label_token_ids"
+    require(fields.text_1 is not None, message, param="text_1")
+    require(fields.text_2 is not None, message, param="text_2")
     ones, others = _listed(fields.text_1), _listed(fields.text_2)
     _check_texts("text_1", ones)
     _check_texts("text_2", others)
@@ -82,8 +104,8 @@ def _texts(fields: RerankFields) -> list[str]:
     return [each if isinstance(each, str) else each.text for each in fields.documents]
 
 
-def _listed(texts: str | list[str]) -> list[str]:
-    return [texts] if isinstance(texts, str) else texts
+def _listed(texts: str | list[str] | None) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts or []
 
 
 def _check_texts(name: str, texts: Sequence[str]) -> None:
@@ -108,23 +130,6 @@ class Reranked(msgspec.Struct, kw_only=True):
     model: str
     results: list[Ranked]
     """Best first."""
-    usage: Usage
-
-
-class Score(msgspec.Struct, kw_only=True):
-    index: int
-    object: Literal["score"]
-    score: float
-
-
-class Scored(msgspec.Struct, kw_only=True):
-    """The answer to `POST /score`."""
-
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
-    data: list[Score]
     usage: Usage
 
 
@@ -169,3 +174,30 @@ class ScoreAnswer:
             data=[Score(index=index, object="score", score=cosine(*pair)) for index, pair in enumerate(pairs)],
             usage=usage_json(usage),
         )
+
+
+def add_scoring(routes: Routes, calls: CallHandler) -> None:
+    """Add the routes that compare texts, and those that ask how likely answers are."""
+
+    @routes.add("POST", *RERANK_PATHS, summary="Documents by likeness to a query", body=RERANK_BODY, answer=Reranked)
+    async def rerank(request: Request) -> Response:
+        return await calls.embed(request, parse_rerank, RerankAnswer)
+
+    @routes.add(
+        "POST",
+        *SCORE_PATHS,
+        summary="How alike texts are, or how likely answers are (vLLM)",
+        body=SCORE_BODY,
+        answer=Scored,
+    )
+    async def score(request: Request) -> Response:
+        accepted = await calls.accepted(request, parse_score)
+        if accepted.call.embeds:
+            return await calls.embed_accepted(request, accepted, ScoreAnswer)
+        return await calls.score(request, accepted, with_label_tree, LabelScoreAnswer)
+
+    @routes.add(
+        "POST", "/v1/decisions", summary="How likely answers are (SGLang)", body=DECISION_BODY, answer=Decisions
+    )
+    async def decisions(request: Request) -> Response:
+        return await calls.score(request, await calls.accepted(request, parse_decisions), with_labels, DecisionAnswer)

@@ -24,15 +24,12 @@ from sluice.text.constraints.shapes import Shape
 from sluice.text.parsers.tools import ToolUse
 from sluice.text.text_stream import DEFAULT_TEXT, TextOptions
 from sluice.types import SamplingParams
-from sluice.types.request_limits import LimitError, check_cache_salt, split_priority
+from sluice.types.request_limits import LimitError, check_cache_salt, check_stops, split_priority
 
 MAX_CHOICES = 4096
 """Most requests that one call may become: prompts times samples."""
 MAX_BIASES = 1 << 20
 """Most biases of one call: choices times entries of `logit_bias`. Each row of a step adds its own."""
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 1000
-"""Characters. Stop strings cost time for every token of every stream."""
 LONGEST_SECONDS = 1e7
 TIERS: Mapping[str, types.ClassName] = {"priority": "interactive", "flex": "batch"}
 """OpenAI's service tiers -> classes, where there are classes. Others ask for nothing."""
@@ -312,14 +309,12 @@ def _bad_prompt(param: str, value: Any) -> ApiError:
 
 
 def _checked_stops(name: str, stop: str | list[str]) -> tuple[str, ...]:
-    stops = [each for each in ([stop] if isinstance(stop, str) else stop) if each]
-    if len(stops) > MAX_STOPS or any(len(each) > MAX_STOP_LENGTH for each in stops):
-        raise bad_request(
-            f"{name} may hold at most {MAX_STOPS} strings of at most {MAX_STOP_LENGTH} characters, got {len(stops)}"
-            f" of at most {max(map(len, stops))}",
-            param=name,
-        )
-    return tuple(stops)
+    stops = tuple(each for each in ([stop] if isinstance(stop, str) else stop) if each)
+    try:
+        check_stops(stops)
+    except LimitError as error:
+        raise bad_request(str(error).replace(error.param, name, 1), param=name) from error
+    return stops
 
 
 def _bias_by_id(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,7 +15,7 @@ from sluice.http.base.body import BodyReader
 from sluice.http.base.errors import CLIENT_LEFT, require
 from sluice.http.base.heartbeats import Heartbeats
 from sluice.http.base.isolation import CacheIsolation
-from sluice.http.base.tokenizer_threads import TokenizerThreads
+from sluice.http.base.tokenizer_threads import Check, TokenizerThreads
 from sluice.http.base.turns import Turns
 from sluice.http.call.answers import Answer, WholeAnswer, event_stream, json_response, unless_disconnected, whole
 from sluice.http.call.constraint_fields import grammar_of
@@ -23,13 +23,33 @@ from sluice.http.call.embeddings import EmbedAnswer, embedded
 from sluice.http.call.event_ids import HEADER, EventId
 from sluice.http.call.generate_call import GenerateCall, Settled
 from sluice.http.call.generation import Generation, shape_of_answer
+from sluice.http.call.samples import samples
 from sluice.http.call.tokenize import prompt_ids
 from sluice.http.call.tools import check_readable
 from sluice.text.constraints.checker import ConstraintChecker
-from sluice.types import SamplingParams
+from sluice.types import SamplingParams, Submit
 
 C = TypeVar("C", bound=GenerateCall[Any])
 L = TypeVar("L")
+
+
+class Asked(NamedTuple, Generic[L]):
+    """What is asked of the engine by a call that wants the probabilities of some tokens."""
+
+    sampling: SamplingParams
+    prompts: Sequence[Sequence[int]]
+    needed: L
+    """What the answer needs besides."""
+
+
+class Accepted(NamedTuple, Generic[C]):
+    """A call whose body was read."""
+
+    call: C
+    extra_key: str
+    """The namespace of its cached prefixes."""
+    service: Service
+    """Which will run it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +83,7 @@ class CallHandler:
             parse: checks the fields of the body, in the order of its API.
             marker: as in `BodyReader.read`.
         """
-        call, extra_key, service = await self._accepted(request, parse, marker)
+        call, extra_key, service = await self.accepted(request, parse, marker)
         last_event = _last_event(request, call)
         sampling = service.sampling_defaults.fill(call.sampling, call.given)
         if last_event is not None and sampling.seed is None:
@@ -90,7 +110,13 @@ class CallHandler:
         self, request: Request, parse: Callable[[bytes], C], make_answer: Callable[[C, Generation], EmbedAnswer]
     ) -> Response:
         """Check a call, embed its prompts for as long as its client is there, and answer it."""
-        call, extra_key, service = await self._accepted(request, parse)
+        return await self.embed_accepted(request, await self.accepted(request, parse), make_answer)
+
+    async def embed_accepted(
+        self, request: Request, accepted: Accepted[C], make_answer: Callable[[C, Generation], EmbedAnswer]
+    ) -> Response:
+        """Do what `embed` does, for a call that was accepted."""
+        call, extra_key, service = accepted
         came_at = service.client.now()
 
         async def answered() -> Response:
@@ -104,36 +130,69 @@ class CallHandler:
     async def score(
         self,
         request: Request,
-        parse: Callable[[bytes], C],
-        settle: Callable[[Service, TokenizerThreads, C, Sequence[Sequence[int]]], Awaitable[tuple[SamplingParams, L]]],
+        accepted: Accepted[C],
+        settle: Callable[[Service, TokenizerThreads, C, list[list[int]]], Awaitable[Asked[L]]],
         make_answer: Callable[[C, Generation, L], WholeAnswer],
     ) -> Response:
-        """Check a call that asks how likely some tokens are, run it for as long as its client is there, and answer it.
+        """Run an accepted call that asks how likely some tokens are, for as long as its client is there, and answer it.
 
         Args:
-            settle: returns what is sampled, given the prompts, and what the answer needs of them.
+            settle: returns what the engine is asked, given the prompts of the call.
         """
-        call, extra_key, service = await self._accepted(request, parse)
+        call, extra_key, service = accepted
         came_at = service.client.now()
 
         async def answered() -> Response:
             prompts = await prompt_ids(service, self.threads, call)
-            sampling, needed = await settle(service, self.threads, call, prompts)
-            generation = await self._prepared(service, call, Settled(sampling, extra_key), prompts, came_at)
-            answer = make_answer(call, generation, needed)
+            scored = await settle(service, self.threads, call, prompts)
+            settled = Settled(scored.sampling, extra_key)
+            generation = await self._prepared(service, call, settled, scored.prompts, came_at)
+            answer = make_answer(call, generation, scored.needed)
             return await json_response(await whole(generation, answer), self.turns)
 
         return await while_client_is_there(request, answered())
 
-    async def _accepted(
-        self, request: Request, parse: Callable[[bytes], C], marker: bytes | None = None
-    ) -> tuple[C, str, Service]:
-        """Return the call of a body, the namespace of its cached prefixes, and the service that will run it."""
+    async def render(
+        self,
+        request: Request,
+        parse: Callable[[bytes], C],
+        make_answer: Callable[[C, Service, SamplingParams, Sequence[Submit]], Any],
+    ) -> Response:
+        """Check a call as `generate` does, and answer what would be submitted; nothing is.
+
+        Args:
+            make_answer: returns the answer, given the sampling parameters of the call and a request for each prompt.
+        """
+        call, extra_key, service = await self.accepted(request, parse)
+        sampling = service.sampling_defaults.fill(call.sampling, call.given)
+        check_readable(call.tools, service.replies)
+        settled, came_at = Settled(sampling, extra_key), service.client.now()
+
+        async def answered() -> Response:
+            prompts = await prompt_ids(service, self.threads, call)
+
+            def made(check: Check) -> Any:
+                requests = []
+                for prompt in prompts:
+                    check()
+                    requests.append(samples(service, tuple(prompt), call, settled, came_at)[0])
+                return make_answer(call, service, sampling, requests)
+
+            return await json_response(await self.threads.apart(made), self.turns)
+
+        return await while_client_is_there(request, answered())
+
+    async def accepted(self, request: Request, parse: Callable[[bytes], C], marker: bytes | None = None) -> Accepted[C]:
+        """Return the call of a body, checked as far as that needs no tokens.
+
+        Raises:
+            ApiError: as `parse` and `BodyReader.read`; 404, another model; 503, no engine.
+        """
         call = await self.bodies.read(request, parse, marker=marker)
         extra_key = self._extra_key(request, call)
         service = self.backend.service(for_new=True)
         service.check_model(call.model)
-        return call, extra_key, service
+        return Accepted(call, extra_key, service)
 
     async def _prepared(
         self,

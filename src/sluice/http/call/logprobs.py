@@ -6,6 +6,7 @@ OpenAI's API has none for prompts; these are in vLLM's form.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -168,6 +169,19 @@ def _spelled(tokenizer: Tokenizer, token_id: int, logprob: float) -> tuple[str, 
 def _readable(tokenizer: Tokenizer, token_id: int) -> str:
     spelled = tokenizer.spelled(token_id)
     return f"token_id:{token_id}" if spelled is None else spelled.decode(errors="replace")
+
+
+def shares(logprobs: Sequence[float], temperature: float = 1.0) -> list[float]:
+    """Return the probabilities of some tokens among themselves; 0 each if none of them can come.
+
+    Args:
+        temperature: divides the log-probabilities.
+    """
+    largest = max(logprobs)
+    if largest == -math.inf:
+        return [0.0] * len(logprobs)
+    weights = [math.exp((each - largest) / temperature) for each in logprobs]
+    return [weight / math.fsum(weights) for weight in weights]
 
 
 def finite(logprob: float) -> float:

@@ -30,6 +30,7 @@ OPERATIONS: Mapping[str, str] = {
     "/v1/responses": "chat",
     "/v1/completions": "text_completion",
     "/generate": "text_completion",
+    "/inference/v1/generate": "text_completion",
     "/v1/embeddings": "embeddings",
 }
 """Paths that generate or embed, with the conventions' name for what they do."""

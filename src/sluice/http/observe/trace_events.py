@@ -48,7 +48,8 @@ class TracedChunk(msgspec.Struct):
 
 
 class TracedSlice(msgspec.Struct):
-    """A part of the work on a chunk of a context longer than the device: work items `first` to `stop` of `total`."""
+    """A part of the work on a chunk that takes several steps: work items (layers, unless its context is longer than the
+    device) `first` to `stop` of `total`."""
 
     id: int
     start: int
@@ -58,6 +59,8 @@ class TracedSlice(msgspec.Struct):
     total: int
     samples: bool
     """It completes the chunk, which brings its request's next token."""
+    is_resident: bool
+    """Whether all of its context is on the device."""
 
 
 class TracedStep(msgspec.Struct, omit_defaults=True):

@@ -211,7 +211,7 @@ export class Run {
     if (this.steps.length > MOST_STEPS) this.steps.splice(0, MOST_STEPS / 4);
     for (const id of step.admitted) this.admit(id, step);
     for (const chunk of step.chunks) this.compute("prefill", chunk, step);
-    for (const slice of step.slices) this.compute("offloaded", slice, step);
+    for (const slice of step.slices) this.compute(slice.is_resident ? "prefill" : "offloaded", slice, step);
     const decoding = step.decodes.map((id) => this.request(id, step.began));
     for (const request of decoding) {
       request.lastSeen = step.ended;

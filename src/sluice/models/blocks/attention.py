@@ -15,7 +15,7 @@ from sluice.models.layers import RMSNorm
 from sluice.models.linear import EmptyLinear, Layer, Packer
 from sluice.models.ops import Angles, HeadNorms, Ops, compute_dtype
 from sluice.models.plan import DecoderConfig, LayerPlan, QKNorm
-from sluice.models.shards import BY_INPUT, BY_KV_HEADS, BY_OUTPUT, INSIDE_QKV, Block
+from sluice.models.shards import BY_INPUT, BY_OUTPUT, INSIDE_QKV, Block, by_kv_heads
 from sluice.parallel.group import Group
 from sluice.parallel.member import Member
 
@@ -45,8 +45,6 @@ class GroupedAttention(Block):
     cuts = MappingProxyType(
         {
             "q_proj": BY_OUTPUT,
-            "k_proj": BY_KV_HEADS,
-            "v_proj": BY_KV_HEADS,
             "qkv_proj": INSIDE_QKV,
             "q_norm": None,
             "k_norm": None,
@@ -57,7 +55,9 @@ class GroupedAttention(Block):
     def __init__(self, config: DecoderConfig, plan: LayerPlan, member: Member) -> None:
         super().__init__()
         spec = config.spec.of(member.place)
-        head_dim, kv_heads = plan.head_dim or spec.head_dim, plan.num_kv_heads or spec.num_kv_heads
+        head_dim, all_kv_heads = plan.head_dim or spec.head_dim, plan.num_kv_heads or config.spec.num_kv_heads
+        kv_heads, of_kv = len(member.place.part(all_kv_heads)), by_kv_heads(all_kv_heads)
+        self.cuts = MappingProxyType({**self.cuts, "k_proj": of_kv, "v_proj": of_kv})
         same = replace(spec.attention, num_kv_heads=kv_heads, head_dim=head_dim)
         self.spec = replace(same, window=plan.window, scale=plan.scale, softcap=config.softcap)
         own = {"q_proj": spec.num_heads}
@@ -76,7 +76,7 @@ class GroupedAttention(Block):
         if config.qk_norm is not QKNorm.NONE:
             is_row = config.qk_norm is QKNorm.ROW
             if is_row:
-                self.cuts = MappingProxyType({**self.cuts, "q_norm": BY_OUTPUT, "k_norm": BY_KV_HEADS})
+                self.cuts = MappingProxyType({**self.cuts, "q_norm": BY_OUTPUT, "k_norm": of_kv})
             self.q_norm = RMSNorm(spec.num_heads * head_dim if is_row else head_dim, eps, dtype)
             if plan.donor is None:
                 self.k_norm = RMSNorm(kv_heads * head_dim if is_row else head_dim, eps, dtype)

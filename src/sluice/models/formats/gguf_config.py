@@ -49,7 +49,7 @@ def model_config(file: GGUFModel) -> dict[str, Any]:
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"{file.name} lacks the matrix token_embd.weight")
     _check_tokens(metadata, embedding)
-    sizes = ArchitectureFields(metadata, name, names.reads)
+    sizes = ArchitectureFields(metadata, name, tensors, names.reads, names.varying)
     sizes.check(file)
     matrices = Counter(tensor.kind.name for tensor in tensors.values() if len(tensor.shape) == 2)
     config = {

@@ -7,6 +7,7 @@ from typing import Any
 
 from sluice.models.checkpoint import FULL, SLIDING, CheckpointError, Fields
 from sluice.models.pooling import POOLINGS
+from sluice.text.gguf.file import TensorInfo
 from sluice.text.gguf.metadata import Items
 from sluice.text.gguf.model import GGUFModel
 
@@ -30,6 +31,8 @@ WITHOUT_EFFECT: Mapping[str, tuple[float, ...]] = {
     "rope.scaling.yarn_log_multiplier": (0,),
 }
 """Other fields -> the values that change nothing."""
+LOCAL_SIZE = "attention.key_length_swa"
+"""The head size of layers with a window, where it is another one."""
 NEAR = 1e-4
 """Numbers of a file are rounded to float32."""
 
@@ -39,15 +42,26 @@ class ArchitectureFields:
 
     Args:
         name: of the architecture.
+        tensors: of the file.
         reads: fields that its family reads beside those that all read.
+        varying: sizes that may differ between its layers.
 
     Raises:
         CheckpointError: one of them is not supported.
     """
 
-    def __init__(self, metadata: Fields, name: str, reads: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        metadata: Fields,
+        name: str,
+        tensors: Mapping[str, TensorInfo],
+        reads: Sequence[str] = (),
+        varying: Sequence[str] = (),
+    ) -> None:
         self._metadata = metadata
         self.name = name
+        self.tensors = tensors
+        self._varying = varying
         self._refuse_unknown(reads)
         self._only("expert_count", (0, None), "0")
         if "attention.sliding_window" not in reads:
@@ -55,7 +69,10 @@ class ArchitectureFields:
         self._only("attention.causal", (True, None), "true")
         self.heads = self.integer("attention.head_count")
         self.kv_heads = self.integer("attention.head_count_kv", self.heads)
-        self.head_dim = self._head_dim(reads)
+        self.head_dim = self.full_head_dim = self._head_dim(reads)
+        self._first = 0
+        if LOCAL_SIZE in reads:
+            self.head_dim, self._first = self.integer(LOCAL_SIZE), self._first_sliding()
         for field in ("rope.dimension_count", "attention.value_length"):
             if field in reads:
                 continue
@@ -77,10 +94,11 @@ class ArchitectureFields:
         layers, width = self.integer("block_count"), self.integer("embedding_length")
         if layers > len(model.tensors):
             raise self.error("block_count", f"at most {len(model.tensors)}, the tensors' number")
-        parts = {"attn_q": self.heads * self.head_dim, "attn_k": self.kv_heads * self.head_dim}
+        kv_heads = self.integers("attention.head_count_kv")[self._first] if self._varying else self.kv_heads
+        parts = {"attn_q": self.heads * self.head_dim, "attn_k": kv_heads * self.head_dim}
         if "blk.0.attn_qkv.weight" in model.tensors:
             parts = {"attn_qkv": (self.heads + 2 * self.kv_heads) * self.head_dim}
-        rows_of = {"token_embd": None, **{f"blk.0.{part}": rows for part, rows in parts.items()}}
+        rows_of = {"token_embd": None, **{f"blk.{self._first}.{part}": rows for part, rows in parts.items()}}
         for part, rows in rows_of.items():
             found = model.tensors.get(f"{part}.weight")
             shape = (found.shape[0] if rows is None and found is not None else rows, width)
@@ -91,21 +109,36 @@ class ArchitectureFields:
                 )
 
     def integer(self, field: str, default: int | None = None) -> int:
-        """Return a size: of all layers, if there is one for each."""
+        """Return a size: of all layers, if there is one for each; of the first one, if they may differ."""
         key = f"{self.name}.{field}"
         value = self._metadata.get(key)
         if not isinstance(value, Items):
             return self._metadata.integer(key, default)
-        if value.holds_texts or field == "block_count":
+        if field == "block_count":
             raise self._metadata.error(key, "an integer of at least 1")
-        each = value.numbers()
-        if len(each) != self.integer("block_count"):
-            raise self._metadata.error(key, f"a number, or one for each of {self.integer('block_count')} layers")
-        if len(set(each)) != 1:
+        each = self.integers(field)
+        if len(set(each)) != 1 and field not in self._varying:
             raise CheckpointError(
                 f"{self._metadata.source}: {key} has {min(each)} to {max(each)}: layers that differ are not supported"
             )
-        return Fields({key: each[0]}, self._metadata.source).integer(key)
+        return each[0]
+
+    def integers(self, field: str) -> list[int]:
+        """Return a size of each layer, which a file gives for each or once."""
+        key, layers = f"{self.name}.{field}", self.integer("block_count")
+        value = self._metadata.get(key)
+        if not isinstance(value, Items):
+            return [self._metadata.integer(key)] * layers
+        if value.holds_texts:
+            raise self._metadata.error(key, "an integer of at least 1")
+        each = value.numbers()
+        if len(each) != layers:
+            raise self._metadata.error(key, f"a number, or one for each of {layers} layers")
+        return [Fields({key: one}, self._metadata.source).integer(key) for one in each]
+
+    def count(self, field: str) -> int:
+        """Return a number of things; of a file that does not give it 0."""
+        return self._metadata.integer(f"{self.name}.{field}", 0, minimum=0)
 
     def kinds(self, period: int) -> list[str]:
         """Return the kinds of the layers: sliding, apart from the last of each so many, or as the file lists them.
@@ -151,6 +184,12 @@ class ArchitectureFields:
             if field not in reads and self._metadata.get(f"{self.name}.{field}") is not None:
                 return self.integer(field)
         return self.integer("embedding_length") // self.heads
+
+    def _first_sliding(self) -> int:
+        kinds = self.kinds(6)
+        if SLIDING not in kinds:
+            raise self.error("attention.sliding_window_pattern", "a list with a layer that has a window")
+        return kinds.index(SLIDING)
 
     def _only(self, field: str, accepted: tuple[Any, ...], words: str) -> None:
         if self._metadata.get(f"{self.name}.{field}") not in accepted:

@@ -44,7 +44,7 @@ def rope_parameters(fields: ArchitectureFields, tensors: Mapping[str, TensorInfo
     if factors is not None:
         if kind != "none":
             raise fields.error("rope.scaling.type", f"none beside {FREQUENCY_FACTORS}")
-        return {"rope_type": "factors", "rope_theta": theta, "factors": _pairs(factors, fields.head_dim // 2)}
+        return {"rope_type": "factors", "rope_theta": theta, "factors": _pairs(factors, fields.full_head_dim // 2)}
     if kind == "none":
         return {"rope_type": "default", "rope_theta": theta}
     scaling: dict[str, Any] = {"rope_type": kind, "rope_theta": theta, "factor": factor}

@@ -47,6 +47,7 @@ MODULES: Mapping[str, str] = {
 }
 """Modules of a model and of its layers -> their usual names in GGUF."""
 LAYER = re.compile(r"layers\.(?P<number>\d+)\.(?P<module>.+)")
+BLOCK = re.compile(r"blk\.(?P<number>\d+)\.(?P<module>.+)\.(?P<part>weight|bias)")
 
 
 class GGUF(WeightFormat):
@@ -102,6 +103,8 @@ class GGUF(WeightFormat):
                 continue
             name = names.get(tensor.name)
             if name is None:
+                if model.ignores(_module_of(tensor.name, model)):
+                    continue
                 raise CheckpointError(
                     f"{tensor.file}: unexpected tensor {tensor.name}: {model.spec.architecture} has no such weight"
                 )
@@ -127,10 +130,21 @@ def _names(model: CausalLM) -> dict[str, str]:
     modules = {**MODULES, **_special(model).modules}
     for parameter in dict(model.named_parameters()):
         stem, _, part = parameter.rpartition(".")
+        if part not in ("weight", "bias"):  # a parameter of the layer itself
+            stem, part = parameter, "weight"
         layer = LAYER.fullmatch(stem)
         found = modules[stem] if layer is None else f"blk.{layer['number']}.{modules[layer['module']]}"
         names[f"{found}.{part}"] = parameter
     return names
+
+
+def _module_of(tensor: str, model: CausalLM) -> str:
+    """Return the name that a weight of a layer would have in the model; the tensor's own if there is no such module."""
+    part = BLOCK.fullmatch(tensor)
+    modules = {theirs: ours for ours, theirs in {**MODULES, **_special(model).modules}.items()}
+    if part is None or part["module"] not in modules:
+        return tensor
+    return f"layers.{part['number']}.{modules[part['module']]}.{part['part']}"
 
 
 def _special(model: CausalLM) -> GGUFNames:

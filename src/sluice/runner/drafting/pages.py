@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from sluice.attention.base import PagedKV
-from sluice.attention.spec import KVShape
+from sluice.attention.spec import KVShape, LayerHeads
 from sluice.runner.device_state import KVMaker
 
 
@@ -18,9 +18,8 @@ from sluice.runner.device_state import KVMaker
 class DraftSizes:
     """Sizes of what a drafter keeps."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[LayerHeads, ...]
+    """Heads of each layer that has keys and values."""
     state_size: int
     """Elements of the target's state; 0: it keeps none."""
     dtype: torch.dtype
@@ -28,7 +27,7 @@ class DraftSizes:
     @property
     def token_bytes(self) -> int:
         """Bytes of a position: keys and values, the state, and the token's id."""
-        elements = 2 * self.num_layers * self.num_kv_heads * self.head_dim + self.state_size
+        elements = 2 * sum(layer.num_kv_heads * layer.head_dim for layer in self.layers) + self.state_size
         return elements * self.dtype.itemsize + torch.int64.itemsize
 
 
@@ -45,8 +44,10 @@ class DraftPages:
     """
 
     def __init__(self, sizes: DraftSizes, shape: KVShape, new_kv: KVMaker) -> None:
-        own = KVShape(shape.num_pages, shape.page_size, sizes.num_kv_heads, sizes.head_dim, sizes.dtype, shape.device)
-        self.kv: Sequence[PagedKV] = tuple(new_kv(own) for _ in range(sizes.num_layers))
+        self.kv: Sequence[PagedKV] = tuple(
+            new_kv(replace(shape, num_kv_heads=layer.num_kv_heads, head_dim=layer.head_dim, dtype=sizes.dtype))
+            for layer in sizes.layers
+        )
         for tensor in (each for layer in self.kv for each in (layer.k, layer.v)):
             tensor.set_(zeros(tensor.shape, tensor.dtype, shape.device))  # type: ignore[call-overload]
         slots, device = shape.num_pages * shape.page_size, shape.device

@@ -1,4 +1,5 @@
-"""Offloaded chunks among the rows of a step: they are computed separately, and sampled and scored with the others."""
+"""Chunks that take several steps among the rows of a step: they are computed separately, and sampled and scored with
+the others."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import torch
 
 from sluice.device.queues import DoneEvent, Event, wait_until
 from sluice.runner.inputs import HostBatch, HostDrafts, Ints
+from sluice.runner.layers import LayerSlices
 from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.offload.offloader import OffloadFailed
 from sluice.types import BatchPlan, BatchResult, Chunk, ChunkSlice, RowError
@@ -74,8 +76,8 @@ class NoOffload:
 
 
 @dataclass(frozen=True, slots=True)
-class OffloadedWork:
-    """The offloaded work of a plan."""
+class SlicedWork:
+    """The slices of a plan."""
 
     step: int
     opened: tuple[int, ...]
@@ -94,8 +96,8 @@ def ordinary(plan: BatchPlan) -> BatchPlan:
     return replace(plan, chunks=plan.chunks[:-count]) if count else plan
 
 
-def with_offloaded(host: HostBatch, work: OffloadedWork, chunks: Sequence[Chunk]) -> HostBatch:
-    """Return the rows of a step with the offloaded ones behind them, as far as sampling and scoring need them.
+def with_sliced(host: HostBatch, work: SlicedWork, chunks: Sequence[Chunk]) -> HostBatch:
+    """Return the rows of a step with those of completed slices behind them, as far as sampling and scoring need them.
 
     Args:
         chunks: of all rows.
@@ -132,8 +134,31 @@ class SlicesDone(NamedTuple):
     """The slices that failed, by index."""
 
 
+@dataclass(frozen=True, slots=True)
+class SliceRunners:
+    """What runs slices."""
+
+    offload: SliceRunner
+    layers: LayerSlices | None = None
+    """Runs those of resident chunks; None: plans have none."""
+
+    def open_slots(self, slots: Sequence[int]) -> None:
+        """Forget what was kept for these slots: they belong to other requests now."""
+        self.offload.open_slots(slots)
+        if self.layers is not None:
+            self.layers.open_slots(slots)
+
+    def problem_of(self, plan: BatchPlan) -> str | None:
+        """Return why the slices of a plan cannot be run."""
+        if self.layers is None and any(part.is_resident for part in plan.slices):
+            return "it divides the layers of a chunk, and this model has none to divide"
+        if isinstance(self.offload, NoOffload) and any(not part.is_resident for part in plan.slices):
+            return "it has offloaded chunks, and there is no ring"
+        return None
+
+
 def run_slices(
-    offload: SliceRunner, work: OffloadedWork, hidden: torch.Tensor | None, counts: tuple[int, int, int]
+    runners: SliceRunners, work: SlicedWork, hidden: torch.Tensor | None, counts: tuple[int, int, int]
 ) -> SlicesDone:
     """Do the slices of a step.
 
@@ -145,10 +170,14 @@ def run_slices(
     rows = [] if hidden is None else [hidden.split(counts)]
     for index, part in enumerate(work.slices):
         try:
-            own = offload.run(work.step, part)
+            own = (
+                runners.layers.run(part)
+                if part.is_resident and runners.layers
+                else runners.offload.run(work.step, part)
+            )
         except OffloadFailed as error:
             errors.append(RowError(index, str(error)))
-            own = offload.failed(part) if part.completes else None
+            own = runners.offload.failed(part) if part.completes else None
         if own is not None:
             rows.append(own.split((part.chunk.num_samples, int(part.chunk.embeds), len(part.chunk.targets))))
     parts = [part for kind in zip(*rows, strict=True) for part in kind]
@@ -162,8 +191,8 @@ class SlicesStep:
         tick: called every second while the host waits for the step.
     """
 
-    def __init__(self, offload: SliceRunner, work: OffloadedWork, tick: Callable[[], None]) -> None:
-        self._offload = offload
+    def __init__(self, runners: SliceRunners, work: SlicedWork, tick: Callable[[], None]) -> None:
+        self._runners = runners
         self._work = work
         self._tick = tick
         self._errors: tuple[RowError, ...] = ()
@@ -172,7 +201,7 @@ class SlicesStep:
 
     @torch.inference_mode()
     def compute(self) -> None:
-        self._errors = run_slices(self._offload, self._work, None, (0, 0, 0)).errors
+        self._errors = run_slices(self._runners, self._work, None, (0, 0, 0)).errors
 
     def wait(self) -> BatchResult:
         """Block until the step is done, and return its result."""

@@ -13,7 +13,7 @@ from sluice.scheduler.request import Status
 from sluice.scheduler.reserve import PROTECT_AFTER
 from sluice.scheduler.scheduler import Scheduler
 from sluice.testing.laws.pages import LawBroken
-from sluice.testing.laws.plans import Openings, check_plan, resident, tokens_of_row
+from sluice.testing.laws.plans import Openings, check_plan, layered, offloaded, resident, tokens_of_row
 from sluice.testing.laws.state import check_state
 from sluice.testing.laws.turns import DecodeTurns
 from sluice.testing.laws.unused import no_budget_is_unused
@@ -306,7 +306,7 @@ class Lawful:
             self._stored_rows[new.slot] = []
         rows: dict[int, tuple[int, ...]] = {}
         bases: dict[int, int] = {}
-        for each in plan.slices:
+        for each in offloaded(plan):
             lease = self.state.requests[each.chunk.request_id].lease
             row = self._stored_rows[each.chunk.slot]
             row.extend(each.stored_pages)
@@ -324,13 +324,15 @@ class Lawful:
                 before + each.pages[len(before) and bases[each.chunk.request_id] + len(before) - base :]
             )
             bases.setdefault(each.chunk.request_id, base)
-        for chunk in resident(plan):
+        of_layers = {each.chunk: each.new_pages for each in layered(plan)}
+        for chunk in (*resident(plan), *of_layers):
             row = self._rows[chunk.slot]
-            first = self.state.kv.pages_for(chunk.end) - len(chunk.new_pages)
+            new_pages = of_layers.get(chunk, chunk.new_pages)
+            first = self.state.kv.pages_for(chunk.end) - len(new_pages)
             if first > len(row):
                 raise LawBroken(f"law 5: {chunk} has pages from {first} on for a row of {len(row)}")
-            if chunk.new_pages:
-                row[first:] = chunk.new_pages
+            if new_pages:
+                row[first:] = new_pages
             held = self.state.requests[chunk.request_id].lease
             is_right = isinstance(held, ResidentLease) and row[: len(held.pages)] == held.pages
             if not is_right:

@@ -94,10 +94,11 @@ def tree_is_reachable(view: View) -> None:
 
 
 def pages_cover_the_promise(kv: KVManager, request: Request, lease: ResidentLease) -> None:
-    """5. A row has the pages that its promised tokens and its drafts in flight need, and no more; and that of the next
-    token, where its last row brought nothing or fewer tokens than it might have; and those of the block that its last
-    row computed, which is computed again."""
-    held, needed = len(lease.pages), kv.pages_for(request.scheduled + request.drafts)
+    """5. A row has the pages that its promised tokens, its drafts in flight and its open chunk need, and no more; and
+    that of the next token, where its last row brought nothing or fewer tokens than it might have; and those of the
+    block that its last row computed, which is computed again."""
+    promised = request.scheduled + request.drafts if request.sliced is None else request.sliced.chunk.end
+    held, needed = len(lease.pages), kv.pages_for(promised)
     may_hold_next = request.submit.grammar or request.num_drafted
     if may_hold_next and request.scheduled == request.computed and not request.drafts and held > needed:
         needed = kv.pages_for(request.scheduled + 1)

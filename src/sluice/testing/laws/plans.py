@@ -28,6 +28,7 @@ def check_plan(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan, 
     writes_are_private(state, plan)
     drafts_are_few(state, limits, plan)
     offloaded_work_is_paid_for(state, limits, plan)
+    layers_are_well_formed(limits, plan)
     selections_follow_from_positions(state, plan)
 
 
@@ -103,6 +104,7 @@ def chunks_are_well_formed(state: SchedulerState, limits: SchedulerLimits, plan:
     done = tuple(each.chunk for each in plan.slices if each.completes)
     if plan.chunks[len(plan.chunks) - len(done) :] != done:
         raise LawBroken(f"law 8: plan {plan.step} ends with other than {done}")
+    of_pages = {each.chunk for each in offloaded(plan)}
     kinds = [is_prefill(state, chunk.start, chunk.request_id) for chunk in resident(plan)]
     if kinds != sorted(kinds):
         raise LawBroken(f"law 8: plan {plan.step} has a decode behind a prefill")
@@ -140,8 +142,8 @@ def chunks_are_well_formed(state: SchedulerState, limits: SchedulerLimits, plan:
         if chunk.targets != asked:
             raise LawBroken(f"law 8: {chunk} should have the targets {asked}")
         # Law 21 says where chunks end behind a prompt whose decoded tokens attend to a selection.
-        selects = chunk in done and state.kv.offload.limits.decode_lag > 0 and chunk.end >= request.prompt_len
-        if not (is_last or selects or chunk.end % (state.kv.page_size if chunk in done else cut) == 0):
+        selects = chunk in of_pages and state.kv.offload.limits.decode_lag > 0 and chunk.end >= request.prompt_len
+        if not (is_last or selects or chunk.end % (state.kv.page_size if chunk in of_pages else cut) == 0):
             raise LawBroken(f"law 8: {chunk} is cut inside {cut} tokens of a page of {state.kv.page_size}")
 
 
@@ -152,8 +154,8 @@ def writes_are_private(state: SchedulerState, plan: BatchPlan) -> None:
         published.update(page for load in state.kv.tiers.loads for page in load.pages)
     written: set[tuple[int, int]] = set()
     size = state.kv.page_size
-    chunks = {chunk: row_of(state, chunk) for chunk in resident(plan)}
-    chunks |= {each.chunk: [0] * (each.base // size) + list(each.pages) for each in plan.slices}
+    chunks = {chunk: row_of(state, chunk) for chunk in (*resident(plan), *(each.chunk for each in layered(plan)))}
+    chunks |= {each.chunk: [0] * (each.base // size) + list(each.pages) for each in offloaded(plan)}
     for chunk, row in chunks.items():
         targets = {(row[at // size], at % size) for at in range(chunk.start, chunk.end)}
         if not written.isdisjoint(targets):
@@ -169,8 +171,18 @@ def tokens_of_row(chunk: Chunk) -> int:
     return int(chunk.samples)
 
 
+def offloaded(plan: BatchPlan) -> list[ChunkSlice]:
+    """Return the slices of offloaded chunks."""
+    return [each for each in plan.slices if not each.is_resident]
+
+
+def layered(plan: BatchPlan) -> list[ChunkSlice]:
+    """Return the slices of resident chunks, which are layers."""
+    return [each for each in plan.slices if each.is_resident]
+
+
 def resident(plan: BatchPlan) -> tuple[Chunk, ...]:
-    """Return the chunks that are computed together: all but the offloaded ones."""
+    """Return the chunks that are computed together: all but those of slices."""
     return plan.chunks[: len(plan.chunks) - sum(each.completes for each in plan.slices)]
 
 
@@ -190,12 +202,14 @@ def offloaded_work_is_paid_for(state: SchedulerState, limits: SchedulerLimits, p
     """7, for offloaded work: one slice a step; with the prefill beside it, it costs no more than the step may, unless
     it is a single work item."""
     size = state.kv.page_size
-    if len(working(plan)) > 1:
-        raise LawBroken(f"law 7: plan {plan.step} works on {len(working(plan))} offloaded chunks")
-    begun = len(plan.slices) - len(working(plan))
-    if not (begun <= 1 and not any(each.stop == 0 for each in plan.slices[:-1])):
+    slices = offloaded(plan)
+    at_work = [each for each in slices if each.stop]
+    if len(at_work) > 1:
+        raise LawBroken(f"law 7: plan {plan.step} works on {len(at_work)} offloaded chunks")
+    begun = len(slices) - len(at_work)
+    if not (begun <= 1 and not any(each.stop == 0 for each in slices[:-1])):
         raise LawBroken(f"law 7: plan {plan.step} begins {begun}")
-    for each in plan.slices:
+    for each in slices:
         offload = state.kv.offload.limits
         if each.total != offload.items(each.base // size, each.chunk.length, is_decode=each.is_decode).total:
             raise LawBroken(f"law 8: {each} has another number of work items than its context")
@@ -213,11 +227,21 @@ def offloaded_work_is_paid_for(state: SchedulerState, limits: SchedulerLimits, p
             raise LawBroken(f"law 7: plan {plan.step} mixes prefill and decodes: {plan}")
 
 
+def layers_are_well_formed(limits: SchedulerLimits, plan: BatchPlan) -> None:
+    """8, for layers of resident chunks: they are layers of the model, and no chunk is longer than allowed, but for a
+    page at the end of its prompt."""
+    for each in layered(plan):
+        if not (0 <= each.first < each.stop <= each.total == limits.num_layers):
+            raise LawBroken(f"law 8: {each} of a model of {limits.num_layers} layers")
+        if each.chunk.length > limits.sliced_chunk_size:
+            raise LawBroken(f"law 7: {each} is longer than {limits.sliced_chunk_size} tokens")
+
+
 def selections_follow_from_positions(state: SchedulerState, plan: BatchPlan) -> None:
     """21. Where decoded tokens attend to a selection, each token behind a prompt is a chunk of its own that selects,
     also when it is computed again, and no more full pages before it than `decode_lag` are not on the tier."""
     lag, size = state.kv.offload.limits.decode_lag if plan.slices else 0, state.kv.page_size
-    for each in plan.slices if lag else ():
+    for each in offloaded(plan) if lag else ():
         start, end = state.requests[each.chunk.request_id].prompt_len, each.chunk.end
         if each.is_decode and not (each.chunk.length == 1 and each.base // size >= each.chunk.start // size - lag):
             raise LawBroken(f"law 21: {each} selects by more than its position")
@@ -248,7 +272,8 @@ def steps_to_prefill(limits: SchedulerLimits, page_size: int, uncached: Sequence
     of the smallest step, the first has a quarter of it always. If not, or where chunks deep in a prompt are shorter,
     they take turns, and its own turn comes round in `DUE_AFTER + max_partial_prefills` steps. So it does where steps
     have a target, with one quantum. With deadlines nothing is due to the others, so the first has half of each step, or
-    a page; where steps have a target, a quantum in every other step.
+    a page; where steps have a target, a quantum in every other step. A chunk that is divided among steps, which is
+    longer than a quantum, takes as many turns as the model has layers at most.
     """
     decodes, partial = limits.max_running_requests, limits.max_partial_prefills
     room = min(limits.chunked_prefill_size, limits.max_batch_tokens - decodes)
@@ -261,8 +286,8 @@ def steps_to_prefill(limits: SchedulerLimits, page_size: int, uncached: Sequence
     if crowded or limits.dynamic_chunking:
         tokens, turn = 1, DUE_AFTER + partial
     if limits.itl_target:
-        quantum = min(QUANTUM, page_size)
-        return sum(-(-length // quantum) * (DUE_AFTER + partial) for length in uncached)
+        quantum, turn = min(QUANTUM, page_size), (DUE_AFTER + partial) * max(1, limits.num_layers)
+        return sum(-(-length // quantum) * turn for length in uncached)
     if limits.long_prefill_token_threshold:
         tokens = min(tokens, limits.long_prefill_token_threshold // page_size)
     return sum(-(-length // (tokens * page_size)) * turn for length in uncached)
@@ -276,7 +301,7 @@ def _steps_by_deadline(limits: SchedulerLimits, page_size: int, room: int, uncac
     """
     tokens, turn = page_size if limits.dynamic_chunking else max(1, room // 2 // page_size) * page_size, 1
     if limits.itl_target:
-        tokens, turn = min(QUANTUM, page_size), 2
+        tokens, turn = min(QUANTUM, page_size), 2 * max(1, limits.num_layers)
     if limits.long_prefill_token_threshold:
         tokens = min(tokens, limits.long_prefill_token_threshold // page_size * page_size)
     return sum(-(-length // tokens) * turn for length in uncached)

@@ -9,7 +9,7 @@ from sluice.scheduler.budget import budget_for, tile_of
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
 from sluice.testing.laws.pages import LawBroken
-from sluice.testing.laws.plans import cost_of_slice, is_prefill, resident
+from sluice.testing.laws.plans import cost_of_slice, is_prefill, offloaded, resident
 from sluice.types import BatchPlan, SchedulerLimits
 
 
@@ -40,7 +40,7 @@ def tokens_left(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan,
     own = chunks[request.id].length if request.id in chunks else 0
     if limits.max_prefill_requests and not own and len(chunks) >= limits.max_prefill_requests:
         return 0
-    of_slices = math.ceil(sum(cost_of_slice(state, each) for each in plan.slices))
+    of_slices = math.ceil(sum(cost_of_slice(state, each) for each in offloaded(plan)))
     used = sum(chunk.length for chunk in resident(plan)) + of_slices
     smoothing = limits.dynamic_chunking_smoothing
     budget = budget_for(limits.chunked_prefill_size, state.kv.page_size, limits.dynamic_chunking, smoothing)

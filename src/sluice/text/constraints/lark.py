@@ -14,6 +14,7 @@ from sluice.text.constraints.shapes import (
     Choice,
     FreeText,
     Grammar,
+    Joined,
     JsonSchema,
     Literal,
     Mark,
@@ -87,6 +88,8 @@ class LarkWriter:
                 return f"({' | '.join(map(self._expression, items))})"
             case Repeated(item, separator, at_most):
                 return self._repeated(self._expression(item), separator, at_most)
+            case Joined(items, separator):
+                return self._joined(items, separator)
             case Tag(begin, content, end):
                 return f"({mark(begin)} {self._tag_rest(content, end)})"
             case Tagged():
@@ -132,6 +135,16 @@ class LarkWriter:
         more = "*" if at_most is None else f"{{0,{at_most - 1}}}"
         name = self._rule(item)
         return f"({name} ({mark(separator)} {name}){more})" if separator else f"({name} {name}{more})"
+
+    def _joined(self, items: tuple[tuple[Shape, bool], ...], separator: str) -> str:
+        """Return shapes in their order. Each has a rule for what comes with it if it is the first, and if it is not."""
+        first = following = '""'
+        for item, is_required in reversed(items):
+            name = self._rule(self._expression(item))
+            with_it = f"{name} {following}"
+            following = self._rule(f"{mark(separator)} {with_it}{'' if is_required else f' | {following}'}")
+            first = self._rule(f"{with_it}{'' if is_required else f' | {first}'}")
+        return first
 
     def _tag_rest(self, content: Shape, end: Mark) -> str:
         """Return what follows the beginning of a tag."""

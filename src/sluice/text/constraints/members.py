@@ -1,7 +1,7 @@
-"""The members of an object as tagged texts, which formats write in the place of JSON: as shapes of smaller ones.
+"""The members of an object in other notations than JSON: as shapes of smaller ones.
 
-A value that can only be a text stands there as it is, and ends with its tag. So of what a schema says about texts, only
-`enum` and `const` are kept. Other values are JSON.
+Where a value that can only be a text stands as it is, and ends with its tag, only `enum` and `const` are kept of what a
+schema says about texts. Other values are JSON.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from sluice.text.constraints.object_forms import ObjectForm, all_of, forms_of
 from sluice.text.constraints.schema_tree import referred, standalone
 from sluice.text.constraints.shapes import (
     AnyOf,
+    Joined,
     JsonSchema,
     Literal,
     Members,
@@ -53,20 +54,20 @@ def members_shape(members: Members, root: Any) -> Shape:
 
 def _form(form: ObjectForm, members: Members, root: Any) -> Shape | None:
     """Return the shape of the members of a form; None if a required one cannot be."""
-    parts: list[Shape] = []
+    parts: list[tuple[Shape, bool]] = []
     for name in dict.fromkeys((*form.properties, *form.required)):
         value = _value(form.schemas(name), members, root, name)
         if value is not None:
             one = Sequence((*map(Literal, members.begin), Literal(name), *_middle(members), value))
-            parts.append(one if name in form.required else AnyOf((NOTHING, one)))
+            parts.append((one, name in form.required))
         elif name in form.required:
             return None
     others = [_named(_of_pattern(pattern), (schema,), members, root) for pattern, schema in form.patterns]
     others.append(_named(ANY_NAME, (form.others,), members, root))
     allowed = tuple(each for each in others if each is not None)
     if allowed:
-        parts.append(AnyOf((NOTHING, Repeated(AnyOf(allowed)))))
-    return Sequence(tuple(parts)) if parts else NOTHING
+        parts.append((Repeated(AnyOf(allowed), members.separator), False))
+    return Joined(tuple(parts), members.separator) if parts else NOTHING
 
 
 def _named(pattern: str, schemas: tuple[Any, ...], members: Members, root: Any) -> Shape | None:
@@ -92,12 +93,16 @@ def _of_pattern(pattern: str) -> str:
 def _value(schemas: tuple[Any, ...], members: Members, root: Any, name: str) -> Shape | None:
     """Return the shape of a value, with its end; None if there is none that meets the schemas."""
     schema = all_of(schemas)
-    types = types_of(schema, root)
+    types = frozenset[str]() if schema is False else types_of(schema, root)
     place = f"{members.object.place}.properties.{name}" if name else members.object.place
+    if not types:
+        return None
+    if members.quote == "" or (members.quote is not None and types != {"string"}):
+        return JsonSchema(standalone(schema, root), place, is_lenient=True)
 
     def options(schema: Any, depth: int) -> list[Shape]:
         """Return the shapes of what a schema allows. All are read by the types that the whole value may have."""
-        own = frozenset[str]() if schema is False else types & types_of(schema, root)
+        own = types & (frozenset[str]() if schema is False else types_of(schema, root))
         if "string" not in own:
             return [JsonSchema(standalone(schema, root), place, is_lenient=True)] if own else []
         if not isinstance(schema, Mapping):
@@ -112,7 +117,8 @@ def _value(schemas: tuple[Any, ...], members: Members, root: Any, name: str) -> 
     if not found:
         return None
     whole = (TextUntil(members.end),) if ANY_TEXT in found else (AnyOf(tuple(found)), Literal(members.end))
-    return Sequence((*whole, Literal(members.behind)) if members.behind else whole)
+    before = () if members.quote is None else (Literal(members.quote),)
+    return Sequence((*before, *whole, *((Literal(members.behind),) if members.behind else ())))
 
 
 def _inner(schema: Mapping[str, Any], root: Any) -> list[Any] | None:

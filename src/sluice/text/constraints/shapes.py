@@ -50,13 +50,20 @@ class Grammar(_Shape, tag=True, frozen=True):
 
 
 class Members(_Shape, tag=True, frozen=True):
-    """The members of an object: of each the beginning, its name, the middle, its value, the end and what is behind."""
+    """The members of an object: of each the beginning, its name, the middle, its value, the end and what is behind.
+
+    A value that can only be a text is written as it is, all others are JSON.
+    """
 
     object: JsonSchema
     begin: tuple[Mark, ...]
     middle: tuple[Mark | Regex, ...]
-    end: Mark
+    end: Mark = ""
     behind: str = ""
+    separator: str = ""
+    """Text between each two."""
+    quote: Mark | None = None
+    """What stands before texts too, and only around texts. Empty: all values are JSON."""
 
 
 class Literal(_Shape, tag=True, frozen=True):
@@ -100,6 +107,15 @@ class Repeated(_Shape, tag=True, frozen=True):
     at_most: int | None = None
 
 
+class Joined(_Shape, tag=True, frozen=True):
+    """Some shapes one after the other, of which any may be left out but those that are required."""
+
+    items: tuple[tuple[Shape, bool], ...]
+    """Each with whether it is required."""
+    separator: str
+    """Text between each two that are there."""
+
+
 class Tag(_Shape, tag=True, frozen=True):
     """A shape between its beginning and its end. With `FreeText` as its content, the first `end` ends it."""
 
@@ -120,7 +136,7 @@ class Tagged(_Shape, tag=True, frozen=True):
 
 
 Shape = (JsonSchema | Regex | Choice | Grammar | Members | Literal | FreeText) | (
-    TextUntil | Sequence | AnyOf | Repeated | Tag | Tagged
+    TextUntil | Sequence | AnyOf | Repeated | Joined | Tag | Tagged
 )
 ANY_OBJECT = {"type": "object"}
 """The schema of any JSON object."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from sluice.text.constraints.schema_tree import referred
 
 ALL = frozenset({"string", "number", "boolean", "null", "object", "array"})
 """Integers are numbers here."""
+HALVES = re.compile("[\ud800-\udfff]")
 PYTHON: Mapping[str, str] = {"True": "true", "False": "false", "None": "null"}
 """Chat templates write values of earlier calls as Python does, so models do, too."""
 MAX_LITERAL = 1 << 14
@@ -81,6 +83,17 @@ def _own(schema: Mapping[str, Any]) -> frozenset[str]:
     return found
 
 
+def dumped(value: Any) -> str:
+    """Return the JSON of a value; in ASCII if it has halves of characters, which cannot be sent.
+
+    Raises:
+        ValueError: a number is not finite.
+        TypeError: it is no value of JSON.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return json.dumps(value) if HALVES.search(text) else text
+
+
 def json_of(text: str, types: frozenset[str]) -> str:
     """Return a value as JSON: as it stands if that is JSON, as Python has it if it is one of Python's, else as a text.
 
@@ -90,15 +103,15 @@ def json_of(text: str, types: frozenset[str]) -> str:
     try:
         content = msgspec.json.decode(PYTHON.get(text, text))
         if "string" not in types or type_of(content) in types:
-            return json.dumps(content, ensure_ascii=False, allow_nan=False)
+            return dumped(content)
     except (ValueError, RecursionError):
         pass
     if "string" not in types and text.startswith(("[", "{")) and len(text) <= MAX_LITERAL:
         try:
-            return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+            return dumped(ast.literal_eval(text))
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             pass
-    return json.dumps(text, ensure_ascii=False)
+    return dumped(text)
 
 
 def spelling_of(value: Any, types: frozenset[str]) -> str:

@@ -7,15 +7,22 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 
+from sluice.text.parsers.argument_types import ArgumentTypes, Retyped
 from sluice.text.parsers.events import ArgumentsDelta, CallBegun, CallEnded, TextDelta
 from sluice.text.parsers.json_text import JsonScanner, call_of, json_events
-from sluice.text.parsers.parsing import Source, Steps, comes, more, place_of, space_ahead, until
+from sluice.text.parsers.parsing import Source, Steps, Waits, comes, more, place_of, size_of, space_ahead, until
 from sluice.text.parsers.tools import NewId, Tool
 
 JSON_BEGIN = '{"name"'
 """What calls begin with that are JSON without a tag."""
 LONGEST_HEAD = 512
 """Characters within which the arguments of a call begin that has its name before them."""
+NAMESPACE = "functions."
+"""What some models write before the names of all tools, in formats that have it not, too."""
+FENCE = "```"
+LANGUAGE = re.compile(r"\w*\s*")
+HELD = re.compile(rf'(?:{FENCE}\w*\s*)?"?$')
+"""What may stand before arguments that a format has without it: a fence, or the quote of a string that holds them."""
 TAIL = re.compile(r"\s*[,}]")
 """What may follow the arguments in an object that is a call."""
 
@@ -35,12 +42,17 @@ class Calls:
         self._new_id = new_id
         self._count = 0
 
+    def types(self, name: str) -> ArgumentTypes:
+        """Return the types of a tool's arguments."""
+        return ArgumentTypes(self.tools[name].schema)
+
     def begin(self, name: str) -> CallBegun | None:
         """Return the event of another call; None if there is no such tool, so that what looks like a call is text."""
-        if name not in self.tools or (self._count and not self.is_parallel):
+        known = name if name in self.tools else name.removeprefix(NAMESPACE)
+        if known not in self.tools or (self._count and not self.is_parallel):
             return None
         self._count += 1
-        return CallBegun(self._count - 1, self._new_id(), name)
+        return CallBegun(self._count - 1, self._new_id(), known)
 
 
 def text_and_calls(
@@ -113,7 +125,7 @@ def read_json_call(source: Source, calls: Calls, at: int, argument_names: Sequen
         return False
     source.take(at + len(found[0]))
     yield begun
-    read = yield from json_events(source, partial(ArgumentsDelta, begun.index))
+    read = yield from json_events(source, partial(ArgumentsDelta, begun.index), calls.types(begun.name))
     yield CallEnded(begun.index, read.is_valid)
     if read.is_closed:
         yield from _skip_rest(source)
@@ -144,8 +156,6 @@ def read_json_calls(
         if (yield from comes(source, "," if is_list else separator, space)):
             space += 1
             space += yield from space_ahead(source, space)
-        elif not space:
-            return True
         if not (yield from read_json_call(source, calls, space, argument_names)):
             return True
 
@@ -160,23 +170,37 @@ def read_headed_call(source: Source, calls: Calls, head: re.Pattern[str]) -> Ste
         False: it is no call of a known tool, and nothing was read.
     """
     at = yield from place_of(source, "{", LONGEST_HEAD)
-    found = head.fullmatch(source.peek()[:at]) if at >= 0 else None
+    before = source.peek()[: max(at, 0)]
+    found = head.fullmatch(before.removesuffix('"')) or head.fullmatch(HELD.sub("", before))
     begun = None if found is None else calls.begin(found["name"])
-    if begun is None:
+    if found is None or begun is None:
         return False
-    source.take(at)
+    source.take(at - before.endswith('"'))
     yield begun
-    read = yield from json_events(source, partial(ArgumentsDelta, begun.index))
+    read = yield from json_events(source, partial(ArgumentsDelta, begun.index), calls.types(begun.name))
     yield CallEnded(begun.index, read.is_valid)
+    if found.end() < at:
+        yield from skip_texts(source, FENCE)
     return True
+
+
+def fence_ahead(source: Source) -> Waits[int]:
+    """Return how many characters of space come next, and of the beginning of a fence behind it, without reading."""
+    at = yield from space_ahead(source)
+    if (yield from comes(source, FENCE, at)):
+        at += len(FENCE)
+        at += yield from size_of(source, LANGUAGE, at)
+    return at
 
 
 def skip_texts(source: Source, *texts: str) -> Steps[None]:
     """Read texts that close a call, and the space before each, as far as they come."""
-    for text in texts:
+    for text in filter(None, texts):
         space = yield from space_ahead(source)
         if (yield from comes(source, text, space)):
             source.take(space + len(text))
+        elif source.has_ended and space < source.size and text.startswith(source.peek(space)):
+            source.take()  # of a text that was cut off
 
 
 def _whole_call(source: Source, calls: Calls, begin: int, end: int, argument_names: Sequence[str]) -> Steps[bool]:
@@ -186,7 +210,7 @@ def _whole_call(source: Source, calls: Calls, begin: int, end: int, argument_nam
         return False
     source.take(end)
     yield begun
-    yield ArgumentsDelta(begun.index, call.arguments)
+    yield ArgumentsDelta(begun.index, Retyped(calls.types(begun.name)).push(call.arguments))
     yield CallEnded(begun.index, True)
     return True
 

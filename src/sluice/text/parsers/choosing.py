@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -9,6 +10,7 @@ from types import MappingProxyType
 from sluice.text.parsers.formats import (
     FORMATS,
     deepseek,
+    gemma4,
     glm,
     harmony,
     hermes,
@@ -16,6 +18,7 @@ from sluice.text.parsers.formats import (
     kimi,
     llama3,
     mistral,
+    pythonic,
     qwen3_coder,
 )
 from sluice.text.parsers.formats.base import ToolFormat
@@ -39,6 +42,8 @@ TOOL_ALIASES: Mapping[str, str] = MappingProxyType(
         "llama3": "llama3_json",
         "llama4_json": "llama3_json",
         "minimax-m2": "minimax_m2",
+        "phi4_mini_json": "phi4_mini",
+        "pythonic": "llama4_pythonic",
         "qwen": "hermes",
         "qwen25": "hermes",
         "qwen3_xml": "qwen3_coder",
@@ -64,6 +69,17 @@ TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("minimax_m2", (invoke.MINIMAX[0], invoke.MinimaxM2.invoke)),
     ("deepseek_v32", (invoke.DSML, "function_calls>")),
     ("deepseek_v4", (invoke.DSML, "tool_calls>")),
+    ("gemma4", (f"{gemma4.BEGIN}call:",)),
+    ("lfm2", (pythonic.Lfm2.begin,)),
+    ("lfm2", ("List of tools: <|tool_list_start|>[",)),
+    ("lfm2", ('"List of tools: ["',)),
+    ("olmo3", (pythonic.Olmo3.begin, "<functions>")),
+    ("llama4_pythonic", ("[func_name1(",)),
+    ("phi4_mini", ("functools[",)),
+    ("phi4_mini", ("<|/tool|>",)),
+    ("granite", ("<|tool_call|>", "<|start_of_role|>")),
+    ("nemotron_v2", ("<TOOLCALL>[",)),
+    ("apriel", ("<tool_calls>[",)),
     ("seed_oss", (qwen3_coder.SEED_BEGIN,)),
     ("glm45", (glm.KEY, f"{glm.KEY_END}\n{glm.VALUE}")),
     ("glm47", (glm.KEY, glm.VALUE)),
@@ -76,6 +92,8 @@ TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 """Format -> texts that all stand in the chat templates of its models. The first that fits is chosen."""
 NOT_HERMES = ("<invoke",)
 """Templates with these have the tags of Hermes, and something else between them."""
+BEGINS_THOUGHT = re.compile(r"assistant(?:\\n|\n)<think>")
+"""The end of a prompt, in a template that nowhere else has tags of reasoning."""
 SWITCHES = ("enable_thinking", "thinking")
 """Variables of templates by which requests turn reasoning off."""
 
@@ -196,7 +214,7 @@ def _reasoning_of(template: str | None) -> str | None:
         if format.begin in source and name not in ("qwen3", "deepseek_r1"):
             return name
     qwen: ReasoningFormat = REASONING_FORMATS["qwen3"]
-    if qwen.end not in source:
+    if qwen.end not in source and not BEGINS_THOUGHT.search(source):
         return None
     is_deepseek = deepseek.ASSISTANT in source and not any(switch in source for switch in SWITCHES)
     return "deepseek_r1" if is_deepseek else "qwen3"

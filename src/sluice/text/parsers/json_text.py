@@ -7,15 +7,19 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
+from sluice.text.constraints.value_types import PYTHON
+from sluice.text.parsers.argument_types import ArgumentTypes, Retyped, object_of, text_of
 from sluice.text.parsers.events import Event
-from sluice.text.parsers.parsing import Source, Steps, more
+from sluice.text.parsers.literals import read_python_object
+from sluice.text.parsers.parsing import Source, Steps, Waits, more, space_ahead
 
 OUTSIDE = re.compile(r"""["{}\[\]]|[^"{}\[\]:,\s\w.+-]""")
 """What matters outside of a string: brackets, the beginning of a string, and what cannot stand in JSON."""
 INSIDE = re.compile(r'["\\]')
 CLOSES = {"}": "{", "]": "["}
+IN_STRING = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
+BEHIND = ("<", "`", "]")
+"""What may follow an object whose brackets are missing: a tag, a fence, or the end of a list."""
 
 
 class JsonScanner:
@@ -66,14 +70,16 @@ class JsonScanner:
 
 
 class JsonMender:
-    """Mends the text of an object that arrives in pieces: raw control characters in strings, and commas before a
-    closing bracket."""
+    """Mends the text of an object that arrives in pieces: raw control characters in strings, commas before a closing
+    bracket, and Python's constants."""
 
     def __init__(self) -> None:
         self._in_string = False
         self._is_escaped = False
         self._held = ""
         """A comma, and the space behind it."""
+        self._word = ""
+        """Letters outside of strings."""
 
     def push(self, text: str) -> str:
         """Return what is certain of a text with what was held back before it."""
@@ -83,17 +89,29 @@ class JsonMender:
                 found.append(json.dumps(char)[1:-1] if char < " " else char)
                 self._in_string = self._is_escaped or char != '"'
                 self._is_escaped = char == "\\" and not self._is_escaped
-            elif char == "," or (self._held and char.isspace()):
-                self._held += char
-            else:
-                found.append(self._held[1:] if char in CLOSES else self._held)
-                found.append(char)
+            elif char.isalpha():
+                found.append(self._held)
                 self._held = ""
-                self._in_string = char == '"'
+                self._word += char
+            else:
+                found += self.finish(), self._outside(char)
         return "".join(found)
 
+    def _outside(self, char: str) -> str:
+        if char == "," or (self._held and char.isspace()):
+            self._held += char
+            return ""
+        held, self._held = self._held, ""
+        self._in_string = char == '"'
+        return (held[1:] if char in CLOSES else held) + char
 
-def object_size(source: Source, begin: int = 0) -> Steps[int]:
+    def finish(self) -> str:
+        """Return the letters that are held."""
+        word, self._word = self._word, ""
+        return PYTHON.get(word, word)
+
+
+def object_size(source: Source, begin: int = 0) -> Waits[int]:
     """Return how many characters the JSON object or list has that comes next, without reading it; 0 if it is none.
 
     Args:
@@ -108,15 +126,6 @@ def object_size(source: Source, begin: int = 0) -> Steps[int]:
             return 0
 
 
-def object_of(text: str) -> dict[str, Any] | None:
-    """Return the object whose JSON a text is; None if it is none by RFC 8259, or its values cannot be kept."""
-    try:
-        content = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
 class JsonRead(NamedTuple):
     """How reading an object ended."""
 
@@ -126,33 +135,55 @@ class JsonRead(NamedTuple):
     """It is closed, and the JSON of an object."""
 
 
-def json_events(source: Source, event: Callable[[str], Event]) -> Steps[JsonRead]:
+def json_events(source: Source, event: Callable[[str], Event], types: ArgumentTypes) -> Steps[JsonRead]:
     """Read the JSON object that comes next, and yield it as events as it comes. It is parsed once, at its end.
 
-    What models get wrong in an object that is clear otherwise is mended: `JsonMender`, and brackets that are missing
-    before a tag.
+    What models get wrong in an object that is clear otherwise is mended: `JsonMender`, `Retyped`, brackets that are
+    missing at the end or before a tag, an object as Python writes it, and one that stands in a string.
 
     Args:
         event: makes an event of a text.
+        types: of the object's members.
     """
-    scanner, mender = JsonScanner(), JsonMender()
+    if source.starts_with('"'):
+        return (yield from _in_string(source, event, types))
+    if source.starts_with("{") and source.starts_with("'", 1 + (yield from space_ahead(source, 1))):
+        is_valid = yield from read_python_object(source, event, types)
+        return JsonRead(is_valid, is_valid)
+    scanner, mender, retyped = JsonScanner(), JsonMender(), Retyped(types)
     parts: list[str] = []
-    while True:
-        count = scanner.push(source.peek())
-        part = mender.push(source.take(count))
+    is_over = False
+    while not is_over:
+        part = retyped.push(mender.push(source.take(scanner.push(source.peek()))))
         if part:
             parts.append(part)
             yield event(part)
-        if scanner.is_over:
-            if not scanner.is_complete and source.starts_with("<"):  # a tag comes before the brackets were closed
-                closing = scanner.closing
-                if object_of("".join(parts) + closing) is not None:
-                    yield event(closing)
-                    return JsonRead(is_closed=True, is_valid=True)
-            is_valid = scanner.is_complete and object_of("".join(parts)) is not None
-            return JsonRead(scanner.is_complete, is_valid)
-        if not (yield from more(source)):
-            return JsonRead(is_closed=False, is_valid=False)
+        is_over = scanner.is_over or not (yield from more(source))
+    if not scanner.is_complete and (rest := retyped.push(mender.finish()) + retyped.finish()):
+        parts.append(rest)
+        yield event(rest)
+    written, closing = "".join(parts), scanner.closing
+    is_meant = source.peek()[:1] in BEHIND if source.size else not source.was_cut and written.strip() != "{"
+    if not scanner.is_complete and is_meant and object_of(written + closing) is not None:
+        yield event(closing)
+        return JsonRead(is_closed=True, is_valid=True)
+    return JsonRead(scanner.is_complete, scanner.is_complete and object_of(written) is not None)
+
+
+def _in_string(source: Source, event: Callable[[str], Event], types: ArgumentTypes) -> Steps[JsonRead]:
+    """Read an object whose text is a string of JSON, when it has come whole."""
+    at = 1
+    while True:
+        found = source.match(IN_STRING, at)
+        at += len(found[0]) if found is not None else 0
+        has_ended = source.starts_with('"', at)
+        if has_ended or not (yield from more(source)):
+            break
+    written = source.take(at + 1 if has_ended else None)
+    content = text_of(written)
+    is_valid = object_of(content) is not None
+    yield event(Retyped(types).push(content) if is_valid else written)
+    return JsonRead(is_closed=has_ended, is_valid=is_valid)
 
 
 class JsonCall(NamedTuple):
@@ -169,11 +200,17 @@ def call_of(text: str, argument_names: Sequence[str]) -> JsonCall | None:
     Args:
         argument_names: names that the member with the arguments may have.
     """
-    content = object_of(text)
-    name = None if content is None else content.get("name")
-    if content is None or not isinstance(name, str):
+    content = object_of(text) or {}
+    if isinstance(content.get("function"), dict):
+        content = content["function"]
+    name = content.get("name")
+    if not isinstance(name, str):
         return None
-    found: Any = next((content[each] for each in argument_names if content.get(each) is not None), {})
+    given = [content[each] for each in argument_names if content.get(each) is not None]
+    others = [value for key, value in content.items() if key not in ("name", "id", "type", *argument_names)]
+    if not given and others:  # under another name, if that is clear
+        given = others if len(others) == 1 and isinstance(others[0], dict) else [None]
+    found: Any = given[0] if given else {}
     if isinstance(found, str):  # some models write the text of the object
         return None if object_of(found) is None else JsonCall(name, found)
     return JsonCall(name, json.dumps(found, ensure_ascii=False)) if isinstance(found, dict) else None

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sluice.text.constraints.fits import fits
+from sluice.text.parsers.argument_types import Retyped
 from sluice.text.parsers.calls import Calls
 from sluice.text.parsers.events import ArgumentsDelta, CallEnded
 from sluice.text.parsers.json_text import JsonCall, call_of
@@ -106,4 +107,5 @@ def _call(value: Any, calls: Calls) -> JsonCall | None:
     call = call_of(json.dumps(value, ensure_ascii=False), ARGUMENTS)
     if call is None or call.name not in calls.tools:
         return None
-    return call if fits(json.loads(call.arguments), calls.tools[call.name].schema) else None
+    arguments = Retyped(calls.types(call.name)).push(call.arguments)
+    return JsonCall(call.name, arguments) if fits(json.loads(arguments), calls.tools[call.name].schema) else None

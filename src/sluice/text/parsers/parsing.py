@@ -16,6 +16,8 @@ from sluice.text.parsers.events import Event, TextDelta, merged
 T = TypeVar("T")
 Steps = Generator[Event | None, None, T]
 """A part of a parser: yields events, None where it needs more text, and returns what it found."""
+Waits = Generator[None, None, T]
+"""A part of a parser that only looks: yields None where it needs more text, and returns what it found."""
 
 
 class AnswerParser(Protocol):
@@ -123,7 +125,7 @@ class Source:
         return self.size, ""
 
 
-def more(source: Source) -> Steps[bool]:
+def more(source: Source) -> Waits[bool]:
     """Wait for more text; return whether some may have come."""
     if source.has_ended:
         return False
@@ -170,7 +172,7 @@ def until(
             return Found("", "" if cut else space, has_text)
 
 
-def space_ahead(source: Source, at: int = 0) -> Steps[int]:
+def space_ahead(source: Source, at: int = 0) -> Waits[int]:
     """Return how many characters of space come next, without reading them; it waits for what follows them.
 
     Args:
@@ -183,7 +185,7 @@ def space_ahead(source: Source, at: int = 0) -> Steps[int]:
             return len(found[0])
 
 
-def comes(source: Source, text: str, at: int = 0) -> Steps[bool]:
+def comes(source: Source, text: str, at: int = 0) -> Waits[bool]:
     """Return whether a text comes next, without reading it.
 
     Args:
@@ -194,7 +196,16 @@ def comes(source: Source, text: str, at: int = 0) -> Steps[bool]:
     return source.starts_with(text, at)
 
 
-def place_of(source: Source, text: str, most: int) -> Steps[int]:
+def size_of(source: Source, pattern: re.Pattern[str], at: int = 0) -> Waits[int]:
+    """Return how many characters a pattern matches at a place of the rest, when what follows them has come."""
+    while True:
+        found = source.match(pattern, at)
+        size = 0 if found is None else len(found[0])
+        if at + size < source.size or not (yield from more(source)):
+            return size
+
+
+def place_of(source: Source, text: str, most: int) -> Waits[int]:
     """Return where in the rest a text begins, without reading; -1 if that is not within so many characters."""
     while True:
         at = source.peek()[: most + len(text)].find(text)

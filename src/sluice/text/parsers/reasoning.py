@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from sluice.text.constraints.shapes import FreeText, Literal, Regex, Sequence, Shape, TextUntil, after_reasoning
 from sluice.text.parsers.events import CallBegun, CallEnded, ReasoningDelta, TextDelta
-from sluice.text.parsers.parsing import Found, Source, Steps, comes, more, space_ahead, until
+from sluice.text.parsers.parsing import Found, Source, Steps, Waits, comes, more, space_ahead, until
 from sluice.text.parsers.shapes import Speller, optional
 from sluice.text.parsers.thoughts import Thoughts
 
@@ -29,6 +29,8 @@ class ReasoningFormat:
     end: str = "</think>"
     always: bool = False
     """An answer begins with reasoning, even if neither it nor the prompt has the first tag."""
+    label: str = ""
+    """Stands behind the first tag, and belongs to it."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -64,6 +66,8 @@ class ReasoningFormat:
             has_begun = yield from comes(source, self.begin, space)
             if has_begun:
                 source.take(space + len(self.begin))
+                if self.label and (yield from comes(source, self.label)):
+                    source.take(len(self.label))
             if has_begun or is_open:
                 yield from self._read_reasoning(source, rest, begins)
         yield from rest(source)
@@ -79,7 +83,8 @@ class ReasoningFormat:
         end = speller.mark(self.end)
         if is_open:
             return after_reasoning(answer, end, budget)
-        thoughts = Sequence((Literal(speller.mark(self.begin)), TextUntil(end, budget), Regex(SPACE)))
+        begin = Literal(speller.mark(self.begin)), Literal(self.label)
+        thoughts = Sequence((*begin, TextUntil(end, budget), Regex(SPACE)))
         if isinstance(answer, FreeText) and not speller.has_token(self.begin):
             answer = FreeText(without=self.begin)  # or reasoning could pass as the answer
         return Sequence((optional(thoughts), answer))
@@ -98,7 +103,7 @@ class ReasoningFormat:
         elif found.space:
             yield ReasoningDelta(found.space)
 
-    def _goes_on(self, source: Source) -> Steps[bool]:
+    def _goes_on(self, source: Source) -> Waits[bool]:
         """Wait for the end of the reasoning or of the answer; return whether the former came."""
         while not source.find((self.end,))[1]:
             if not (yield from more(source)):
@@ -139,6 +144,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
             ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
             ReasoningFormat("kimi", "◁think▷", "◁/think▷", always=True),
             ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
+            ReasoningFormat("gemma4", "<|channel>", "<channel|>", label="thought\n"),
         )
     }
 )

@@ -100,3 +100,9 @@ def text_with(calls: Iterable[Sequence], marker: Mark, *, is_parallel: bool) -> 
 def json_object(tool: ShapedTool, arguments_name: str) -> tuple[str, JsonSchema, str]:
     """Return a call as a JSON object, in parts. Names of tools need no escapes."""
     return f'{{"name": "{tool.name}", "{arguments_name}": ', tool.arguments, "}"
+
+
+def json_list(tools: Iterable[ShapedTool], begin: str, end: str, speller: Speller, *, is_parallel: bool) -> Sequence:
+    """Return calls as a list of JSON objects between two texts."""
+    one = one_of(speller.sequence(*json_object(tool, "arguments")) for tool in tools)
+    return speller.sequence(f"{begin}[", several(one, ", ", is_parallel=is_parallel), f"]{end}")

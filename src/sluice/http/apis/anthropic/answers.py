@@ -14,7 +14,7 @@ from sluice.http.base.routes import EVENT_STREAM
 from sluice.http.call.blocks import Block, BlockReader, Change, Kind, Step
 from sluice.http.call.generate_call import GenerateCall
 from sluice.http.call.generation import Generation, Usage
-from sluice.text.parsers.json_text import object_of
+from sluice.text.parsers.argument_types import object_of
 from sluice.text.text_stream import Piece
 from sluice.types import FinishReason
 

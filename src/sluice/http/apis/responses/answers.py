@@ -24,7 +24,7 @@ from sluice.http.base.turns import Recorded
 from sluice.http.call.blocks import Block, BlockReader, Change, Kind, Step
 from sluice.http.call.generation import Generation, Usage
 from sluice.http.call.logprobs import ChatToken, chat_logprobs
-from sluice.text.parsers.json_text import object_of
+from sluice.text.parsers.argument_types import object_of
 from sluice.text.parsers.tools import Tool
 from sluice.text.text_stream import Piece
 from sluice.types import FinishReason

@@ -31,6 +31,7 @@ from sluice.http.call.generate_call import (
     terms_of,
 )
 from sluice.http.call.template_fields import TemplateFields, conversation_of
+from sluice.http.call.thinking_budget import one_budget
 from sluice.text.parsers.tools import ToolUse
 
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
@@ -135,6 +136,7 @@ def parse_response(store: ResponseStore, api_key: bytes, body: bytes) -> Respons
     params = sampling_params(sampling, names, logprobs=logprobs)
     tools = tools_of(fields.tools, fields.tool_choice, is_parallel=fields.parallel_tool_calls)
     form = fields.text.format
+    budget, _ = one_budget({NAMES["thinking_budget"]: fields.reasoning.max_tokens})
     return ResponseCall(
         fields=fields,
         prompts=(_conversation(fields, tools, items, len(earlier)),),
@@ -145,7 +147,7 @@ def parse_response(store: ResponseStore, api_key: bytes, body: bytes) -> Respons
         given=given_of(ResponseSampling, given),
         add_special_tokens=False,
         stops_in_thoughts=fields.stop_in_reasoning,
-        thinking_budget=fields.reasoning.max_tokens,
+        thinking_budget=budget,
         tools=tools,
         shape=None if form is None else flat_shape(form, "text.format"),
         owner=owner,

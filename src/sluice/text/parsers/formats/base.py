@@ -99,17 +99,19 @@ class Format:
 
 
 class TaggedFormat(Format):
-    """A format in which each call stands between tags of its own, on lines of their own."""
+    """A format in which each call stands between tags of its own."""
 
     begin: str
     """The tag before a call."""
+    separator = "\n"
+    """Text between two calls."""
 
     @abstractmethod
     def call(self, tool: ShapedTool, speller: Speller) -> Row:
         """Return the shape of a call, with its tags."""
 
     def calls_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape:
-        return several(one_of(self.call(tool, speller) for tool in tools), "\n", is_parallel=is_parallel)
+        return several(one_of(self.call(tool, speller) for tool in tools), self.separator, is_parallel=is_parallel)
 
     def text_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape | None:
         calls = (self.call(tool, speller) for tool in tools)

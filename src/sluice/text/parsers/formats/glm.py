@@ -12,17 +12,20 @@ Source: Z.ai, the chat templates of GLM-4.6 and GLM-4.7-Flash, 2025.
 
 from __future__ import annotations
 
+import re
+
 from sluice.text.constraints.shapes import Members
 from sluice.text.constraints.shapes import Sequence as Row
 from sluice.text.parsers.calls import LONGEST_HEAD, Calls, text_and_calls
 from sluice.text.parsers.formats.base import TaggedFormat
 from sluice.text.parsers.formats.tagged_arguments import Tags, read_arguments
-from sluice.text.parsers.parsing import Source, Steps, place_of
+from sluice.text.parsers.parsing import Source, Steps, size_of
 from sluice.text.parsers.shapes import ShapedTool, Speller
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"
 VALUE, VALUE_END = "<arg_value>", "</arg_value>"
+NAME = re.compile(rf"[^<{{]{{0,{LONGEST_HEAD}}}")
 TAGS = Tags(BEGIN, KEY, KEY_END, (VALUE,), VALUE_END, (END,))
 
 
@@ -34,13 +37,13 @@ class Glm45(TaggedFormat):
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         def read_call(_: str) -> Steps[bool]:
-            at = yield from place_of(source, "<", LONGEST_HEAD)
-            begun = calls.begin(source.peek()[:at].strip()) if at >= 0 else None
+            at = yield from size_of(source, NAME)
+            begun = calls.begin(source.peek()[:at].strip()) if at < source.size else None
             if begun is None:
                 return False
             source.take(at)
             yield begun
-            yield from read_arguments(source, begun.index, calls.tools[begun.name].schema, TAGS)
+            yield from read_arguments(source, begun.index, calls.types(begun.name), TAGS)
             return True
 
         yield from text_and_calls(source, (BEGIN,), read_call)

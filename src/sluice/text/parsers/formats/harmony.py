@@ -16,6 +16,7 @@ from functools import partial
 
 from sluice.text.constraints.shapes import Sequence as Row
 from sluice.text.constraints.shapes import Shape, TextUntil
+from sluice.text.parsers.argument_types import ArgumentTypes
 from sluice.text.parsers.calls import Calls, is_cut_head
 from sluice.text.parsers.events import ArgumentsDelta, CallBegun, CallEnded, Event, ReasoningDelta, TextDelta
 from sluice.text.parsers.formats.base import Format
@@ -31,7 +32,7 @@ BEGINS = (START, CHANNEL)
 ENDS = (END, CALL, RETURN)
 LONGEST_HEADER = 512
 HEADER_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-HEADER_FUNCTION = re.compile(r"\bto=functions\.([\w.-]+)")
+HEADER_FUNCTION = re.compile(r"\bto=(?!(?:user|assistant|all)\b)(?:functions\.)?([\w.-]+)")
 RECIPIENT = " to="
 """What a header may begin with behind a prompt that ends with `<|start|>assistant`."""
 ANALYSIS, FINAL, COMMENTARY = "analysis", "final", "commentary"
@@ -55,16 +56,18 @@ class Harmony(Format):
                 return
             has_begun = True
             header = yield from _header(source)
-            channel = HEADER_CHANNEL.search(header)
-            if channel is not None and channel[1] == ANALYSIS and "to=" not in header:
-                yield from _read_message(source, ReasoningDelta)
-                continue
             function = HEADER_FUNCTION.search(header)
             begun = None if function is None else calls.begin(function[1])
             if begun is not None:
-                yield from _read_call(source, begun)
+                yield from _read_call(source, begun, calls.types(begun.name))
                 continue
-            is_message = not header or (header.endswith(MESSAGE) and "to=" not in header)
+            channel = HEADER_CHANNEL.search(header)
+            if channel is not None and channel[1] == ANALYSIS:
+                if function is not None:  # a tool that the model has of itself: nothing of it may be lost
+                    yield ReasoningDelta(header)
+                yield from _read_message(source, ReasoningDelta)
+                continue
+            is_message = not header or (header.endswith(MESSAGE) and function is None)
             if not is_message:  # nothing of it may be lost
                 yield TextDelta(between + header)
                 between = ""
@@ -127,11 +130,17 @@ def _read_message(source: Source, event: Callable[[str], Event]) -> Steps[bool]:
     return found.has_text
 
 
-def _read_call(source: Source, begun: CallBegun) -> Steps[None]:
+def _read_call(source: Source, begun: CallBegun, types: ArgumentTypes) -> Steps[None]:
     yield begun
     event = partial(ArgumentsDelta, begun.index)
     source.take((yield from space_ahead(source)))
-    read = yield from json_events(source, event)
+    for end in ENDS:
+        if (yield from comes(source, end)):
+            source.take(len(end))
+            yield event("{}")
+            yield CallEnded(begun.index, True)
+            return
+    read = yield from json_events(source, event, types)
     if read.is_closed:
         yield CallEnded(begun.index, read.is_valid)
     found = yield from until(source, (*ENDS, *BEGINS), TextDelta if read.is_closed else event)

@@ -18,7 +18,7 @@ from sluice.text.constraints.shapes import Shape
 from sluice.text.parsers.calls import Calls, read_headed_call, read_json_calls, text_and_calls
 from sluice.text.parsers.formats.base import Format
 from sluice.text.parsers.parsing import Source, Steps, space_ahead
-from sluice.text.parsers.shapes import ShapedTool, Speller, json_object, one_of, several, text_with
+from sluice.text.parsers.shapes import ShapedTool, Speller, json_list, one_of, several, text_with
 
 TAG, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 HEAD = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*")
@@ -46,17 +46,14 @@ class Mistral(Format):
     def calls_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape:
         if speller.has_token(ARGS):
             return several(one_of(self._call(tool, speller) for tool in tools), "", is_parallel=is_parallel)
-        return self._list(tools, speller, is_parallel)
+        return json_list(tools, TAG, "", speller, is_parallel=is_parallel)
 
     def text_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape | None:
         if not speller.has_token(ARGS):
-            return text_with([self._list(tools, speller, is_parallel)], speller.mark(TAG), is_parallel=False)
-        calls = (self._call(tool, speller) for tool in tools)
+            calls = [json_list(tools, TAG, "", speller, is_parallel=is_parallel)]
+            return text_with(calls, speller.mark(TAG), is_parallel=False)
+        calls = [self._call(tool, speller) for tool in tools]
         return text_with(calls, speller.mark(TAG), is_parallel=is_parallel)
-
-    def _list(self, tools: Sequence[ShapedTool], speller: Speller, is_parallel: bool) -> Row:
-        one = one_of(speller.sequence(*json_object(tool, "arguments")) for tool in tools)
-        return speller.sequence(f"{TAG}[", several(one, ", ", is_parallel=is_parallel), "]")
 
     def _call(self, tool: ShapedTool, speller: Speller) -> Row:
         return speller.sequence(f"{TAG}{tool.name}{ARGS}", tool.arguments)

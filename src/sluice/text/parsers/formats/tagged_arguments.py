@@ -6,17 +6,16 @@ A value becomes JSON by the type that the tool's schema gives it. What may only 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from sluice.text.constraints.object_forms import forms_of, schemas_of
-from sluice.text.constraints.value_types import ALL, json_of, types_of
+from sluice.text.constraints.value_types import json_of
+from sluice.text.parsers.argument_types import ArgumentTypes
 from sluice.text.parsers.calls import LONGEST_HEAD, Calls, skip_texts, text_and_calls
 from sluice.text.parsers.events import ArgumentsDelta, CallEnded
 from sluice.text.parsers.json_text import json_events
-from sluice.text.parsers.parsing import Source, Steps, comes, place_of, space_ahead
+from sluice.text.parsers.parsing import Source, Steps, Waits, comes, place_of, space_ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,41 +78,24 @@ def read_invoked(source: Source, calls: Calls, head: Head, tags: Tags) -> Steps[
             return False
         source.take(end + len(head.name_end))
         yield begun
-        yield from read_arguments(source, begun.index, calls.tools[begun.name].schema, tags)
+        yield from read_arguments(source, begun.index, calls.types(begun.name), tags)
         yield from skip_texts(source, head.end)
         return True
 
     yield from text_and_calls(source, (head.begin, head.invoke), read_call)
 
 
-class _Types:
-    """The types that the arguments of a tool may have, by name.
-
-    Args:
-        schema: of the object of the arguments.
-    """
-
-    def __init__(self, schema: Mapping[str, Any]) -> None:
-        self._schema, self._forms = schema, forms_of(schema)
-        self.names = {name for form in self._forms for name in form.properties}
-
-    def of(self, name: str) -> frozenset[str]:
-        schemas = schemas_of(self._forms, name)
-        return frozenset[str]().union(*(types_of(each, self._schema) for each in schemas)) if schemas else ALL
-
-
-def read_arguments(source: Source, index: int, schema: Mapping[str, Any], tags: Tags) -> Steps[None]:
+def read_arguments(source: Source, index: int, types: ArgumentTypes, tags: Tags) -> Steps[None]:
     """Read the arguments of a call and its end, and yield them as JSON. Of two of one name the first counts.
 
     Args:
         index: of the call.
-        schema: of the arguments.
+        types: of the arguments.
     """
-    types = _Types(schema)
     space = yield from space_ahead(source)
     if source.starts_with("{", space):  # some models write JSON between the tags
         source.take(space)
-        read = yield from json_events(source, partial(ArgumentsDelta, index))
+        read = yield from json_events(source, partial(ArgumentsDelta, index), types)
         yield from skip_texts(source, tags.call_ends[0])
         yield CallEnded(index, read.is_valid)
         return
@@ -124,7 +106,7 @@ def read_arguments(source: Source, index: int, schema: Mapping[str, Any], tags: 
         if is_new:
             yield ArgumentsDelta(index, f"{', ' if given else '{'}{json.dumps(name, ensure_ascii=False)}: ")
         given.add(name)
-        value = _Value(types.of(name), types.names - given, tags)
+        value = _Value(types.of(name), types.names.keys() - given, tags)
         for event in value.read(source):
             if event is None or is_new:
                 yield None if event is None else ArgumentsDelta(index, event)
@@ -132,8 +114,8 @@ def read_arguments(source: Source, index: int, schema: Mapping[str, Any], tags: 
     is_complete = has_closed and (yield from _ends(source, tags, has_arguments=bool(given)))
     if is_complete:
         yield ArgumentsDelta(index, "}" if given else "{}")
-    elif source.was_cut and any(tag.startswith(source.peek().strip()) for tag in (tags.name, *tags.call_ends)):
-        source.take()  # of a tag that was cut off
+    elif _is_cut_tag(source, tags):
+        source.take()
     yield CallEnded(index, is_complete)
 
 
@@ -166,13 +148,20 @@ def _read_tag(source: Source, tags: Collection[str]) -> Steps[None]:
         source.take()  # of a tag that was cut off
 
 
-def _odd_name(source: Source, begin: int, names: Collection[str], tags: Tags) -> Steps[str | None]:
+def _odd_name(source: Source, begin: int, names: Collection[str], tags: Tags) -> Waits[str | None]:
     """Return the name that begins at a place, if it is one that ends elsewhere than before the first end of a name."""
     odd = [name for name in names if tags.name_end in name or name != name.strip()]
     for name in sorted(odd, key=len, reverse=True):
         if (yield from comes(source, f"{name}{tags.name_end}", begin)):
             return name
     return None
+
+
+def _is_cut_tag(source: Source, tags: Tags) -> bool:
+    """Return whether the answer was cut off within a tag that comes next."""
+    rest = source.peek().strip()
+    is_cut = rest.startswith(tags.name) or any(tag.startswith(rest) for tag in (tags.name, *tags.call_ends))
+    return source.was_cut and is_cut
 
 
 def _ends(source: Source, tags: Tags, *, has_arguments: bool) -> Steps[bool]:
@@ -183,6 +172,8 @@ def _ends(source: Source, tags: Tags, *, has_arguments: bool) -> Steps[bool]:
         return True
     if space == source.size:
         return has_arguments and not source.was_cut
+    if _is_cut_tag(source, tags) or (yield from comes(source, tags.name, space)):
+        return False
     return has_arguments or (yield from comes(source, tags.call_ends[-1], space))
 
 
@@ -203,7 +194,7 @@ class _Value:
     def read(self, source: Source) -> Generator[str | None, None, None]:
         """Yield the JSON of the value in parts, and None where more text is needed."""
         if self._tags.in_lines:
-            yield from _waits(comes(source, "\n"))
+            yield from comes(source, "\n")
             if source.starts_with("\n"):
                 source.take(1)
         if self._types == {"string"}:
@@ -229,7 +220,7 @@ class _Value:
             if at:
                 yield source.take(at)
             elif marker:
-                self.has_closed = yield from _waits(self._closes(source, marker))
+                self.has_closed = yield from self._closes(source, marker)
                 if not self.has_closed:
                     yield source.take(len(marker))
                 elif self._tags.value_end in marker:
@@ -240,7 +231,7 @@ class _Value:
             else:
                 yield None
 
-    def _closes(self, source: Source, marker: str) -> Steps[bool]:
+    def _closes(self, source: Source, marker: str) -> Waits[bool]:
         """Return whether a marker that comes next ends the value."""
         tags = self._tags
         if marker == f"\n{tags.name}":
@@ -260,13 +251,3 @@ class _Value:
                 return True
         rest = source.peek()[at + space :]
         return source.has_ended and any(text.startswith(rest) for text in follow)
-
-
-def _waits(steps: Steps[bool]) -> Generator[None, None, bool]:
-    """Run steps that yield no events."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return bool(end.value)
-        yield None

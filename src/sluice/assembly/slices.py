@@ -1,0 +1,54 @@
+"""Whether chunks are divided among steps, layer by layer, and how long they may be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sluice.assembly.drafting import DraftSetup
+from sluice.assembly.refusals import contradicted_by
+from sluice.assembly.resolve import Resolution
+from sluice.config import ConfigError, itl_micros
+from sluice.models.base import PagedLM
+from sluice.models.decoder import Decoder
+
+OPTION = "--sliced-chunk-size"
+SLICED_CHUNK = 2048
+"""Tokens from which on a longer chunk computes hardly more of them in a second."""
+
+
+def with_slices(resolved: Resolution, model: PagedLM, draft: DraftSetup | None) -> Resolution:
+    """Return the options with the size of sliced chunks.
+
+    Args:
+        resolved: all else.
+        draft: the runner's own drafter, if there is one.
+
+    Raises:
+        ConfigError: chunks are to be sliced, and this model's cannot be.
+    """
+    config, asked = resolved.config, resolved.config.scheduler.sliced_chunk_size
+    needed = _needed(model, draft)
+    if asked and needed is not None:
+        raise ConfigError(f"{OPTION} {asked} needs {needed}")
+    if asked is not None:
+        return resolved
+    contradicted = contradicted_by(config)
+    size, why = 0, "off without --itl-target"
+    if itl_micros(config.scheduler.itl_target):
+        if contradicted or needed:
+            why = f"off with {contradicted}" if contradicted else f"off: needs {needed}"
+        elif "chunked_prefill_size" not in resolved.reasons:
+            why = "off with --chunked-prefill-size"
+        else:
+            size, why = SLICED_CHUNK, "default with --itl-target"
+    scheduler = replace(config.scheduler, sliced_chunk_size=size)
+    return resolved.because(replace(config, scheduler=scheduler), sliced_chunk_size=why)
+
+
+def _needed(model: PagedLM, draft: DraftSetup | None) -> str | None:
+    """Return what would be needed to slice a model's chunks; None: they can be sliced."""
+    if not isinstance(model, Decoder):
+        return "a native model"
+    if model.spec.diffusion is not None:
+        return "a model that generates token by token"
+    return None if draft is None else "a drafter that reads tokens alone (--speculative-algorithm NGRAM)"
