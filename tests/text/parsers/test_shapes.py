@@ -205,6 +205,47 @@ def test_an_answer_of_a_form_comes_behind_the_reasoning() -> None:
         assert parsed(format, ToolUse(), text) == expected
 
 
+OPTIONAL = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "string", "enum": ["x", "y"]}, "c": {"type": "boolean"}},
+    "required": ["b"],
+    "additionalProperties": {"type": "null"},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_allowed"),
+    [
+        ("llama4_pythonic", '[f(b="x")]', True),
+        ("llama4_pythonic", '[f(a=1, b="x", c=true, d=null, e=null)]', True),
+        ("llama4_pythonic", '[f(b="x", d=null)]', True),
+        ("llama4_pythonic", "[f()]", False),
+        ("llama4_pythonic", '[f(a=1, b="z")]', False),
+        ("llama4_pythonic", '[f(, b="x")]', False),
+        ("llama4_pythonic", '[f(a=1b="x")]', False),
+        ("llama4_pythonic", '[f(b="x", )]', False),
+        ("llama4_pythonic", '[f(b="x", a=1)]', False),
+        ("llama4_pythonic", '[f(b="x", d=1)]', False),
+        ("gemma4", '<|tool_call>call:f{a:1,b:<|"|>x<|"|>}<tool_call|>', True),
+        ("gemma4", '<|tool_call>call:f{b:<|"|>y<|"|>,c:false,d:null}<tool_call|>', True),
+        ("gemma4", '<|tool_call>call:f{b:"y"}<tool_call|>', False),
+        ("gemma4", '<|tool_call>call:f{b:<|"|>z<|"|>}<tool_call|>', False),
+        ("olmo3", '<function_calls>f(b="x")\nf(a=2, b="y")</function_calls>', True),
+        ("phi4_mini", 'functools[{"name": "f", "arguments": {"b": "x"}}]', True),
+    ],
+)
+def test_arguments_that_may_be_left_out(name: str, text: str, is_allowed: bool) -> None:
+    """A comma stands between each two of those that are there, and nowhere else."""
+    made_by = tokenizer(marked=True)
+    shape = ReplyFormat(FORMATS[name]).shape(
+        ToolUse((Tool("f", parameters=OPTIONAL),), Choice.REQUIRED), "", None, made_by.token_to_id
+    )
+    assert shape is not None
+    matcher = LLMatcher(LLTokenizer(made_by.to_str(), eos_token=256), grammar_of(shape))
+    ids = made_by.encode(text, add_special_tokens=False).ids
+    assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) == is_allowed
+
+
 SETS, EACH = 20, 10
 """Sets of tools, and answers for each."""
 

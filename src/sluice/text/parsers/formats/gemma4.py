@@ -45,6 +45,7 @@ class Gemma4(TaggedFormat):
         yield from text_and_calls(source, (BEGIN,), read_call)
 
     def call(self, tool: ShapedTool, speller: Speller) -> Row:
-        quote = speller.mark(QUOTE)
+        # A model without this token does not know how to end a text by it.
+        quote = speller.mark(QUOTE) if speller.has_token(QUOTE) else ""
         arguments = Members(tool.arguments, (), (":",), quote, separator=",", quote=quote)
         return speller.sequence(f"{BEGIN}call:{tool.name}{{", arguments, f"}}{END}")

@@ -17,7 +17,7 @@ from functools import partial
 from sluice.text.constraints.shapes import Sequence as Row
 from sluice.text.constraints.shapes import Shape, TextUntil
 from sluice.text.parsers.argument_types import ArgumentTypes
-from sluice.text.parsers.calls import Calls, is_cut_head
+from sluice.text.parsers.calls import FENCE, Calls, fence_ahead, is_cut_head, skip_texts
 from sluice.text.parsers.events import ArgumentsDelta, CallBegun, CallEnded, Event, ReasoningDelta, TextDelta
 from sluice.text.parsers.formats.base import Format
 from sluice.text.parsers.json_text import json_events
@@ -133,7 +133,7 @@ def _read_message(source: Source, event: Callable[[str], Event]) -> Steps[bool]:
 def _read_call(source: Source, begun: CallBegun, types: ArgumentTypes) -> Steps[None]:
     yield begun
     event = partial(ArgumentsDelta, begun.index)
-    source.take((yield from space_ahead(source)))
+    source.take((yield from fence_ahead(source)))
     for end in ENDS:
         if (yield from comes(source, end)):
             source.take(len(end))
@@ -143,6 +143,7 @@ def _read_call(source: Source, begun: CallBegun, types: ArgumentTypes) -> Steps[
     read = yield from json_events(source, event, types)
     if read.is_closed:
         yield CallEnded(begun.index, read.is_valid)
+        yield from skip_texts(source, FENCE)
     found = yield from until(source, (*ENDS, *BEGINS), TextDelta if read.is_closed else event)
     if found.marker in BEGINS:
         source.put_back(found.marker)

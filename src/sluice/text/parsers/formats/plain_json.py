@@ -22,8 +22,9 @@ class PlainJson(Format):
     markers = ()
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
-        space = yield from space_ahead(source)
-        has_called = yield from read_json_calls(source, calls, space, ARGUMENTS, ",")
+        has_called = False
+        while (yield from read_json_calls(source, calls, (yield from space_ahead(source)), ARGUMENTS, ",")):
+            has_called = True
         if not has_called and is_cut_json(source):
             source.take()
         yield from text_and_calls(source, (), _nothing, after_call=has_called)
