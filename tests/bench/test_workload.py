@@ -155,6 +155,15 @@ def test_the_interference_preset() -> None:
         assert one.prompt != two.prompt
 
 
+def test_the_presets_of_what_waits_for_long_prompts() -> None:
+    victim, behind, agents = (workload(preset=name) for name in ("victim", "head-of-line", "agents"))
+    assert (len(victim.background), lengths(victim)) == (1, [65536])
+    assert lengths(behind) == [8192, 128, 128, 128] * 4
+    assert all(len(session.turns) == 6 for session in agents.sessions)
+    prefix = agents.sessions[0].turns[0].prompt[:4096]
+    assert all(session.turns[0].prompt[:4096] == prefix for session in agents.sessions)
+
+
 def test_the_decisions_preset() -> None:
     """All questions at once, behind one text; a question behind a text of its own would find nothing in the cache."""
     found = workload(preset="decisions")

@@ -30,6 +30,35 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "max_new_tokens": 16,
         "ignore_eos": True,
     },
+    # One stream, and a prompt beside it that takes as long as a short film.
+    "victim": {
+        "background": 1,
+        "background_prompt_tokens": "64",
+        "background_output_tokens": "128",
+        "at_ms": "2000",
+        "prompt_tokens": "65536",
+        "max_new_tokens": 16,
+        "ignore_eos": True,
+    },
+    # Short prompts, each of which arrives behind a long one.
+    "head-of-line": {
+        "num_requests": 16,
+        "submit_interval_ms": 250.0,
+        "prompt_tokens": "128",
+        "prompt_repeats": "64,1,1,1",
+        "max_new_tokens": 16,
+        "ignore_eos": True,
+    },
+    # Agents at work: long histories that are cached, to which each turn adds a little.
+    "agents": {
+        "num_requests": 8,
+        "request_rate": 0.5,
+        "turns": 6,
+        "think_ms": 300.0,
+        "shared_prefix_tokens": 4096,
+        "prompt_tokens": "lognormal:150:0.8",
+        "output_tokens": "lognormal:60:0.6",
+    },
     # People who read and answer, all with one system prompt.
     "conversation": {
         "num_requests": 16,

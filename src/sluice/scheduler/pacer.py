@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from math import sqrt
+from math import ceil, sqrt
 from typing import NamedTuple
 
 from sluice.scheduler.batch import BatchBuilder, load_of_layers
@@ -343,7 +343,9 @@ class TargetBudget:
         micros, costs = self._time_for_layers(UNLIMITED)
         return tokens_within(costs, micros, start) > self.left(start)
 
-    def sliced_length(self, start: int, longest: int, at_most: int, num_layers: int, *, is_first: bool) -> int:
+    def sliced_length(
+        self, start: int, longest: int, at_most: int, num_layers: int, *, is_last: bool, is_first: bool
+    ) -> int:
         """Return the tokens from position `start` of a chunk whose layers are divided among steps, 0 if it is not to be
         begun in this step.
 
@@ -351,6 +353,7 @@ class TargetBudget:
             longest: most tokens.
             at_most: a share of the step, in tokens as they cost at the beginning of a prompt.
             num_layers: of the model.
+            is_last: whether `longest` tokens end their prompt.
             is_first: whether the step has no other prompt.
         """
         micros, costs = self._time_for_layers(at_most)
@@ -358,6 +361,10 @@ class TargetBudget:
             return 0
         ramp = (self._pacer.ramp(has_streams=self._has_streams) - self._taken) * num_layers
         within = tokens_within(costs, micros * num_layers - costs[2], start)
+        if within > longest and not is_last:
+            # A whole number of layers is to take all of the time.
+            layer = dot(costs, (0, *StepLoad().with_chunk(start, longest))) / num_layers
+            within = tokens_within(costs, micros / ceil(micros / layer) * num_layers - costs[2], start)
         return min(longest, max(min(ramp, within), self._pacer.quantum))
 
     def layers(self, chunk: Chunk, left: int, at_most: int, num_layers: int, *, is_first: bool) -> int:

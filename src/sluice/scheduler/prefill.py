@@ -290,7 +290,8 @@ class PrefillAdder:
         """Return the tokens of a chunk that may be longer than fits into this step, as its layers are divided among
         steps; 0: it is not to be begun in this one."""
         layers = self.limits.num_layers
-        length = slicing.sliced_length(start, longest, at_most, layers, is_first=self._is_first)
+        is_last = longest == extend_len
+        length = slicing.sliced_length(start, longest, at_most, layers, is_last=is_last, is_first=self._is_first)
         return length if length >= extend_len else max(0, self._chunk.cut(start, length))
 
     def _is_sliced(self, start: int, length: int) -> bool:
