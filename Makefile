@@ -59,7 +59,7 @@ test: check ## Run make check, then all tests but the slow ones on all cores (WO
 test-all: check ## The same with the slow ones
 	$(ALL)
 
-stress: $(READY) ## The slow tests; then kill, damage and overload servers for three quarters of an hour (MINUTES=20 of storm)
+stress: $(READY) ## The slow tests; then kill, damage and overload servers for an hour (MINUTES=20 of storm)
 	$(ALL) -m slow
 	$(TEST_ENV) $(BIN)/python tests/stress/storm.py --minutes $(MINUTES)
 	$(TEST_ENV) $(BIN)/python tests/stress/recovery.py
@@ -67,6 +67,10 @@ stress: $(READY) ## The slow tests; then kill, damage and overload servers for t
 	$(TEST_ENV) $(BIN)/python tests/stress/overload.py --seconds 60
 	$(TEST_ENV) $(BIN)/python tests/stress/health_under_load.py
 	$(TEST_ENV) $(BIN)/python tests/stress/shapes.py
+	$(TEST_ENV) $(BIN)/python tests/stress/files.py --count 1000
+	$(TEST_ENV) $(BIN)/python tests/stress/storm.py --minutes 1 --only engine -- --sparse-policy window:64:256
+	$(TEST_ENV) $(BIN)/python tests/stress/cases.py swap
+	$(TEST_ENV) $(BIN)/python tests/stress/cases.py trace-full
 
 check: $(READY) ## Format, lint, strict types, import arrows
 	$(BIN)/ruff format --check $(SOURCES)

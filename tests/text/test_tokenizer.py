@@ -163,6 +163,19 @@ def test_a_token_with_two_ids_is_refused(tmp_path: Path) -> None:
         ("tokenizer.json", "{}", "cannot be read"),
         ("tokenizer_config.json", "{", "is not JSON"),
         ("generation_config.json", "[]", "must hold a JSON object, got list"),
+        ("generation_config.json", '{"eos_token_id": [[]]}', "eos_token_id must be a token id or a list of them"),
+        ("tokenizer_config.json", '{"bos_token": "\\ud800"}', "is not JSON: .* surrogates not allowed"),
+        (
+            "tokenizer_config.json",
+            '{"additional_special_tokens": 0.5}',
+            "additional_special_tokens: Expected .* got `float`",
+        ),
+        (
+            "tokenizer_config.json",
+            '{"added_tokens_decoder": {"x": {"content": "a"}}}',
+            "added_tokens_decoder: Expected `int`",
+        ),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"1": {"content": 7}}}', r"Expected `str`, got `int`"),
         ("chat_template.jinja", "{% if %}", "chat template cannot be read"),
     ],
 )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
@@ -167,6 +168,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(content, ensure_ascii=False).encode()  # a lone half of a character has no bytes
     except ValueError as error:
         raise TokenizerError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
@@ -181,30 +183,68 @@ def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def _extra_special_tokens(settings: Mapping[str, Any]) -> list[str]:
-    """Return the special tokens without a role: given as a list, or (transformers 5) by name."""
+class _Content(msgspec.Struct):
+    """A token as an object."""
+
+    content: str
+
+
+class _Added(_Content):
+    """An entry of `added_tokens_decoder`."""
+
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = True
+    special: bool = False
+
+
+def _setting(settings: Mapping[str, Any], name: str, kind: Any, folder: Path) -> Any:
+    """Return a setting of this type, or None.
+
+    Raises:
+        TokenizerError: it is of another type.
+    """
+    try:
+        return msgspec.convert(settings.get(name), kind | None, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise TokenizerError(f"{folder}: tokenizer_config.json: {name}: {error}") from error
+
+
+def _extra_special_tokens(settings: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return the special tokens without a role: given as a list, or (transformers 5) by name.
+
+    Raises:
+        TokenizerError: they are no texts.
+    """
     found: list[str] = []
     for name in ("additional_special_tokens", "extra_special_tokens"):
-        value = settings.get(name) or []
-        tokens = value.values() if isinstance(value, dict) else value
-        found += [token["content"] if isinstance(token, dict) else token for token in tokens]
+        tokens = _setting(settings, name, list[str | _Content] | dict[str, str | _Content], folder) or []
+        found += [
+            each if isinstance(each, str) else each.content
+            for each in (tokens.values() if isinstance(tokens, dict) else tokens)
+        ]
     return found
 
 
 def _add_missing_tokens(
     backend: tokenizers.Tokenizer, settings: Mapping[str, Any], special: Mapping[str, str], folder: Path
 ) -> None:
-    """Add the tokens that only `tokenizer_config.json` has, with its ids, and make named tokens special."""
-    declared = settings.get("added_tokens_decoder") or {}
-    for token_id, entry in sorted((int(key), value) for key, value in declared.items()):
+    """Add the tokens that only `tokenizer_config.json` has, with its ids, and make named tokens special.
+
+    Raises:
+        TokenizerError: a value is of the wrong type, or an id is taken.
+    """
+    declared = _setting(settings, "added_tokens_decoder", dict[int, _Added], folder) or {}
+    for token_id, entry in sorted(declared.items(), key=lambda each: each[0]):
         known = backend.get_added_tokens_decoder().get(token_id)
         token = tokenizers.AddedToken(
-            entry["content"],
-            single_word=entry.get("single_word", False),
-            lstrip=entry.get("lstrip", False),
-            rstrip=entry.get("rstrip", False),
-            normalized=entry.get("normalized", True),
-            special=entry.get("special", False),
+            entry.content,
+            single_word=entry.single_word,
+            lstrip=entry.lstrip,
+            rstrip=entry.rstrip,
+            normalized=entry.normalized,
+            special=entry.special,
         )
         if known is None or (token.special and not known.special):
             (backend.add_special_tokens if token.special else backend.add_tokens)([token])
@@ -214,7 +254,7 @@ def _add_missing_tokens(
                 f" {backend.token_to_id(token.content)}"
             )
     marked = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    named = {*special.values(), *_extra_special_tokens(settings)} - marked
+    named = {*special.values(), *_extra_special_tokens(settings, folder)} - marked
     backend.add_special_tokens(sorted(text for text in named if backend.token_to_id(text) is not None))
 
 
@@ -238,7 +278,10 @@ def _apply_bos_eos(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], s
 def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, special: Mapping[str, str]) -> frozenset[int]:
     """Return the tokenizer's end-of-sequence id and those of `generation_config.json`."""
     declared = _read_json(folder / "generation_config.json").get("eos_token_id")
-    ids = set(declared if isinstance(declared, list) else [] if declared is None else [declared])
+    given = declared if isinstance(declared, list) else [] if declared is None else [declared]
+    if not all(type(each) is int for each in given):
+        raise TokenizerError(f"{folder}: generation_config.json: eos_token_id must be a token id or a list of them")
+    ids = set(given)
     own = backend.token_to_id(special["eos_token"]) if "eos_token" in special else None
     if own is not None:
         ids.add(own)
