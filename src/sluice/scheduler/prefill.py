@@ -312,7 +312,10 @@ class PrefillAdder:
             self.note(Bound.ITL_TARGET)
         if not count:
             return AddResult.OTHER
+        before = self._lacks(request)
         self._take_layers(request, sliced.chunk, count)
+        if self._reserved is not None:  # with its last layer, more of its output is reserved
+            self._reserved += self._lacks(request) - before
         return AddResult.CONTINUE
 
     def _take_layers(self, request: Request, chunk: Chunk, count: int) -> None:
