@@ -225,3 +225,16 @@ def test_layers_behind_a_whole_chunk_have_what_it_leaves() -> None:
     batch.promise(long, 400)
     budget = state.pacer.budget(batch, timed.limits, state.streams())
     assert budget.layers(short, LAYERS, UNLIMITED, LAYERS, is_first=False) == 0
+
+
+@pytest.mark.parametrize("partial", [1, 4])
+def test_the_step_that_begins_a_chunk_has_as_many_layers_as_fit(partial: int) -> None:
+    timed = beside_streams(0.6, max_partial_prefills=partial)
+    until_read(timed, timed.prompts[1])
+    timed.run(1)
+    asked = timed.ask(400, 1)
+    until_read(timed, asked)
+    own = [part for step in timed.runner.steps for part in layered(step.plan) if part.chunk.request_id == asked]
+    counts = [part.stop - part.first for part in own]
+    assert len(counts) > 2
+    assert counts[0] >= max(counts) - 1
