@@ -10,8 +10,9 @@ from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, QueryStats, Stats, Submit
 from sluice.engine.meter import REQUEST_SECONDS, STEP_SECONDS, STEP_TOKENS, Histogram, Meter, Totals
+from sluice.engine.trace import StepTimes
 from sluice.testing import Faults, FaultyRunner, ManualLink, resolved
-from sluice.types import BatchPlan, Bound, TierLimits
+from sluice.types import BatchPlan, BatchResult, Bound, Chunk, ChunkSlice, TierLimits
 from worlds import World, limits_of, offload_of
 
 WORLD = World(limits_of(chunk=8, running=2), num_pages=32, page_size=2)
@@ -82,6 +83,20 @@ def test_drafts_are_counted_by_their_position() -> None:
     assert drafts.rows == drafts.accepted_at[0] >= drafts.accepted_at[1] >= drafts.accepted_at[2] > 0
     assert totals.failed_steps == 1
     assert totals.prefill_tokens == 3
+
+
+def test_layers_of_a_chunk_count_as_their_share_of_its_tokens() -> None:
+    """Counted whole in the last of its steps, a token of a prompt seems to take a part of what it takes."""
+    chunk, other = Chunk(0, 0, 0, 100, (1,) * 100, (), True), Chunk(1, 1, 0, 20, (1,) * 20, (), True)
+    meter, times = Meter(), StepTimes(0.0, 1.0, 0.0, 1.0, 1_000_000)
+    result = BatchResult(0, ())
+    for first, stop, own in ((0, 4, ()), (4, 8, (other,)), (8, 10, (chunk,))):
+        part = ChunkSlice(chunk, (), 0, (), first, stop, 10, is_resident=True)
+        meter.ended(BatchPlan(0, (), own, slices=(part,)), result, times)
+    totals = meter.totals()
+    assert totals.prefill_tokens == 120
+    assert totals.prefill_squares == 40 * 40 + 60 * 60 + 20 * 20
+    assert totals.prefill_products == pytest.approx(120.0)
 
 
 def test_drafts_behind_a_token_that_ends_the_answer_are_not_counted() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,10 @@ import tiny_families
 import tiny_models
 from sluice.assembly.load import load
 from sluice.assembly.loaded import LoadedModel
+from sluice.assembly.memory import open_chunk_bytes
 from sluice.config import EngineConfig
+from sluice.device.memory import tensor_bytes
+from sluice.models.decoder import Decoder
 from sluice.types import BatchPlan, Chunk, ChunkSlice, NewSlot, PlanError, SamplingParams, Submit
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, seed=0, logprobs=2, prompt_logprobs=1)
@@ -107,3 +112,21 @@ def test_nothing_is_kept_of_a_chunk_that_is_complete(model: LoadedModel) -> None
     runner.launch(BatchPlan(0, (new_slot(0),), (chunk,), slices=(slice_of(chunk, 0, layers, layers),))).wait()
     with pytest.raises(ValueError, match="follow on None"):
         runner.launch(BatchPlan(1, (), (chunk,), slices=(slice_of(chunk, 1, layers, layers),))).wait()
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma4"])
+def test_a_half_done_chunk_keeps_no_more_than_is_reserved(family: str, tmp_path: Path) -> None:
+    """On a GPU the KV pool leaves this much for all of them."""
+    tiny_families.FAMILIES[family]().save_pretrained(tmp_path)
+    options = {"model": str(tmp_path), "dtype": "float32", "page_size": 4, "max_total_tokens": 256, "itl_target": "9ms"}
+    model = load(EngineConfig.from_options(options | {"sliced_chunk_size": len(PROMPT)}), progress=False)
+    assert isinstance(model.model, Decoder)
+    chunk, runner = whole_chunk(0, PROMPT, 0), model.runner()
+    runner.launch(BatchPlan(0, (new_slot(0),), (), slices=(slice_of(chunk, 0, 1, model.spec.num_layers),))).wait()
+    layers: Any = runner._slices.layers
+    found = layers._half_done[0].walk.gi_frame.f_locals
+    kept = [each for name in ("x", "delta") if (each := found[name]) is not None]
+    kept += [each for angles in found["angles"] for each in angles]
+    kept += [each for each in found["extras"] if each is not None]
+    limits = replace(model.info.config.scheduler.limits(), max_partial_prefills=1)
+    assert 0 < tensor_bytes(kept) <= open_chunk_bytes(limits, model.model)

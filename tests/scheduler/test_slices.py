@@ -12,6 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slow import examples
+from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.budget import UNLIMITED
+from sluice.scheduler.prefill import PrefillAdder
 from sluice.testing.laws.plans import layered, steps_to_prefill
 from sluice.types import ITL_AUTO, BatchPlan, FinishReason, Regime, SchedulerLimits
 from timed import PAGE, Timed, load_of, load_of_slices
@@ -179,3 +182,59 @@ def test_forced_tokens_are_never_divided() -> None:
     for step in timed.run(100):
         for part in layered(step.plan):
             assert part.chunk.request_id in timed.prompts
+
+
+def test_the_last_layers_of_a_prompt_reserve_its_output() -> None:
+    """Under `ratio` a prompt is counted without its output until all of it is planned."""
+    timed = beside_streams(0.6, reserve="ratio")
+    state = timed.scheduler.state
+    asked = timed.ask(300, 800)
+    while asked not in state.requests or state.requests[asked].sliced is None:
+        timed.run(1)
+    request = state.requests[asked]
+    while request.sliced is not None:
+        adder = adder_with_layers(timed, request.id)
+        kept = adder.reserved_pages()
+        adder.recount()
+        assert kept == adder.reserved_pages()
+    assert request.id in state.decoding
+
+
+def adder_with_layers(timed: Timed, request_id: int) -> PrefillAdder:
+    """Return an adder that has counted what is reserved, and has planned layers of a request since."""
+    state = timed.scheduler.state
+    adder = PrefillAdder(state, timed.limits, BatchBuilder())
+    adder.reserved_pages()
+    adder.add_partial(state.requests[request_id])
+    return adder
+
+
+def test_layers_behind_a_whole_chunk_have_what_it_leaves() -> None:
+    """The least prefill of a step is for its first prompt, however much the step holds when layers are asked for."""
+    timed = beside_streams(0.6)
+    timed.run(30)
+    state, batch = timed.scheduler.state, BatchBuilder()
+    long = state.requests[timed.prompts[0]]
+    assert state.pacer is not None
+    assert long.sliced is not None
+    for request in state.decoding.values():
+        batch.promise(request, 1)
+    budget = state.pacer.budget(batch, timed.limits, state.streams())
+    short = long.sliced.chunk._replace(length=20, token_ids=(1,) * 20)
+    assert budget.layers(short, LAYERS, UNLIMITED, LAYERS, is_first=False) == LAYERS
+    batch.promise(long, 400)
+    budget = state.pacer.budget(batch, timed.limits, state.streams())
+    assert budget.layers(short, LAYERS, UNLIMITED, LAYERS, is_first=False) == 0
+
+
+@pytest.mark.parametrize("partial", [1, 4])
+def test_the_step_that_begins_a_chunk_has_as_many_layers_as_fit(partial: int) -> None:
+    timed = beside_streams(0.6, max_partial_prefills=partial)
+    until_read(timed, timed.prompts[1])
+    timed.run(1)
+    asked = timed.ask(400, 1)
+    until_read(timed, asked)
+    own = [part for step in timed.runner.steps for part in layered(step.plan) if part.chunk.request_id == asked]
+    counts = [part.stop - part.first for part in own]
+    assert len(counts) > 2
+    assert counts[0] >= max(counts) - 1

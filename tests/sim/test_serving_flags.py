@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as with_fields
 
 from sluice.assembly.resolve import resolve
-from sluice.config import EngineConfig
+from sluice.config import ConfigError, EngineConfig
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.candidates import Candidate
 from sluice.sim.machine import Machine
 from sluice.sim.serving_flags import serving_options
+from sluice.sim.settings import changed
 from sluice.sim.slo import parse_slo
 from sluice.sim.tune import CandidateOutcome
 from sluice.sim.tune_command import command
@@ -55,6 +58,29 @@ def test_options_of_an_engine_make_its_equal(options: dict[str, Any]) -> None:
     again = served(found)
     assert (again.setup, again.depth) == (machine.setup, machine.depth)
     assert found.keys() == options.keys(), "what follows from others is left out"
+
+
+def with_layers(machine: Machine) -> Machine:
+    """The machine of a server whose chunks are divided among steps, which its model decides."""
+    limits = replace(machine.setup.limits, sliced_chunk_size=2048, num_layers=28)
+    return with_fields(machine, setup=replace(machine.setup, limits=limits))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"itl_target": "off"}, {"max_prefill_tokens": 512}, {"long_prefill_token_threshold": 512}]
+)
+def test_settings_without_sliced_chunks_make_an_engine_without_them(settings: dict[str, Any]) -> None:
+    """A server refuses the size of such chunks where it has no effect."""
+    machine = with_layers(served({"itl_target": "200ms"}))
+    assert serving_options(machine)["sliced_chunk_size"] == 2048
+    other = changed(machine, settings)
+    assert other.setup.limits.sliced_chunk_size == 0
+    assert served(serving_options(other)).setup.limits.itl_target == other.setup.limits.itl_target
+
+
+def test_sliced_chunks_of_an_engine_without_layers_are_not_simulated() -> None:
+    with pytest.raises(ConfigError, match="measured without such chunks"):
+        changed(served({}), {"itl_target": "200ms", "sliced_chunk_size": 2048})
 
 
 def test_the_line_to_use_has_what_the_measured_engine_ran_with() -> None:

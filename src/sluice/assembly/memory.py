@@ -23,6 +23,7 @@ from sluice.device.memory import CudaMemory, PoolRequest, Room, cpu_room, cuda_r
 from sluice.device.queues import noop
 from sluice.device.transport import transport_for
 from sluice.models.base import PagedLM
+from sluice.models.decoder import Decoder
 from sluice.models.spec import ModelSpec
 from sluice.parallel.layout import Place
 from sluice.runner.device_state import DeviceShape, DeviceState
@@ -32,7 +33,7 @@ from sluice.runner.logit_ops import LogitOps
 from sluice.runner.parallel.follower import elsewhere
 from sluice.runner.runner import TorchRunner
 from sluice.scheduler.drafting.draft_rows import most_drafts
-from sluice.types import MAX_LOGPROBS, BatchPlan, Chunk, NewSlot, SamplingParams, Submit
+from sluice.types import MAX_LOGPROBS, BatchPlan, Chunk, NewSlot, SamplingParams, SchedulerLimits, Submit
 from sluice.types.footprint import KVSizes
 
 LOGGER = logging.getLogger("sluice.engine")
@@ -96,7 +97,7 @@ def plan_memory(
         samples = _most_samples(config, spec, running)
         passes_on = None if place.is_last else elsewhere
         trial = StepTrial(model, replace(shape, num_slots=samples), backend, logit_ops, passes_on, draft)
-        room = _cuda_room(config, spec, device, trial, rows, ring_bytes(config.offload, kv_sizes), samples)
+        room = _cuda_room(config, model, spec, device, trial, rows, ring_bytes(config.offload, kv_sizes), samples)
     else:
         free = free_memory(device) // ranks_per_node(config.parallel)
         room = cpu_room(room_beside_ring(config.offload, kv_sizes, free))
@@ -153,6 +154,7 @@ def _with_pool(
 
 def _cuda_room(
     config: EngineConfig,
+    model: PagedLM,
     spec: ModelSpec,
     device: torch.device,
     trial: StepTrial,
@@ -170,12 +172,26 @@ def _cuda_room(
     tokens = limits.max_batch_tokens
     if not limits.chunked_prefill_size:  # a prompt that may not be cut goes alone, however long it is
         tokens = max(tokens, spec.max_model_len)
+    tokens = max(tokens, limits.sliced_chunk_size)
     largest = StepLimits(samples, max(tokens, samples), spec.max_model_len)
     memory = cuda_memory(trial, largest, graph_rows, device)
     LOGGER.info("the largest step takes %.0f MiB beside weights and KV", memory.step / (1 << 20))
     if ring:  # a paused chunk keeps its tensors beside a step
         memory = replace(memory, step=2 * memory.step + ring)
+    memory = replace(memory, step=memory.step + open_chunk_bytes(limits, model))
     return cuda_room(memory, config.model.mem_fraction_static, config.model.gpu_memory_utilization)
+
+
+def open_chunk_bytes(limits: SchedulerLimits, model: PagedLM) -> int:
+    """Return the bytes that sliced chunks keep between two of their layers, at most: of each token the residual and
+    what is to be added to it, angles, and what the layers get beside these."""
+    if not limits.sliced_chunk_size:
+        return 0
+    assert isinstance(model, Decoder), f"a {type(model).__name__} whose chunks are sliced"
+    spec, places = model.spec, limits.max_partial_prefills * max(1, len(limits.classes))
+    of_layers = len(model.rotaries) * 2 * spec.head_dim + len(model.layers) * model.config.extra_size
+    of_token = (2 * spec.hidden_size + of_layers) * spec.dtype.itemsize
+    return min(places, limits.max_running_requests) * limits.sliced_chunk_size * of_token
 
 
 class StepTrial:

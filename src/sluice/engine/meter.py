@@ -273,8 +273,9 @@ class Meter:
         prefill = sum(chunk.length for chunk in plan.chunks[plan.num_decodes :]) - of_offloaded
         self._prefill += prefill
         if times.micros and not failed:
-            self._squares += prefill * prefill
-            self._products += prefill * times.micros / 1e6
+            done = prefill if not plan.slices else prefill_done(plan)
+            self._squares += done * done
+            self._products += done * times.micros / 1e6
         self._bound_by[plan.bound_by] += 1
         self._tokens.add(tokens)
         self._step_seconds.add(times.launch_seconds + times.wait_seconds)
@@ -329,3 +330,10 @@ class Meter:
             blocks=self._blocks,
             passes=self._passes,
         )
+
+
+def prefill_done(plan: BatchPlan) -> int:
+    """Return the prefill tokens of a step with slices, each of which is its share of the tokens of its chunk."""
+    own = plan.chunks[plan.num_decodes : len(plan.chunks) - sum(part.completes for part in plan.slices)]
+    shares = (part.chunk.length * (part.stop - part.first) / part.total for part in plan.slices if not part.is_decode)
+    return sum(chunk.length for chunk in own) + round(sum(shares))

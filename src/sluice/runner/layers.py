@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
@@ -87,5 +89,11 @@ class LayerSlices:
     def _begin(self, chunk: Chunk) -> _HalfDone:
         state = self._state
         host = host_batch(BatchPlan(0, (), (chunk,)), state.page_table.host, state.shape.page_size)
-        batch = state.forward_batch(host, [torch.from_numpy(each).to(state.shape.device) for each in host.arrays])
+        batch = state.forward_batch(host, [_on_device(each, state.shape.device) for each in host.arrays])
         return _HalfDone(chunk, batch, self._new_walk(batch, state.kv, self._attention))
+
+
+def _on_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return an array as a tensor on a device. The host does not wait for it, and so not for the step before."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -160,9 +160,9 @@ class Pacer:
         allowed = self.limit_of(regime, target) if target else float(UNLIMITED)
         if not batch.num_decodes:
             return StepLimit(allowed, self.quantum)
-        load = batch.load
+        load = batch.decodes
         base = self.cost.fitted(regime, load)
-        least = LEAST_SHARE * self.cost.fitted(self.regime(batch, has_prefill=False), load)
+        least = LEAST_SHARE * self.cost.fitted(self._of_decodes(load), load)
         may_probe = self._equal_steps >= PROBE_AFTER
         if may_probe and self.cost.fitted(regime, load.with_chunk(0, self.quantum)) <= allowed:
             return StepLimit(max(allowed, base + least), 2 * self.quantum)
@@ -287,6 +287,7 @@ class TargetBudget:
         self._limits: tuple[StepLimit, tuple[float, ...]] | None = None
         """The limit and the costs of its parts; None before all decodes are in the batch."""
         self._micros_with_layers: float | None = None
+        """The time of the step if it has layers of a chunk; None: it was not asked for."""
         self._taken = self._taken_by_streams = 0
         self._spent: float | None = None
         """Time of what the batch holds; None: it holds more since it was asked for."""
@@ -402,7 +403,7 @@ class TargetBudget:
 
     def _limit_of_layers(self) -> float:
         """Return the microseconds of the step if it has layers of a chunk. It is asked for when all decodes are
-        planned."""
+        planned, and perhaps prompts."""
         if self._micros_with_layers is None:
             regime = self._pacer.regime_of_layers(self._batch)
             self._micros_with_layers = self._pacer.limit(self._batch, regime, self._target).micros

@@ -184,6 +184,11 @@ class PrefillAdder:
         self.add_first(request, length)
         return AddResult.CONTINUE
 
+    def add_more_layers(self, request: Request) -> None:
+        """Add as many layers as fit of a chunk that was begun in this step, with one."""
+        if request.id in self._with_layers and request.sliced is not None and request.sliced.planned == 1:
+            self._add_layers(request)
+
     def add_first(self, request: Request, length: int, *, is_new: bool = False) -> None:
         """Add the first chunk of a request that has just been started.
 
@@ -313,7 +318,10 @@ class PrefillAdder:
             self.note(Bound.ITL_TARGET)
         if not count:
             return AddResult.OTHER
+        before = self._lacks(request)
         self._take_layers(request, sliced.chunk, count)
+        if self._reserved is not None:  # with its last layer, more of its output is reserved
+            self._reserved += self._lacks(request) - before
         return AddResult.CONTINUE
 
     def _take_layers(self, request: Request, chunk: Chunk, count: int) -> None:

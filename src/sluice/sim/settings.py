@@ -83,7 +83,7 @@ def _limits(machine: Machine, given: Mapping[str, Any], page_size: int) -> tuple
         for item in fields(SchedulerLimits)
         if item.name in named or getattr(after, item.name) != getattr(before, item.name)
     }
-    limits = replace(machine.setup.limits, **follow)
+    limits = _with_slices(replace(machine.setup.limits, **follow), is_asked=bool(given.get("sliced_chunk_size")))
     if limits.max_batch_tokens <= limits.max_running_requests:
         raise ConfigError(
             f"--max-batch-tokens {limits.max_batch_tokens} must be more than --max-running-requests"
@@ -91,3 +91,16 @@ def _limits(machine: Machine, given: Mapping[str, Any], page_size: int) -> tuple
         )
     is_named = "depth" in given or asked.depth != plain.depth
     return limits, asked.depth if is_named else machine.depth
+
+
+def _with_slices(limits: SchedulerLimits, *, is_asked: bool) -> SchedulerLimits:
+    """Return limits without sliced chunks if others of them keep a server from having any."""
+    size = limits.sliced_chunk_size
+    has_effect = limits.itl_target and not limits.max_prefill_tokens and not limits.long_prefill_token_threshold
+    if size and not (has_effect or is_asked):
+        return replace(limits, sliced_chunk_size=0)
+    if size and not limits.num_layers:
+        raise ConfigError(
+            f"--sliced-chunk-size {size} cannot be simulated: the engine was measured without such chunks"
+        )
+    return limits

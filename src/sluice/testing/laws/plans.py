@@ -240,8 +240,9 @@ def layers_are_well_formed(limits: SchedulerLimits, plan: BatchPlan) -> None:
 def selections_follow_from_positions(state: SchedulerState, plan: BatchPlan) -> None:
     """21. Where decoded tokens attend to a selection, each token behind a prompt is a chunk of its own that selects,
     also when it is computed again, and no more full pages before it than `decode_lag` are not on the tier."""
-    lag, size = state.kv.offload.limits.decode_lag if offloaded(plan) else 0, state.kv.page_size
-    for each in offloaded(plan) if lag else ():
+    slices, size = offloaded(plan), state.kv.page_size
+    lag = state.kv.offload.limits.decode_lag if slices else 0
+    for each in slices if lag else ():
         start, end = state.requests[each.chunk.request_id].prompt_len, each.chunk.end
         if each.is_decode and not (each.chunk.length == 1 and each.base // size >= each.chunk.start // size - lag):
             raise LawBroken(f"law 21: {each} selects by more than its position")
