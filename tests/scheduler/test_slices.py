@@ -221,10 +221,10 @@ def test_layers_behind_a_whole_chunk_have_what_it_leaves() -> None:
         batch.promise(request, 1)
     budget = state.pacer.budget(batch, timed.limits, state.streams())
     short = long.sliced.chunk._replace(length=20, token_ids=(1,) * 20)
-    assert budget.layers(short, LAYERS, UNLIMITED, LAYERS, is_first=False) == LAYERS
+    assert budget.layers(short, LAYERS, UNLIMITED, LAYERS, UNLIMITED, is_first=False) == LAYERS
     batch.promise(long, 400)
     budget = state.pacer.budget(batch, timed.limits, state.streams())
-    assert budget.layers(short, LAYERS, UNLIMITED, LAYERS, is_first=False) == 0
+    assert budget.layers(short, LAYERS, UNLIMITED, LAYERS, UNLIMITED, is_first=False) == 0
 
 
 @pytest.mark.parametrize("partial", [1, 4])
@@ -238,3 +238,15 @@ def test_the_step_that_begins_a_chunk_has_as_many_layers_as_fit(partial: int) ->
     counts = [part.stop - part.first for part in own]
     assert len(counts) > 2
     assert counts[0] >= max(counts) - 1
+
+
+@pytest.mark.parametrize("bound", [{"max_batch_tokens": 40}, {"chunked_prefill_size": 36}])
+def test_layers_cost_no_more_tokens_than_a_step_may_have(bound: dict[str, int]) -> None:
+    timed = Timed(limits(**bound), machine(0.6))
+    for _ in range(4):
+        timed.ask(10, 300)
+    timed.run(20)
+    until_read(timed, timed.ask(2000, 1))
+    with_layers = [step.plan for step in timed.runner.steps if layered(step.plan)]
+    assert len(with_layers) > 16
+    assert max(load_of(plan).tokens + load_of_slices(plan).tokens for plan in with_layers) <= 40

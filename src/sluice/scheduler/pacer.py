@@ -345,7 +345,7 @@ class TargetBudget:
         return tokens_within(costs, micros, start) > self.left(start)
 
     def sliced_length(
-        self, start: int, longest: int, at_most: int, num_layers: int, *, is_last: bool, is_first: bool
+        self, start: int, longest: int, at_most: int, num_layers: int, most: int, *, is_last: bool, is_first: bool
     ) -> int:
         """Return the tokens from position `start` of a chunk whose layers are divided among steps, 0 if it is not to be
         begun in this step.
@@ -354,13 +354,15 @@ class TargetBudget:
             longest: most tokens.
             at_most: a share of the step, in tokens as they cost at the beginning of a prompt.
             num_layers: of the model.
+            most: tokens that other budgets leave.
             is_last: whether `longest` tokens end their prompt.
             is_first: whether the step has no other prompt.
         """
         micros, costs = self._time_for_layers(at_most)
-        if not is_first and OPENED_FROM * micros < self._limit_of_layers() - dot(costs, (1, *self._batch.decodes)):
+        ramp = self._most_of_layers(most) * num_layers
+        of_prompts = self._limit_of_layers() - dot(costs, (1, *self._batch.decodes))
+        if not is_first and (OPENED_FROM * micros < of_prompts or ramp < self._pacer.quantum):
             return 0
-        ramp = (self._pacer.ramp(has_streams=self._has_streams) - self._taken) * num_layers
         within = tokens_within(costs, micros * num_layers - costs[2], start)
         if within > longest and not is_last:
             # A whole number of layers is to take all of the time.
@@ -368,17 +370,18 @@ class TargetBudget:
             within = tokens_within(costs, micros / ceil(micros / layer) * num_layers - costs[2], start)
         return min(longest, max(min(ramp, within), self._pacer.quantum))
 
-    def layers(self, chunk: Chunk, left: int, at_most: int, num_layers: int, *, is_first: bool) -> int:
+    def layers(self, chunk: Chunk, left: int, at_most: int, num_layers: int, most: int, *, is_first: bool) -> int:
         """Return how many of a chunk's next layers the step takes; one at least if it has no other prompt.
 
         Args:
             left: layers that are not planned.
             at_most: as of `sliced_length`.
             num_layers: of the model.
+            most: tokens that other budgets leave.
         """
         micros, costs = self._time_for_layers(at_most)
         layer = dot(costs, (0, *load_of_layers(chunk, 1 / num_layers)))
-        ramp = (self._pacer.ramp(has_streams=self._has_streams) - self._taken) * num_layers // chunk.length
+        ramp = self._most_of_layers(most) * num_layers // chunk.length
         fitting = int(micros / layer) if layer * left > micros else left
         return max(min(left, fitting, ramp), int(is_first))
 
@@ -392,6 +395,11 @@ class TargetBudget:
         """Return whether a layer of a chunk takes at most half of what the step has for prompts."""
         micros, costs = self._time_for_layers(UNLIMITED)
         return 2 * dot(costs, (0, *load_of_layers(chunk, 1 / num_layers))) <= micros
+
+    def _most_of_layers(self, most: int) -> int:
+        """Return the tokens that layers may cost the step, however little time they take."""
+        ramp = min(self._tokens, self._pacer.ramp(has_streams=self._has_streams)) - self._taken
+        return min(ramp, most)
 
     def _time_for_layers(self, at_most: int) -> tuple[float, tuple[float, ...]]:
         """Return the microseconds that are left of the step, or of a share of it, and the costs of its parts if it has

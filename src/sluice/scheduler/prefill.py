@@ -295,8 +295,8 @@ class PrefillAdder:
         """Return the tokens of a chunk that may be longer than fits into this step, as its layers are divided among
         steps; 0: it is not to be begun in this one."""
         layers = self.limits.num_layers
-        is_last = longest == extend_len
-        length = slicing.sliced_length(start, longest, at_most, layers, is_last=is_last, is_first=self._is_first)
+        most, is_last = self._room_beside_chunk()[0], longest == extend_len
+        length = slicing.sliced_length(start, longest, at_most, layers, most, is_last=is_last, is_first=self._is_first)
         return length if length >= extend_len else max(0, self._chunk.cut(start, length))
 
     def _is_sliced(self, start: int, length: int) -> bool:
@@ -313,7 +313,8 @@ class PrefillAdder:
             return AddResult.OTHER
         layers = limits.num_layers
         left = layers - sliced.planned
-        count = self._timed.layers(sliced.chunk, left, at_most, layers, is_first=self._is_first)
+        most = self._room_beside_chunk()[0]
+        count = self._timed.layers(sliced.chunk, left, at_most, layers, most, is_first=self._is_first)
         if count < left:
             self.note(Bound.ITL_TARGET)
         if not count:
