@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from sluice.attention.base import Attention, ForwardBatch, LayerKV
+from sluice.attention.base import Attention, ForwardBatch, LayerKV, PagedKV
 from sluice.attention.reference import ReferenceAttention
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.features import NewGrammars
 from sluice.runner.features.grammars import GrammarMasks
+from sluice.runner.layers import LayerSlices, Walk
 from sluice.runner.runner import TorchRunner
 from sluice.testing import digests, shadow_logits
 
@@ -90,7 +91,20 @@ def shadow_state(shape: DeviceShape, *, watched: bool = False, new_grammars: New
 
 
 def shadow_runner(
-    shape: DeviceShape, poison: int | None = None, new_grammars: NewGrammars = GrammarMasks
+    shape: DeviceShape, poison: int | None = None, new_grammars: NewGrammars = GrammarMasks, num_layers: int = 0
 ) -> TorchRunner:
-    state = shadow_state(shape, new_grammars=new_grammars)
-    return TorchRunner(ShadowModel(shape.vocab_size, poison), state, ReferenceAttention())
+    """Return a runner.
+
+    Args:
+        num_layers: that a chunk is said to have when it is divided among steps: the model computes in the last one.
+    """
+    state, attention = shadow_state(shape, new_grammars=new_grammars), ReferenceAttention()
+    model = ShadowModel(shape.vocab_size, poison)
+
+    def walk(batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> Walk:
+        for _ in range(num_layers):
+            yield
+        return model.forward(batch, kv, attention), []
+
+    layers = LayerSlices(walk, state, attention) if num_layers else None
+    return TorchRunner(model, state, attention, layers=layers)

@@ -28,7 +28,7 @@ def runner_of(world: World, vocab_size: int = worlds.VOCAB, poison: int | None =
         num_slots=world.limits.max_running_requests,
         vocab_size=vocab_size,
     )
-    return shadow_runner(shape, poison)
+    return shadow_runner(shape, poison, num_layers=world.limits.num_layers)
 
 
 @examples(30)

@@ -184,7 +184,7 @@ class BatchBuilder:
         lease, start = request.lease, request.scheduled
         assert isinstance(lease, ResidentLease) and length > 0, f"request {request.id}: {length} tokens, lease {lease}"
         end = start + length
-        row = tuple(lease.pages) if request.slot in self._opened else ()
+        cached = tuple(lease.pages) if request.slot in self._opened else ()
         self._opened.discard(request.slot)
         is_last = end == len(request.tokens)
         chunk = Chunk(
@@ -193,7 +193,7 @@ class BatchBuilder:
             start=start,
             length=length,
             token_ids=tuple(request.tokens[start:end]),
-            new_pages=row + (lease.extend(end) if end > lease.capacity else ()),
+            new_pages=cached + (lease.extend(end) if end > lease.capacity else ()),
             samples=is_last and not request.embeds,
             targets=request.targets(start, end),
             embeds=is_last and request.embeds,
