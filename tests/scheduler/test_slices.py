@@ -102,6 +102,25 @@ def test_whole_chunks_are_taken_where_layers_take_longer() -> None:
     assert all(step.is_mixed for step in steps)
 
 
+def test_layers_are_taken_where_no_whole_chunk_keeps_to_the_target() -> None:
+    """A step with any chunk reads weights by slower kernels than one of decodes, and is late at once."""
+
+    def time(plan: BatchPlan) -> float:
+        own, sliced = load_of(plan), load_of_slices(plan)
+        has_chunk = own.tokens > plan.num_decodes
+        return 20_000 * (1 + 9 * has_chunk) + 1_500 * own.tokens + 20_000 * sliced.tokens
+
+    timed = Beside(limits(), time)
+    for _ in range(4):
+        timed.ask(32, 1500)
+    timed.run(20)
+    until_read(timed, timed.ask(300, 1))
+    timed.ask(4000, 1)
+    steps = timed.run(100)
+    assert sum(bool(layered(step.plan)) for step in steps) > 80
+    assert sum(step.micros > 1.05 * TARGET for step in steps) < 20
+
+
 def test_a_short_prompt_runs_between_the_layers_of_a_long_chunk() -> None:
     timed = beside_streams(0.6)
     timed.run(30)

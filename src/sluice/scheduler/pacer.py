@@ -14,7 +14,8 @@ With `--sliced-chunk-size`, what a step cannot hold of a prompt becomes a long c
     layers      as many as fit into each step; one in any case for the first prompt of a step
 
 A chunk of many tokens computes each of them faster, but a step with layers of it reads the weights twice, once for the
-decodes. So chunks are sliced where more tokens a step are computed that way, by what both kinds of steps have taken.
+decodes. So chunks are sliced where more tokens a step are computed that way, by what both kinds of steps have taken,
+and where not even the smallest whole chunk keeps to the time.
 
 Where all steps beside streams are the smallest, their times do not tell what a token costs from what a step costs, and
 a token that seems too dear would keep them so. So one in `PROBE_AFTER` has two quanta, if one is within the target.
@@ -341,6 +342,9 @@ class TargetBudget:
         tried = self._pacer.tried(self._batch)
         if tried is not None:
             return tried
+        limit, whole = self._limit()
+        if dot(whole, (1, *self._batch.load.with_chunk(start, self._pacer.quantum))) > limit.micros:
+            return True  # not even the smallest chunk keeps to the time; a layer may
         micros, costs = self._time_for_layers(UNLIMITED)
         return tokens_within(costs, micros, start) > self.left(start)
 
