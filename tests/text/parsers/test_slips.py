@@ -268,6 +268,18 @@ def test_commas_too_many(name: str) -> None:
     assert called(read(name, spelling.all(spelling.call(text)))) == [("weather", {**ARGUMENTS, "tags": ["a"]})]
 
 
+LISTED = [name for name, spelling in SPELLINGS.items() if spelling.all_after[:1] == "]"]
+
+
+@pytest.mark.parametrize("behind", [",", ",\n"])
+@pytest.mark.parametrize("name", LISTED)
+def test_a_comma_behind_the_last_call(name: str, behind: str) -> None:
+    """The end of the list, and its tag, came as text."""
+    spelling = SPELLINGS[name]
+    reply = read(name, spelling.all(spelling.call(ARGUMENTS), spelling.call(ARGUMENTS) + behind))
+    assert (called(reply), reply.text) == (MEANT * 2, "")
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_values_of_another_type_than_the_schema_has(name: str) -> None:
     spelling = SPELLINGS[name]

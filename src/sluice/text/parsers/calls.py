@@ -150,12 +150,12 @@ def read_json_calls(
         return False
     while True:
         space = yield from space_ahead(source)
-        if is_list and (yield from comes(source, "]", space)):
-            source.take(space + 1)
-            return True
         if (yield from comes(source, "," if is_list else separator, space)):
             space += 1
             space += yield from space_ahead(source, space)
+        if is_list and (yield from comes(source, "]", space)):
+            source.take(space + 1)
+            return True
         if not (yield from read_json_call(source, calls, space, argument_names)):
             return True
 

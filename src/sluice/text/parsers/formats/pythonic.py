@@ -62,6 +62,8 @@ class Pythonic(Format):
                 if (yield from comes(source, separator, at)):
                     at += 1 + (yield from space_ahead(source, at + 1))
             is_call = yield from self._read_call(source, calls, at)
+        if has_opening and (yield from comes(source, "]", at)):
+            source.take(at)
         yield from skip_texts(source, "]" if has_opening else "", FENCE, self.end)
         return True
 
