@@ -353,6 +353,7 @@ def test_calls_of_other_members(name: str) -> None:
         f'{{"name": "weather", "args": {text}}}',
         f'{{"arguments": {text}, "name": "weather"}}',
         f'{{"id": 1, "name": "weather", "arguments": {text}, "why": "It was asked for."}}',
+        f'{{"arguments": {text[:-1]},}}, "name": "weather",}}',
     ):
         begin, end = spelling.before.index("{"), spelling.after.index("}") + 1
         assert called(read(name, spelling.all(spelling.before[:begin] + call + spelling.after[end:]))) == MEANT, call

@@ -111,6 +111,12 @@ class JsonMender:
         return PYTHON.get(word, word)
 
 
+def mended(text: str) -> str:
+    """Return a whole object mended."""
+    mender = JsonMender()
+    return mender.push(text) + mender.finish()
+
+
 def object_size(source: Source, begin: int = 0) -> Waits[int]:
     """Return how many characters the JSON object or list has that comes next, without reading it; 0 if it is none.
 
@@ -200,7 +206,7 @@ def call_of(text: str, argument_names: Sequence[str]) -> JsonCall | None:
     Args:
         argument_names: names that the member with the arguments may have.
     """
-    content = object_of(text) or {}
+    content = object_of(text) or object_of(mended(text)) or {}
     if isinstance(content.get("function"), dict):
         content = content["function"]
     name = content.get("name")
