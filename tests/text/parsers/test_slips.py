@@ -361,6 +361,24 @@ def test_calls_of_other_members(name: str) -> None:
     assert not read(name, spelling.all(other)).calls
 
 
+@pytest.mark.parametrize("name", OBJECTS)
+def test_a_bracket_too_many(name: str) -> None:
+    """It came as text, with the tag behind it."""
+    spelling = SPELLINGS[name]
+    call = spelling.call(ARGUMENTS).replace("}}", "}}}")
+    for count in (1, 2):
+        reply = read(name, spelling.all(*[call] * count))
+        assert (called(reply), reply.text) == (MEANT * count, "")
+
+
+@pytest.mark.parametrize("between", ["\n", ", ", ""])
+def test_two_objects_between_the_tags_of_one(between: str) -> None:
+    weather, now = as_json({"name": "weather", "arguments": ARGUMENTS}), as_json({"name": "now"})
+    for text in (f"{weather}{between}{now}", f"[{weather}, {now}]"):
+        reply = read("hermes", f"<tool_call>\n{text}\n</tool_call>")
+        assert (called(reply), reply.text) == ([*MEANT, ("now", {})], "")
+
+
 @pytest.mark.parametrize("name", [name for name, spelling in SPELLINGS.items() if spelling.write is python])
 @pytest.mark.parametrize(
     ("text", "expected"),

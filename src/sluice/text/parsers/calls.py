@@ -116,7 +116,10 @@ def read_json_call(source: Source, calls: Calls, at: int, argument_names: Sequen
         may_match = source.size - at <= LONGEST_HEAD
         end += scanner.push(source.peek(end))
         if scanner.is_over:
-            return scanner.is_complete and (yield from _whole_call(source, calls, at, end, argument_names))
+            is_call = scanner.is_complete and (yield from _whole_call(source, calls, at, end, argument_names))
+            if is_call:
+                yield from skip_texts(source, "}")
+            return is_call
         if not (yield from more(source)):
             return False
     name = _name(found[1])
@@ -129,6 +132,7 @@ def read_json_call(source: Source, calls: Calls, at: int, argument_names: Sequen
     yield CallEnded(begun.index, read.is_valid)
     if read.is_closed:
         yield from _skip_rest(source)
+        yield from skip_texts(source, "}")  # some models close what is closed
     return True
 
 
