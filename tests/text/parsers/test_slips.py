@@ -307,6 +307,24 @@ def test_a_call_without_arguments(name: str) -> None:
     assert called(read(name, spelling.all(spelling.call({}, "now")))) == [("now", {})]
 
 
+@pytest.mark.parametrize("name", ["kimi_k2", "deepseek_v3", "deepseek_v31", "openai"])
+def test_arguments_left_out(name: str) -> None:
+    """The tags of such a call came as text."""
+    spelling = SPELLINGS[name]
+    text = spelling.all(spelling.call("", "now"))
+    assert (called(read(name, text)), read(name, text).text) == ([("now", {})], "")
+    two = spelling.all(spelling.call("", "now"), spelling.call(ARGUMENTS))
+    assert called(read(name, two)) == [("now", {}), *MEANT]
+
+
+def test_the_end_of_an_answer_ends_a_call_without_arguments() -> None:
+    """The stop token behind it is no text of the answer."""
+    text = SPELLINGS["openai"].call("", "now").removesuffix("<|call|>")
+    assert called(read("openai", text)) == [("now", {})]
+    for reply in (read("openai", text, is_cut=True), read("openai", text.replace(".now", ".weather"))):
+        assert not reply.calls[0].is_complete
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_tools_that_were_not_offered_are_text(name: str) -> None:
     spelling = SPELLINGS[name]

@@ -164,16 +164,25 @@ def read_json_calls(
             return True
 
 
-def read_headed_call(source: Source, calls: Calls, head: re.Pattern[str]) -> Steps[bool]:
+def read_headed_call(source: Source, calls: Calls, head: re.Pattern[str], closing: Sequence[str] = ()) -> Steps[bool]:
     """Read a call whose name stands before the JSON object of its arguments.
 
     Args:
         head: matches all that precedes the object; its group "name" is the name.
+        closing: texts behind the object; where one stands in its place, there are no arguments.
 
     Returns:
         False: it is no call of a known tool, and nothing was read.
     """
     at = yield from place_of(source, "{", LONGEST_HEAD)
+    bare = head.match(source.peek()[:LONGEST_HEAD])
+    if bare is not None and any(source.starts_with(text, bare.end()) for text in closing):
+        begun = calls.begin(bare["name"])
+        if begun is None:
+            return False
+        source.take(bare.end())
+        yield from (begun, ArgumentsDelta(begun.index, "{}"), CallEnded(begun.index, True))
+        return True
     before = source.peek()[: max(at, 0)]
     found = head.fullmatch(before.removesuffix('"')) or head.fullmatch(HELD.sub("", before))
     begun = None if found is None else calls.begin(found["name"])
