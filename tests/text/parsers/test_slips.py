@@ -325,6 +325,12 @@ def test_the_end_of_an_answer_ends_a_call_without_arguments() -> None:
         assert not reply.calls[0].is_complete
 
 
+def test_the_form_of_deepseek_v3_from_a_later_model() -> None:
+    spelling = SPELLINGS["deepseek_v3"]
+    reply = read("deepseek_v31", spelling.all(spelling.call(ARGUMENTS), spelling.call({}, "now")))
+    assert (called(reply), reply.text) == ([*MEANT, ("now", {})], "")
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_tools_that_were_not_offered_are_text(name: str) -> None:
     spelling = SPELLINGS[name]
