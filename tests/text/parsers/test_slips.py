@@ -331,6 +331,14 @@ def test_the_form_of_deepseek_v3_from_a_later_model() -> None:
     assert (called(reply), reply.text) == ([*MEANT, ("now", {})], "")
 
 
+@pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v4"])
+def test_values_of_which_is_not_said_whether_they_are_texts(name: str) -> None:
+    spelling = SPELLINGS[name]
+    text = spelling.all(spelling.call(ARGUMENTS), spelling.call({"days": 3, "city": ' string="true">'}))
+    reply = read(name, text.replace('" string="true">', '">'))
+    assert (called(reply), reply.text) == ([*MEANT, ("weather", {"days": 3, "city": ' string="true">'})], "")
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_tools_that_were_not_offered_are_text(name: str) -> None:
     spelling = SPELLINGS[name]

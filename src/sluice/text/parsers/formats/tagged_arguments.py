@@ -127,7 +127,7 @@ def _read_name(source: Source, names: Collection[str], tags: Tags) -> Steps[str 
     begin = space + len(tags.name)
     name = yield from _odd_name(source, begin, names, tags)
     if name is None:
-        end = yield from place_of(source, tags.name_end, begin + LONGEST_HEAD)
+        end = yield from place_of(source, tags.name_end, begin + LONGEST_HEAD, begin)
         if end < 0:
             return None
         name = source.take(end + len(tags.name_end))[begin : -len(tags.name_end)].strip()
@@ -237,7 +237,7 @@ class _Value:
         if marker == f"\n{tags.name}":
             if (yield from _odd_name(source, len(marker), self._next_names, tags)) is not None:
                 return True
-            end = yield from place_of(source, tags.name_end, LONGEST_HEAD)
+            end = yield from place_of(source, tags.name_end, LONGEST_HEAD, len(marker))
             return source.peek()[len(marker) : max(end, 0)].strip() in self._next_names
         at = len(marker)
         space = yield from space_ahead(source, at)
