@@ -339,6 +339,14 @@ def test_values_of_which_is_not_said_whether_they_are_texts(name: str) -> None:
     assert (called(reply), reply.text) == ([*MEANT, ("weather", {"days": 3, "city": ' string="true">'})], "")
 
 
+@pytest.mark.parametrize("name", [name for name, spelling in SPELLINGS.items() if spelling.write is python])
+def test_json_between_the_tags_of_python(name: str) -> None:
+    begin, end = FORMATS[name].markers
+    call = as_json({"name": "weather", "arguments": ARGUMENTS})
+    for text in (f"{begin}[{call}, {call}]{end}", f"{begin}\n{call}\n{call}{end}"):
+        assert (called(read(name, text)), read(name, text).text) == (MEANT * 2, "")
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_tools_that_were_not_offered_are_text(name: str) -> None:
     spelling = SPELLINGS[name]
