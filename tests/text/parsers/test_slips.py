@@ -331,6 +331,17 @@ def test_the_form_of_deepseek_v3_from_a_later_model() -> None:
     assert (called(reply), reply.text) == ([*MEANT, ("now", {})], "")
 
 
+def test_the_tag_with_a_name_that_llama_may_write() -> None:
+    """Functionary's answers came as text."""
+    call, now = f"<function=weather>{as_json(ARGUMENTS)}</function>", "<function=now></function>"
+    reply = read("llama3_json", f"I look.\n{call}{now}\nDone.")
+    assert (called(reply), reply.text.split()) == ([*MEANT, ("now", {})], ["I", "look.", "Done."])
+    assert called(read("llama3_json", call.removesuffix("</function>"))) == MEANT
+    assert read("llama3_json", call.replace("weather", "whether")).text == call.replace("weather", "whether")
+    given = {"city": f"{call} </function>"}
+    assert called(read("llama3_json", f"<function=weather>{as_json(given)}</function>")) == [("weather", given)]
+
+
 @pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v4"])
 def test_values_of_which_is_not_said_whether_they_are_texts(name: str) -> None:
     spelling = SPELLINGS[name]
