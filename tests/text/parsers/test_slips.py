@@ -342,6 +342,14 @@ def test_the_tag_with_a_name_that_llama_may_write() -> None:
     assert called(read("llama3_json", f"<function=weather>{as_json(given)}</function>")) == [("weather", given)]
 
 
+@pytest.mark.parametrize("name", [name for name, spelling in SPELLINGS.items() if spelling.write.__class__ is partial])
+def test_quotes_around_what_is_no_text(name: str) -> None:
+    spelling = SPELLINGS[name]
+    given = {"city": '"Ulm"', "days": '"3"', "tags": '"[\\"a\\"]"'}
+    meant = {"city": '"Ulm"', "days": 3, "tags": ["a"]}
+    assert called(read(name, spelling.all(spelling.call(given)))) == [("weather", meant)]
+
+
 @pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v4"])
 def test_values_of_which_is_not_said_whether_they_are_texts(name: str) -> None:
     spelling = SPELLINGS[name]
