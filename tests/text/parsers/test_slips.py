@@ -307,6 +307,19 @@ def test_a_call_without_arguments(name: str) -> None:
     assert called(read(name, spelling.all(spelling.call({}, "now")))) == [("now", {})]
 
 
+@pytest.mark.parametrize("name", JSON)
+def test_backslashes_that_json_has_not(name: str) -> None:
+    """Of paths and regular expressions. The call was not whole."""
+    spelling = SPELLINGS[name]
+    for written, meant in (
+        (r"C:\Users\\n \d+\.\u12", r"C:\Users\n \d+\.\u12"),
+        (r"\u00e9\'\u1\"\n", "é'\\u1\"\n"),
+        (r"\u\u00e9\ud83d\ude00\u", "\\ué😀\\u"),
+    ):
+        text = f'{{"city": "{written}", "days": 3}}'
+        assert called(read(name, spelling.all(spelling.call(text)))) == [("weather", {"city": meant, "days": 3})]
+
+
 @pytest.mark.parametrize("name", ["kimi_k2", "deepseek_v3", "deepseek_v31", "openai"])
 def test_arguments_left_out(name: str) -> None:
     """The tags of such a call came as text."""

@@ -15,6 +15,8 @@ from sluice.text.parsers.parsing import Source, Steps, Waits, more, space_ahead
 
 OUTSIDE = re.compile(r"""["{}\[\]]|[^"{}\[\]:,\s\w.+-]""")
 """What matters outside of a string: brackets, the beginning of a string, and what cannot stand in JSON."""
+ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+UNICODE_BEGIN = re.compile(r"\\u[0-9a-fA-F]{0,3}")
 INSIDE = re.compile(r'["\\]')
 CLOSES = {"}": "{", "]": "["}
 IN_STRING = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
@@ -70,12 +72,13 @@ class JsonScanner:
 
 
 class JsonMender:
-    """Mends the text of an object that arrives in pieces: raw control characters in strings, commas before a closing
-    bracket, and Python's constants."""
+    """Mends the text of an object that arrives in pieces: raw control characters in strings, backslashes that JSON does
+    not have, commas before a closing bracket, and Python's constants."""
 
     def __init__(self) -> None:
         self._in_string = False
-        self._is_escaped = False
+        self._escape = ""
+        """A backslash, and what belongs to it."""
         self._held = ""
         """A comma, and the space behind it."""
         self._word = ""
@@ -85,10 +88,13 @@ class JsonMender:
         """Return what is certain of a text with what was held back before it."""
         found: list[str] = []
         for char in text:
-            if self._in_string:
+            if self._escape:
+                found.append(self._escaped(char))
+            elif self._in_string and char == "\\":
+                self._escape = char
+            elif self._in_string:
                 found.append(json.dumps(char)[1:-1] if char < " " else char)
-                self._in_string = self._is_escaped or char != '"'
-                self._is_escaped = char == "\\" and not self._is_escaped
+                self._in_string = char != '"'
             elif char.isalpha():
                 found.append(self._held)
                 self._held = ""
@@ -96,6 +102,17 @@ class JsonMender:
             else:
                 found += self.finish(), self._outside(char)
         return "".join(found)
+
+    def _escaped(self, char: str) -> str:
+        escape = self._escape + char
+        self._escape = escape if UNICODE_BEGIN.fullmatch(escape) else ""
+        if self._escape:
+            return ""
+        if ESCAPE.fullmatch(escape):
+            return escape
+        if escape == "\\'":
+            return char
+        return rf"\\{self.push(escape[1:])}"  # it stands for itself, as in \d and C:\Users
 
     def _outside(self, char: str) -> str:
         if char == "," or (self._held and char.isspace()):
@@ -106,9 +123,10 @@ class JsonMender:
         return (held[1:] if char in CLOSES else held) + char
 
     def finish(self) -> str:
-        """Return the letters that are held."""
+        """Return what is held, but for commas."""
         word, self._word = self._word, ""
-        return PYTHON.get(word, word)
+        escape, self._escape = self._escape, ""
+        return PYTHON.get(word, word) + escape
 
 
 def mended(text: str) -> str:
