@@ -320,6 +320,18 @@ def test_backslashes_that_json_has_not(name: str) -> None:
         assert called(read(name, spelling.all(spelling.call(text)))) == [("weather", {"city": meant, "days": 3})]
 
 
+JSON_ELSEWHERE = ("qwen3_coder", "seed_oss", "glm45", "glm47", "minimax_m2", "deepseek_v32", "deepseek_v4", "gemma4")
+
+
+@pytest.mark.parametrize("name", JSON_ELSEWHERE)
+def test_json_between_the_tags_of_another_form(name: str) -> None:
+    """As Qwen3-Coder falls back to the form of its forebears."""
+    begin, end = FORMATS[name].markers[:2]
+    call = as_json({"name": "weather", "arguments": ARGUMENTS})
+    for text in (f"{begin}\n{call}\n{end}", f"{begin}```json\n[{call}]\n```{end}", f"{begin}{call}"):
+        assert (called(read(name, text)), read(name, text).text) == (MEANT, "")
+
+
 @pytest.mark.parametrize("name", ["kimi_k2", "deepseek_v3", "deepseek_v31", "openai"])
 def test_arguments_left_out(name: str) -> None:
     """The tags of such a call came as text."""
