@@ -468,6 +468,8 @@ def test_two_objects_between_the_tags_of_one(between: str) -> None:
     ("text", "expected"),
     [
         ('"Ulm", 3', {"city": "Ulm", "days": 3}),
+        ("'Ulm', 3", {"city": "Ulm", "days": 3}),
+        ("'it's', 3, ['a'], sure=True", {"city": "it's", "days": 3, "tags": ["a"], "sure": True}),
         ("city=Ulm, days=3", {"city": "Ulm", "days": 3}),
         ("city='it's, I say, \\'Ulm\\'', days=3", {"city": "it's, I say, 'Ulm'", "days": 3}),
         (r"city='\x41\u00e9\U0001f5fc\d', tags=('a', 'b')", {"city": "Aé🗼\\d", "tags": ["a", "b"]}),
