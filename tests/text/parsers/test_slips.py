@@ -332,12 +332,13 @@ def test_json_between_the_tags_of_another_form(name: str) -> None:
         assert (called(read(name, text)), read(name, text).text) == (MEANT, "")
 
 
-@pytest.mark.parametrize("name", ["kimi_k2", "deepseek_v3", "deepseek_v31", "openai"])
+@pytest.mark.parametrize("name", ["kimi_k2", "deepseek_v3", "deepseek_v31", "mistral", "openai"])
 def test_arguments_left_out(name: str) -> None:
     """The tags of such a call came as text."""
     spelling = SPELLINGS[name]
-    text = spelling.all(spelling.call("", "now"))
-    assert (called(read(name, text)), read(name, text).text) == ([("now", {})], "")
+    if name != "mistral":  # whose calls nothing ends
+        reply = read(name, spelling.all(spelling.call("", "now")))
+        assert (called(reply), reply.text) == ([("now", {})], "")
     two = spelling.all(spelling.call("", "now"), spelling.call(ARGUMENTS))
     assert called(read(name, two)) == [("now", {}), *MEANT]
 
@@ -438,18 +439,23 @@ def test_calls_of_other_members(name: str) -> None:
         f'{{"arguments": {text}, "name": "weather"}}',
         f'{{"id": 1, "name": "weather", "arguments": {text}, "why": "It was asked for."}}',
         f'{{"arguments": {text[:-1]},}}, "name": "weather",}}',
+        f'{{"type": "function", "function": "weather", "arguments": {text}}}',
+        f"{{'name': 'weather', 'arguments': {text}}}",
+        f"{{ 'name':'weather', 'arguments':{ARGUMENTS!r}}}",
     ):
         begin, end = spelling.before.index("{"), spelling.after.index("}") + 1
         assert called(read(name, spelling.all(spelling.before[:begin] + call + spelling.after[end:]))) == MEANT, call
+    now = spelling.before[:begin] + '{"name": "now", "arguments": ""}' + spelling.after[end:]
+    assert called(read(name, spelling.all(now))) == [("now", {})]
     other = spelling.before[: spelling.before.index("{")] + '{"name": "weather", "when": "now"}' + spelling.after[1:]
     assert not read(name, spelling.all(other)).calls
 
 
-@pytest.mark.parametrize("name", OBJECTS)
+@pytest.mark.parametrize("name", JSON)
 def test_a_bracket_too_many(name: str) -> None:
     """It came as text, with the tag behind it."""
     spelling = SPELLINGS[name]
-    call = spelling.call(ARGUMENTS).replace("}}", "}}}")
+    call = spelling.call(ARGUMENTS).replace("3}", "3}}")
     for count in (1, 2):
         reply = read(name, spelling.all(*[call] * count))
         assert (called(reply), reply.text) == (MEANT * count, "")

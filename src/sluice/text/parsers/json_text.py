@@ -227,14 +227,14 @@ def call_of(text: str, argument_names: Sequence[str]) -> JsonCall | None:
     content = object_of(text) or object_of(mended(text)) or {}
     if isinstance(content.get("function"), dict):
         content = content["function"]
-    name = content.get("name")
+    name = content.get("name", content.get("function"))
     if not isinstance(name, str):
         return None
     given = [content[each] for each in argument_names if content.get(each) is not None]
-    others = [value for key, value in content.items() if key not in ("name", "id", "type", *argument_names)]
+    others = [value for key, value in content.items() if key not in ("name", "function", "id", "type", *argument_names)]
     if not given and others:  # under another name, if that is clear
         given = others if len(others) == 1 and isinstance(others[0], dict) else [None]
-    found: Any = given[0] if given else {}
+    found: Any = given[0] if given and given[0] not in ("", []) else {}
     if isinstance(found, str):  # some models write the text of the object
         return None if object_of(found) is None else JsonCall(name, found)
     return JsonCall(name, json.dumps(found, ensure_ascii=False)) if isinstance(found, dict) else None

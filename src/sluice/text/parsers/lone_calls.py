@@ -102,7 +102,7 @@ def _call(value: Any, calls: Calls) -> JsonCall | None:
     """Return the call that an object is, if its arguments are such as the tool takes."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
-    if not isinstance(value, dict) or not value.keys() <= {"name", "type", "id", *ARGUMENTS}:
+    if not isinstance(value, dict) or not value.keys() <= {"name", "function", "type", "id", *ARGUMENTS}:
         return None
     call = call_of(json.dumps(value, ensure_ascii=False), ARGUMENTS)
     if call is None or call.name not in calls.tools:

@@ -147,7 +147,7 @@ def _read_call(source: Source, begun: CallBegun, types: ArgumentTypes) -> Steps[
     read = yield from json_events(source, event, types)
     if read.is_closed:
         yield CallEnded(begun.index, read.is_valid)
-        yield from skip_texts(source, FENCE)
+        yield from skip_texts(source, "}", FENCE)
     found = yield from until(source, (*ENDS, *BEGINS), TextDelta if read.is_closed else event)
     if found.marker in BEGINS:
         source.put_back(found.marker)

@@ -46,7 +46,7 @@ class Llama3(Format):
                 yield from skip_texts(source, FUNCTION_END if is_call else "")
                 return is_call
             space = yield from space_ahead(source)
-            return (yield from read_json_calls(source, calls, space, ARGUMENTS, SEPARATOR))
+            return (yield from read_json_calls(source, calls, space, ARGUMENTS, f"{SEPARATOR},"))
 
         has_called = yield from read_call("")
         if not has_called and is_cut_json(source):
