@@ -49,6 +49,7 @@ def read(text: str, *, use: ToolUse = USE, format: ReplyFormat = HERMES, is_cut:
         json.dumps({"arguments": ULM, "name": "weather"}),
         json.dumps({"type": "function", "function": {"name": "weather", "arguments": json.dumps(ULM)}}),
         f"[{CALL}]",
+        f"```json\n[{CALL[:-2]},}},}},]\n```",
         f"<think>Hm.</think>\n\n```json\n{CALL}\n```",
     ],
 )

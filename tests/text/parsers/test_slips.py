@@ -268,6 +268,18 @@ def test_commas_too_many(name: str) -> None:
     assert called(read(name, spelling.all(spelling.call(text)))) == [("weather", {**ARGUMENTS, "tags": ["a"]})]
 
 
+LISTED = [name for name, spelling in SPELLINGS.items() if spelling.all_after[:1] == "]"]
+
+
+@pytest.mark.parametrize("behind", [",", ",\n"])
+@pytest.mark.parametrize("name", LISTED)
+def test_a_comma_behind_the_last_call(name: str, behind: str) -> None:
+    """The end of the list, and its tag, came as text."""
+    spelling = SPELLINGS[name]
+    reply = read(name, spelling.all(spelling.call(ARGUMENTS), spelling.call(ARGUMENTS) + behind))
+    assert (called(reply), reply.text) == (MEANT * 2, "")
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_values_of_another_type_than_the_schema_has(name: str) -> None:
     spelling = SPELLINGS[name]
@@ -293,6 +305,91 @@ def test_line_breaks_and_space(name: str) -> None:
 def test_a_call_without_arguments(name: str) -> None:
     spelling = SPELLINGS[name]
     assert called(read(name, spelling.all(spelling.call({}, "now")))) == [("now", {})]
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_backslashes_that_json_has_not(name: str) -> None:
+    """Of paths and regular expressions. The call was not whole."""
+    spelling = SPELLINGS[name]
+    for written, meant in (
+        (r"C:\Users\\n \d+\.\u12", r"C:\Users\n \d+\.\u12"),
+        (r"\u00e9\'\u1\"\n", "é'\\u1\"\n"),
+        (r"\u\u00e9\ud83d\ude00\u", "\\ué😀\\u"),
+    ):
+        text = f'{{"city": "{written}", "days": 3}}'
+        assert called(read(name, spelling.all(spelling.call(text)))) == [("weather", {"city": meant, "days": 3})]
+
+
+JSON_ELSEWHERE = ("qwen3_coder", "seed_oss", "glm45", "glm47", "minimax_m2", "deepseek_v32", "deepseek_v4", "gemma4")
+
+
+@pytest.mark.parametrize("name", JSON_ELSEWHERE)
+def test_json_between_the_tags_of_another_form(name: str) -> None:
+    """As Qwen3-Coder falls back to the form of its forebears."""
+    begin, end = FORMATS[name].markers[:2]
+    call = as_json({"name": "weather", "arguments": ARGUMENTS})
+    for text in (f"{begin}\n{call}\n{end}", f"{begin}```json\n[{call}]\n```{end}", f"{begin}{call}"):
+        assert (called(read(name, text)), read(name, text).text) == (MEANT, "")
+
+
+@pytest.mark.parametrize("name", ["kimi_k2", "deepseek_v3", "deepseek_v31", "mistral", "openai"])
+def test_arguments_left_out(name: str) -> None:
+    """The tags of such a call came as text."""
+    spelling = SPELLINGS[name]
+    if name != "mistral":  # whose calls nothing ends
+        reply = read(name, spelling.all(spelling.call("", "now")))
+        assert (called(reply), reply.text) == ([("now", {})], "")
+    two = spelling.all(spelling.call("", "now"), spelling.call(ARGUMENTS))
+    assert called(read(name, two)) == [("now", {}), *MEANT]
+
+
+def test_the_end_of_an_answer_ends_a_call_without_arguments() -> None:
+    """The stop token behind it is no text of the answer."""
+    text = SPELLINGS["openai"].call("", "now").removesuffix("<|call|>")
+    assert called(read("openai", text)) == [("now", {})]
+    for reply in (read("openai", text, is_cut=True), read("openai", text.replace(".now", ".weather"))):
+        assert not reply.calls[0].is_complete
+
+
+def test_the_form_of_deepseek_v3_from_a_later_model() -> None:
+    spelling = SPELLINGS["deepseek_v3"]
+    reply = read("deepseek_v31", spelling.all(spelling.call(ARGUMENTS), spelling.call({}, "now")))
+    assert (called(reply), reply.text) == ([*MEANT, ("now", {})], "")
+
+
+def test_the_tag_with_a_name_that_llama_may_write() -> None:
+    """Functionary's answers came as text."""
+    call, now = f"<function=weather>{as_json(ARGUMENTS)}</function>", "<function=now></function>"
+    reply = read("llama3_json", f"I look.\n{call}{now}\nDone.")
+    assert (called(reply), reply.text.split()) == ([*MEANT, ("now", {})], ["I", "look.", "Done."])
+    assert called(read("llama3_json", call.removesuffix("</function>"))) == MEANT
+    assert read("llama3_json", call.replace("weather", "whether")).text == call.replace("weather", "whether")
+    given = {"city": f"{call} </function>"}
+    assert called(read("llama3_json", f"<function=weather>{as_json(given)}</function>")) == [("weather", given)]
+
+
+@pytest.mark.parametrize("name", [name for name, spelling in SPELLINGS.items() if spelling.write.__class__ is partial])
+def test_quotes_around_what_is_no_text(name: str) -> None:
+    spelling = SPELLINGS[name]
+    given = {"city": '"Ulm"', "days": '"3"', "tags": '"[\\"a\\"]"'}
+    meant = {"city": '"Ulm"', "days": 3, "tags": ["a"]}
+    assert called(read(name, spelling.all(spelling.call(given)))) == [("weather", meant)]
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v4"])
+def test_values_of_which_is_not_said_whether_they_are_texts(name: str) -> None:
+    spelling = SPELLINGS[name]
+    text = spelling.all(spelling.call(ARGUMENTS), spelling.call({"days": 3, "city": ' string="true">'}))
+    reply = read(name, text.replace('" string="true">', '">'))
+    assert (called(reply), reply.text) == ([*MEANT, ("weather", {"days": 3, "city": ' string="true">'})], "")
+
+
+@pytest.mark.parametrize("name", [name for name, spelling in SPELLINGS.items() if spelling.write is python])
+def test_json_between_the_tags_of_python(name: str) -> None:
+    begin, end = FORMATS[name].markers
+    call = as_json({"name": "weather", "arguments": ARGUMENTS})
+    for text in (f"{begin}[{call}, {call}]{end}", f"{begin}\n{call}\n{call}{end}"):
+        assert (called(read(name, text)), read(name, text).text) == (MEANT * 2, "")
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -341,11 +438,35 @@ def test_calls_of_other_members(name: str) -> None:
         f'{{"name": "weather", "args": {text}}}',
         f'{{"arguments": {text}, "name": "weather"}}',
         f'{{"id": 1, "name": "weather", "arguments": {text}, "why": "It was asked for."}}',
+        f'{{"arguments": {text[:-1]},}}, "name": "weather",}}',
+        f'{{"type": "function", "function": "weather", "arguments": {text}}}',
+        f"{{'name': 'weather', 'arguments': {text}}}",
+        f"{{ 'name':'weather', 'arguments':{ARGUMENTS!r}}}",
     ):
         begin, end = spelling.before.index("{"), spelling.after.index("}") + 1
         assert called(read(name, spelling.all(spelling.before[:begin] + call + spelling.after[end:]))) == MEANT, call
+    now = spelling.before[:begin] + '{"name": "now", "arguments": ""}' + spelling.after[end:]
+    assert called(read(name, spelling.all(now))) == [("now", {})]
     other = spelling.before[: spelling.before.index("{")] + '{"name": "weather", "when": "now"}' + spelling.after[1:]
     assert not read(name, spelling.all(other)).calls
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_a_bracket_too_many(name: str) -> None:
+    """It came as text, with the tag behind it."""
+    spelling = SPELLINGS[name]
+    call = spelling.call(ARGUMENTS).replace("3}", "3}}")
+    for count in (1, 2):
+        reply = read(name, spelling.all(*[call] * count))
+        assert (called(reply), reply.text) == (MEANT * count, "")
+
+
+@pytest.mark.parametrize("between", ["\n", ", ", ""])
+def test_two_objects_between_the_tags_of_one(between: str) -> None:
+    weather, now = as_json({"name": "weather", "arguments": ARGUMENTS}), as_json({"name": "now"})
+    for text in (f"{weather}{between}{now}", f"[{weather}, {now}]"):
+        reply = read("hermes", f"<tool_call>\n{text}\n</tool_call>")
+        assert (called(reply), reply.text) == ([*MEANT, ("now", {})], "")
 
 
 @pytest.mark.parametrize("name", [name for name, spelling in SPELLINGS.items() if spelling.write is python])
@@ -353,6 +474,8 @@ def test_calls_of_other_members(name: str) -> None:
     ("text", "expected"),
     [
         ('"Ulm", 3', {"city": "Ulm", "days": 3}),
+        ("'Ulm', 3", {"city": "Ulm", "days": 3}),
+        ("'it's', 3, ['a'], sure=True", {"city": "it's", "days": 3, "tags": ["a"], "sure": True}),
         ("city=Ulm, days=3", {"city": "Ulm", "days": 3}),
         ("city='it's, I say, \\'Ulm\\'', days=3", {"city": "it's, I say, 'Ulm'", "days": 3}),
         (r"city='\x41\u00e9\U0001f5fc\d', tags=('a', 'b')", {"city": "Aé🗼\\d", "tags": ["a", "b"]}),

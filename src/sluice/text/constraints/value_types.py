@@ -102,6 +102,8 @@ def json_of(text: str, types: frozenset[str]) -> str:
     """
     try:
         content = msgspec.json.decode(PYTHON.get(text, text))
+        if "string" not in types and isinstance(content, str):
+            return json_of(content, types)
         if "string" not in types or type_of(content) in types:
             return dumped(content)
     except (ValueError, RecursionError):

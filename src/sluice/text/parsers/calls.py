@@ -106,6 +106,7 @@ def read_json_call(source: Source, calls: Calls, at: int, argument_names: Sequen
     if not source.starts_with("{", at):
         return False
     head = _head(tuple(argument_names))
+    is_python = source.starts_with("'", at + 1 + (yield from space_ahead(source, at + 1)))
     scanner, end = JsonScanner(), at
     may_match = True
     while True:
@@ -114,12 +115,17 @@ def read_json_call(source: Source, calls: Calls, at: int, argument_names: Sequen
         if found is not None:
             break
         may_match = source.size - at <= LONGEST_HEAD
-        end += scanner.push(source.peek(end))
+        if is_python and not may_match:
+            return False
+        end += 0 if is_python else scanner.push(source.peek(end))
         if scanner.is_over:
-            return scanner.is_complete and (yield from _whole_call(source, calls, at, end, argument_names))
+            is_call = scanner.is_complete and (yield from _whole_call(source, calls, at, end, argument_names))
+            if is_call:
+                yield from skip_texts(source, "}")
+            return is_call
         if not (yield from more(source)):
             return False
-    name = _name(found[1])
+    name = found[2] or _name(found[1])
     begun = None if name is None else calls.begin(name)
     if begun is None:
         return False
@@ -129,16 +135,17 @@ def read_json_call(source: Source, calls: Calls, at: int, argument_names: Sequen
     yield CallEnded(begun.index, read.is_valid)
     if read.is_closed:
         yield from _skip_rest(source)
+        yield from skip_texts(source, "}")  # some models close what is closed
     return True
 
 
 def read_json_calls(
-    source: Source, calls: Calls, at: int, argument_names: Sequence[str], separator: str
+    source: Source, calls: Calls, at: int, argument_names: Sequence[str], separators: str
 ) -> Steps[bool]:
     """Read calls that are JSON objects, or a list of such objects.
 
     Args:
-        separator: what may stand between two of them, besides space; in a list, a comma may.
+        separators: characters of which one may stand between two of them, besides space; in a list, a comma may.
 
     Returns:
         False: there is no call of a known tool at first, and nothing was read.
@@ -150,26 +157,37 @@ def read_json_calls(
         return False
     while True:
         space = yield from space_ahead(source)
+        for each in "," if is_list else separators:
+            if (yield from comes(source, each, space)):
+                space += 1
+                space += yield from space_ahead(source, space)
+                break
         if is_list and (yield from comes(source, "]", space)):
             source.take(space + 1)
             return True
-        if (yield from comes(source, "," if is_list else separator, space)):
-            space += 1
-            space += yield from space_ahead(source, space)
         if not (yield from read_json_call(source, calls, space, argument_names)):
             return True
 
 
-def read_headed_call(source: Source, calls: Calls, head: re.Pattern[str]) -> Steps[bool]:
+def read_headed_call(source: Source, calls: Calls, head: re.Pattern[str], closing: Sequence[str] = ()) -> Steps[bool]:
     """Read a call whose name stands before the JSON object of its arguments.
 
     Args:
         head: matches all that precedes the object; its group "name" is the name.
+        closing: texts behind the object; where one stands in its place, there are no arguments.
 
     Returns:
         False: it is no call of a known tool, and nothing was read.
     """
     at = yield from place_of(source, "{", LONGEST_HEAD)
+    bare = head.match(source.peek()[:LONGEST_HEAD])
+    if bare is not None and any(source.starts_with(text, bare.end()) for text in closing):
+        begun = calls.begin(bare["name"])
+        if begun is None:
+            return False
+        source.take(bare.end())
+        yield from (begun, ArgumentsDelta(begun.index, "{}"), CallEnded(begun.index, True))
+        return True
     before = source.peek()[: max(at, 0)]
     found = head.fullmatch(before.removesuffix('"')) or head.fullmatch(HELD.sub("", before))
     begun = None if found is None else calls.begin(found["name"])
@@ -179,8 +197,7 @@ def read_headed_call(source: Source, calls: Calls, head: re.Pattern[str]) -> Ste
     yield begun
     read = yield from json_events(source, partial(ArgumentsDelta, begun.index), calls.types(begun.name))
     yield CallEnded(begun.index, read.is_valid)
-    if found.end() < at:
-        yield from skip_texts(source, FENCE)
+    yield from skip_texts(source, "}" if read.is_valid else "", FENCE if found.end() < at else "")
     return True
 
 
@@ -231,10 +248,12 @@ def _skip_rest(source: Source) -> Steps[None]:
 
 @cache
 def _head(argument_names: tuple[str, ...]) -> re.Pattern[str]:
-    """Return what an object that is a call begins with, up to the object of its arguments."""
+    """Return what an object that is a call begins with, as JSON or Python has it, up to the object of its arguments."""
     text = r'"(?:[^"\\]|\\.)*"'
     names = "|".join(map(re.escape, argument_names))
-    return re.compile(rf'\{{\s*"name"\s*:\s*({text})\s*,\s*"(?:{names})"\s*:\s*(?=\{{)', re.DOTALL)
+    json_head = rf'"name"\s*:\s*({text})\s*,\s*"(?:{names})"'
+    python_head = rf"'name'\s*:\s*'([\w.-]+)'\s*,\s*'(?:{names})'"
+    return re.compile(rf"\{{\s*(?:{json_head}|{python_head})\s*:\s*(?=\{{)", re.DOTALL)
 
 
 def _name(text: str) -> str | None:

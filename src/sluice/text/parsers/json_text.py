@@ -15,6 +15,8 @@ from sluice.text.parsers.parsing import Source, Steps, Waits, more, space_ahead
 
 OUTSIDE = re.compile(r"""["{}\[\]]|[^"{}\[\]:,\s\w.+-]""")
 """What matters outside of a string: brackets, the beginning of a string, and what cannot stand in JSON."""
+ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+UNICODE_BEGIN = re.compile(r"\\u[0-9a-fA-F]{0,3}")
 INSIDE = re.compile(r'["\\]')
 CLOSES = {"}": "{", "]": "["}
 IN_STRING = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
@@ -70,12 +72,13 @@ class JsonScanner:
 
 
 class JsonMender:
-    """Mends the text of an object that arrives in pieces: raw control characters in strings, commas before a closing
-    bracket, and Python's constants."""
+    """Mends the text of an object that arrives in pieces: raw control characters in strings, backslashes that JSON does
+    not have, commas before a closing bracket, and Python's constants."""
 
     def __init__(self) -> None:
         self._in_string = False
-        self._is_escaped = False
+        self._escape = ""
+        """A backslash, and what belongs to it."""
         self._held = ""
         """A comma, and the space behind it."""
         self._word = ""
@@ -85,10 +88,13 @@ class JsonMender:
         """Return what is certain of a text with what was held back before it."""
         found: list[str] = []
         for char in text:
-            if self._in_string:
+            if self._escape:
+                found.append(self._escaped(char))
+            elif self._in_string and char == "\\":
+                self._escape = char
+            elif self._in_string:
                 found.append(json.dumps(char)[1:-1] if char < " " else char)
-                self._in_string = self._is_escaped or char != '"'
-                self._is_escaped = char == "\\" and not self._is_escaped
+                self._in_string = char != '"'
             elif char.isalpha():
                 found.append(self._held)
                 self._held = ""
@@ -96,6 +102,17 @@ class JsonMender:
             else:
                 found += self.finish(), self._outside(char)
         return "".join(found)
+
+    def _escaped(self, char: str) -> str:
+        escape = self._escape + char
+        self._escape = escape if UNICODE_BEGIN.fullmatch(escape) else ""
+        if self._escape:
+            return ""
+        if ESCAPE.fullmatch(escape):
+            return escape
+        if escape == "\\'":
+            return char
+        return rf"\\{self.push(escape[1:])}"  # it stands for itself, as in \d and C:\Users
 
     def _outside(self, char: str) -> str:
         if char == "," or (self._held and char.isspace()):
@@ -106,9 +123,16 @@ class JsonMender:
         return (held[1:] if char in CLOSES else held) + char
 
     def finish(self) -> str:
-        """Return the letters that are held."""
+        """Return what is held, but for commas."""
         word, self._word = self._word, ""
-        return PYTHON.get(word, word)
+        escape, self._escape = self._escape, ""
+        return PYTHON.get(word, word) + escape
+
+
+def mended(text: str) -> str:
+    """Return a whole object mended."""
+    mender = JsonMender()
+    return mender.push(text) + mender.finish()
 
 
 def object_size(source: Source, begin: int = 0) -> Waits[int]:
@@ -200,17 +224,17 @@ def call_of(text: str, argument_names: Sequence[str]) -> JsonCall | None:
     Args:
         argument_names: names that the member with the arguments may have.
     """
-    content = object_of(text) or {}
+    content = object_of(text) or object_of(mended(text)) or {}
     if isinstance(content.get("function"), dict):
         content = content["function"]
-    name = content.get("name")
+    name = content.get("name", content.get("function"))
     if not isinstance(name, str):
         return None
     given = [content[each] for each in argument_names if content.get(each) is not None]
-    others = [value for key, value in content.items() if key not in ("name", "id", "type", *argument_names)]
+    others = [value for key, value in content.items() if key not in ("name", "function", "id", "type", *argument_names)]
     if not given and others:  # under another name, if that is clear
         given = others if len(others) == 1 and isinstance(others[0], dict) else [None]
-    found: Any = given[0] if given else {}
+    found: Any = given[0] if given and given[0] not in ("", []) else {}
     if isinstance(found, str):  # some models write the text of the object
         return None if object_of(found) is None else JsonCall(name, found)
     return JsonCall(name, json.dumps(found, ensure_ascii=False)) if isinstance(found, dict) else None

@@ -92,6 +92,8 @@ def _as_events(reading: Parts[bool], event: Callable[[str], Event]) -> Steps[boo
 class _Reader:
     def __init__(self, source: Source, types: ArgumentTypes, notation: Notation) -> None:
         self._source, self._types, self._notation = source, types, notation
+        self._nameless = False
+        """The last argument stands without its name, so the next one may, too."""
 
     def arguments(self) -> Parts[bool]:
         """Read all arguments; return whether they are whole. Some models write them as one object."""
@@ -169,6 +171,7 @@ class _Reader:
             source.take(len(assign))
             return str(json.loads(f'"{text}"'))
         size = yield from self._name_size(0, assign, KEY if depth else NAME)
+        self._nameless = not size and not depth
         if size:
             return source.take(size + len(assign))[:size].strip()
         left = [name for name in self._types.names if name not in given]
@@ -276,7 +279,9 @@ class _Reader:
             at += 1 + (yield from space_ahead(source, at + 1))
             is_cut = at + (yield from size_of(source, NAME, at)) >= source.size
             is_last = is_cut or (yield from self._comes_one_of(at, end))
-            return is_last or bool((yield from self._name_size(at, self._notation.assign)))
+            if is_last or (yield from self._name_size(at, self._notation.assign)):
+                return True
+            return bool(self._nameless and source.match(NAMELESS, at))
         if not (yield from comes(source, end, at)):
             return at >= source.size
         at += len(end)

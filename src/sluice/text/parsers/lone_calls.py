@@ -19,7 +19,7 @@ from sluice.text.constraints.fits import fits
 from sluice.text.parsers.argument_types import Retyped
 from sluice.text.parsers.calls import Calls
 from sluice.text.parsers.events import ArgumentsDelta, CallEnded
-from sluice.text.parsers.json_text import JsonCall, call_of
+from sluice.text.parsers.json_text import JsonCall, call_of, mended
 from sluice.text.parsers.parsing import Source, Steps, more
 
 FENCE = "```"
@@ -84,7 +84,7 @@ def _may_be(text: str, calls: Calls, *, bare: bool) -> bool | None:
 
 def _calls_in(text: str, calls: Calls) -> list[JsonCall]:
     """Return the calls that a whole answer is; none if it is anything else, or more."""
-    left = re.sub(rf"^\s*{FENCE}\w*\s*\n|\n?\s*{FENCE}\s*$", "", text).strip()
+    left = mended(re.sub(rf"^\s*{FENCE}\w*\s*\n|\n?\s*{FENCE}\s*$", "", text).strip())
     decoder, values = json.JSONDecoder(), list[Any]()
     try:
         while left:
@@ -102,7 +102,7 @@ def _call(value: Any, calls: Calls) -> JsonCall | None:
     """Return the call that an object is, if its arguments are such as the tool takes."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
-    if not isinstance(value, dict) or not value.keys() <= {"name", "type", "id", *ARGUMENTS}:
+    if not isinstance(value, dict) or not value.keys() <= {"name", "function", "type", "id", *ARGUMENTS}:
         return None
     call = call_of(json.dumps(value, ensure_ascii=False), ARGUMENTS)
     if call is None or call.name not in calls.tools:

@@ -205,10 +205,14 @@ def size_of(source: Source, pattern: re.Pattern[str], at: int = 0) -> Waits[int]
             return size
 
 
-def place_of(source: Source, text: str, most: int) -> Waits[int]:
-    """Return where in the rest a text begins, without reading; -1 if that is not within so many characters."""
+def place_of(source: Source, text: str, most: int, begin: int = 0) -> Waits[int]:
+    """Return where in the rest a text begins, without reading; -1 if that is not within so many characters.
+
+    Args:
+        begin: it begins there, or later.
+    """
     while True:
-        at = source.peek()[: most + len(text)].find(text)
+        at = source.peek()[: most + len(text)].find(text, begin)
         if at >= 0 or source.size >= most + len(text) or not (yield from more(source)):
             return at
 

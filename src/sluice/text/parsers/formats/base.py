@@ -138,7 +138,7 @@ class SectionFormat(Format):
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         def read_call(_: str) -> Steps[bool]:
-            is_call = yield from read_headed_call(source, calls, self.head)
+            is_call = yield from read_headed_call(source, calls, self.head, self.closing)
             if is_call:
                 yield from skip_texts(source, *self.closing)
             return is_call

@@ -50,7 +50,8 @@ class DeepseekV31(DeepseekV3):
     name = "deepseek_v31"
     closing = (END, ALL_END)
     separator = ""
-    head = re.compile(rf"{_START}(?P<name>[\w.-]+)\s*{SEPARATOR}\s*")
+    head = re.compile(rf"{_START}(?:function\s*{SEPARATOR}\s*)?(?P<name>[\w.-]+)\s*(?:{SEPARATOR})?\s*")
+    """It reads the form of V3, too, whose fence is one around the arguments here."""
 
     def call(self, tool: ShapedTool, speller: Speller) -> Row:
         return speller.sequence(f"{BEGIN}{tool.name}{SEPARATOR}", tool.arguments, END)

@@ -15,6 +15,7 @@ from sluice.text.constraints.shapes import Members
 from sluice.text.constraints.shapes import Sequence as Row
 from sluice.text.parsers.calls import LONGEST_HEAD, Calls, skip_texts, text_and_calls
 from sluice.text.parsers.formats.base import TaggedFormat
+from sluice.text.parsers.formats.tagged_arguments import read_objects
 from sluice.text.parsers.literals import Notation, read_literals
 from sluice.text.parsers.parsing import Source, Steps, place_of
 from sluice.text.parsers.shapes import ShapedTool, Speller
@@ -31,6 +32,8 @@ class Gemma4(TaggedFormat):
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         def read_call(_: str) -> Steps[bool]:
+            if (yield from read_objects(source, calls, END)):
+                return True
             at = yield from place_of(source, "{", LONGEST_HEAD)
             found = HEAD.fullmatch(source.peek()[:at]) if at >= 0 else None
             begun = None if found is None else calls.begin(found["name"])

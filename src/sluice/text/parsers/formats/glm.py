@@ -18,7 +18,7 @@ from sluice.text.constraints.shapes import Members
 from sluice.text.constraints.shapes import Sequence as Row
 from sluice.text.parsers.calls import LONGEST_HEAD, Calls, text_and_calls
 from sluice.text.parsers.formats.base import TaggedFormat
-from sluice.text.parsers.formats.tagged_arguments import Tags, read_arguments
+from sluice.text.parsers.formats.tagged_arguments import Tags, read_arguments, read_objects
 from sluice.text.parsers.parsing import Source, Steps, size_of
 from sluice.text.parsers.shapes import ShapedTool, Speller
 
@@ -37,6 +37,8 @@ class Glm45(TaggedFormat):
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         def read_call(_: str) -> Steps[bool]:
+            if (yield from read_objects(source, calls, END)):
+                return True
             at = yield from size_of(source, NAME)
             begun = calls.begin(source.peek()[:at].strip()) if at < source.size else None
             if begun is None:

@@ -134,16 +134,20 @@ def _read_call(source: Source, begun: CallBegun, types: ArgumentTypes) -> Steps[
     yield begun
     event = partial(ArgumentsDelta, begun.index)
     source.take((yield from fence_ahead(source)))
-    for end in ENDS:
+    for end in (*ENDS, *BEGINS):
         if (yield from comes(source, end)):
-            source.take(len(end))
+            source.take(len(end) if end in ENDS else 0)
             yield event("{}")
             yield CallEnded(begun.index, True)
             return
+    if not source.size and not source.was_cut and not types.names:  # what ended the answer ends the call, too
+        yield event("{}")
+        yield CallEnded(begun.index, True)
+        return
     read = yield from json_events(source, event, types)
     if read.is_closed:
         yield CallEnded(begun.index, read.is_valid)
-        yield from skip_texts(source, FENCE)
+        yield from skip_texts(source, "}", FENCE)
     found = yield from until(source, (*ENDS, *BEGINS), TextDelta if read.is_closed else event)
     if found.marker in BEGINS:
         source.put_back(found.marker)

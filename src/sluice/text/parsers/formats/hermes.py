@@ -10,7 +10,7 @@ Source: Nous Research, "Hermes 2 Pro", 2024; Qwen 2.5 and Qwen 3 write the same.
 from __future__ import annotations
 
 from sluice.text.constraints.shapes import Sequence as Row
-from sluice.text.parsers.calls import FENCE, Calls, fence_ahead, read_json_call, skip_texts, text_and_calls
+from sluice.text.parsers.calls import FENCE, Calls, fence_ahead, read_json_calls, skip_texts, text_and_calls
 from sluice.text.parsers.formats.base import TaggedFormat
 from sluice.text.parsers.parsing import Source, Steps
 from sluice.text.parsers.shapes import ShapedTool, Speller, json_object
@@ -26,7 +26,7 @@ class Hermes(TaggedFormat):
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         def read_call(_: str) -> Steps[bool]:
             space = yield from fence_ahead(source)
-            is_call = yield from read_json_call(source, calls, space, ARGUMENTS)
+            is_call = yield from read_json_calls(source, calls, space, ARGUMENTS, ",")
             if is_call:
                 yield from skip_texts(source, FENCE, END)
             return is_call

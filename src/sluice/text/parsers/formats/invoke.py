@@ -65,8 +65,8 @@ class DeepseekV32(MinimaxM2):
     tags = Tags(
         invoke,
         f'<{DSML}parameter name="',
-        '" string=',
-        ('"true">', '"false">'),
+        '"',
+        ('string="true">', 'string="false">', ">"),
         f"</{DSML}parameter>",
         (invoke_end, end),
     )

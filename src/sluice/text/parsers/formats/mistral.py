@@ -36,7 +36,7 @@ class Mistral(Format):
             space = yield from space_ahead(source)
             if source.starts_with("[", space) or source.starts_with("{", space):
                 return (yield from read_json_calls(source, calls, space, ARGUMENTS, ","))
-            return (yield from read_headed_call(source, calls, HEAD))
+            return (yield from read_headed_call(source, calls, HEAD, (TAG,)))
 
         yield from text_and_calls(source, (TAG,), read_call)
 

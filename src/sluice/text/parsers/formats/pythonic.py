@@ -18,13 +18,22 @@ from collections.abc import Sequence
 
 from sluice.text.constraints.shapes import Members, Shape
 from sluice.text.constraints.shapes import Sequence as Row
-from sluice.text.parsers.calls import FENCE, LONGEST_HEAD, Calls, fence_ahead, skip_texts, text_and_calls
+from sluice.text.parsers.calls import (
+    FENCE,
+    LONGEST_HEAD,
+    Calls,
+    fence_ahead,
+    read_json_calls,
+    skip_texts,
+    text_and_calls,
+)
 from sluice.text.parsers.formats.base import Format
 from sluice.text.parsers.literals import Notation, read_literals
 from sluice.text.parsers.parsing import Source, Steps, comes, place_of, space_ahead
 from sluice.text.parsers.shapes import ShapedTool, Speller, one_of, several, text_with
 
 NAME = re.compile(r"[\w.-]*")
+ARGUMENTS = ("arguments", "parameters")
 
 
 class Pythonic(Format):
@@ -50,6 +59,9 @@ class Pythonic(Format):
     def _read_calls(self, source: Source, calls: Calls, *, is_tagged: bool) -> Steps[bool]:
         """Read calls; return whether there is one at first, without which nothing is read."""
         at = yield from fence_ahead(source)
+        if is_tagged and (yield from read_json_calls(source, calls, at, ARGUMENTS, ",")):
+            yield from skip_texts(source, FENCE, self.end)
+            return True
         has_opening = yield from comes(source, "[", at)
         if not has_opening and not is_tagged:
             return False
@@ -62,6 +74,8 @@ class Pythonic(Format):
                 if (yield from comes(source, separator, at)):
                     at += 1 + (yield from space_ahead(source, at + 1))
             is_call = yield from self._read_call(source, calls, at)
+        if has_opening and (yield from comes(source, "]", at)):
+            source.take(at)
         yield from skip_texts(source, "]" if has_opening else "", FENCE, self.end)
         return True
 

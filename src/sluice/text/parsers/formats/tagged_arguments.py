@@ -12,10 +12,20 @@ from functools import partial
 
 from sluice.text.constraints.value_types import json_of
 from sluice.text.parsers.argument_types import ArgumentTypes
-from sluice.text.parsers.calls import LONGEST_HEAD, Calls, skip_texts, text_and_calls
+from sluice.text.parsers.calls import (
+    FENCE,
+    LONGEST_HEAD,
+    Calls,
+    fence_ahead,
+    read_json_calls,
+    skip_texts,
+    text_and_calls,
+)
 from sluice.text.parsers.events import ArgumentsDelta, CallEnded
 from sluice.text.parsers.json_text import json_events
 from sluice.text.parsers.parsing import Source, Steps, Waits, comes, place_of, space_ahead
+
+ARGUMENTS = ("arguments", "parameters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +77,8 @@ def read_invoked(source: Source, calls: Calls, head: Head, tags: Tags) -> Steps[
     def read_call(marker: str) -> Steps[bool]:
         at = 0
         if marker == head.begin:
+            if (yield from read_objects(source, calls, head.end)):
+                return True
             at = yield from space_ahead(source)
             if not (yield from comes(source, head.invoke, at)):
                 return False
@@ -83,6 +95,19 @@ def read_invoked(source: Source, calls: Calls, head: Head, tags: Tags) -> Steps[
         return True
 
     yield from text_and_calls(source, (head.begin, head.invoke), read_call)
+
+
+def read_objects(source: Source, calls: Calls, end: str) -> Steps[bool]:
+    """Read calls that are JSON objects, as some models write them between the tags, and the closing one.
+
+    Returns:
+        False: there is none, and nothing was read.
+    """
+    at = yield from fence_ahead(source)
+    is_call = yield from read_json_calls(source, calls, at, ARGUMENTS, ",")
+    if is_call:
+        yield from skip_texts(source, FENCE, end)
+    return is_call
 
 
 def read_arguments(source: Source, index: int, types: ArgumentTypes, tags: Tags) -> Steps[None]:
@@ -127,7 +152,7 @@ def _read_name(source: Source, names: Collection[str], tags: Tags) -> Steps[str 
     begin = space + len(tags.name)
     name = yield from _odd_name(source, begin, names, tags)
     if name is None:
-        end = yield from place_of(source, tags.name_end, begin + LONGEST_HEAD)
+        end = yield from place_of(source, tags.name_end, begin + LONGEST_HEAD, begin)
         if end < 0:
             return None
         name = source.take(end + len(tags.name_end))[begin : -len(tags.name_end)].strip()
@@ -237,7 +262,7 @@ class _Value:
         if marker == f"\n{tags.name}":
             if (yield from _odd_name(source, len(marker), self._next_names, tags)) is not None:
                 return True
-            end = yield from place_of(source, tags.name_end, LONGEST_HEAD)
+            end = yield from place_of(source, tags.name_end, LONGEST_HEAD, len(marker))
             return source.peek()[len(marker) : max(end, 0)].strip() in self._next_names
         at = len(marker)
         space = yield from space_ahead(source, at)
