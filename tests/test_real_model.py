@@ -32,7 +32,7 @@ pytestmark = needs_real_model
 QUESTION, KNOWN = "What does HTTP stand for?", "Hypertext Transfer Protocol"
 POOL = 512
 PATIENCE_MS = 120_000.0
-TRIES = 8
+TRIES = 24
 """Answers in which guesses must come true. While the times of steps differ much, they may not seem to pay."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
 import threading
 from collections.abc import Iterator
@@ -100,6 +101,14 @@ async def test_what_choices_share_travels_once(folder: SocketFolder) -> None:
             submit(EngineClient(channel.send), *calls())
             num_bytes = sum(len(receiver.recv()) for _ in calls())
     assert num_bytes < 200_000
+
+
+async def test_a_channel_that_is_closed_cancels_who_receives(folder: SocketFolder) -> None:
+    """The server may be at work on a message when it closes the engine, and receive the next one behind that."""
+    channel = ZmqChannel(folder)
+    channel.close()
+    with pytest.raises(asyncio.CancelledError):
+        await channel.receive()
 
 
 async def test_requests_arrive_whole_at_each_engine(folder: SocketFolder) -> None:

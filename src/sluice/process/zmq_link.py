@@ -9,6 +9,7 @@ message a step, however many requests run. A message is one frame of `wire`. Eac
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import queue
@@ -258,7 +259,10 @@ class ZmqChannel(_End):
 
         Raises:
             WireError: it cannot be decoded.
+            asyncio.CancelledError: the channel is closed, before or meanwhile.
         """
+        if self._receiver.closed:
+            raise asyncio.CancelledError
         data = await self._receiver.recv()
         self.num_received += 1
         return decode(data)
