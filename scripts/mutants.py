@@ -41,6 +41,7 @@ FILES = (
     "scheduler/batch.py",
     "scheduler/preempt.py",
     "scheduler/reserve.py",
+    "scheduler/reserved_pages.py",
     "scheduler/prefix_dedup.py",
     "scheduler/prefill.py",
     "scheduler/admission.py",

@@ -245,7 +245,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/admission.py",
-        "        adder.recount()\n        result = _admit_once(adder, request, at_most, may_cut)",
+        "        adder.reserved.recount()\n        result = _admit_once(adder, request, at_most, may_cut)",
         "        result = _admit_once(adder, request, at_most, may_cut)",
         "memory freed by a preemption is not seen",
     ),
@@ -554,14 +554,14 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/admission.py",
-        "if needed > kv.available or not adder.fits_beside_loads((request,), to_load):",
-        "if needed > kv.available or (not to_load and not adder.fits_beside_loads((request,), to_load)):",
+        "if needed > kv.available or not adder.reserved.fit_beside_loads((request,), to_load):",
+        "if needed > kv.available or (not to_load and not adder.reserved.fit_beside_loads((request,), to_load)):",
         "a stream waits for a disk",
     ),
     (
         "scheduler/admission.py",
-        "if needed > kv.available or not adder.fits_beside_loads((request,), to_load):",
-        "if needed > kv.available or (to_load and not adder.fits_beside_loads((request,), to_load)):",
+        "if needed > kv.available or not adder.reserved.fit_beside_loads((request,), to_load):",
+        "if needed > kv.available or (to_load and not adder.reserved.fit_beside_loads((request,), to_load)):",
         "a newcomer needs the pages that a disk is about to fill",
     ),
     (

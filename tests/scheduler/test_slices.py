@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from slow import examples
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.budget import UNLIMITED
+from sluice.scheduler.layer_budget import LayerBudget
 from sluice.scheduler.prefill import PrefillAdder
 from sluice.testing.laws.plans import layered, steps_to_prefill
 from sluice.types import ITL_AUTO, BatchPlan, FinishReason, Regime, SchedulerLimits
@@ -213,9 +214,9 @@ def test_the_last_layers_of_a_prompt_reserve_its_output() -> None:
     request = state.requests[asked]
     while request.sliced is not None:
         adder = adder_with_layers(timed, request.id)
-        kept = adder.reserved_pages()
-        adder.recount()
-        assert kept == adder.reserved_pages()
+        kept = adder.reserved.total()
+        adder.reserved.recount()
+        assert kept == adder.reserved.total()
     assert request.id in state.decoding
 
 
@@ -223,7 +224,7 @@ def adder_with_layers(timed: Timed, request_id: int) -> PrefillAdder:
     """Return an adder that has counted what is reserved, and has planned layers of a request since."""
     state = timed.scheduler.state
     adder = PrefillAdder(state, timed.limits, BatchBuilder())
-    adder.reserved_pages()
+    adder.reserved.total()
     adder.add_partial(state.requests[request_id])
     return adder
 
@@ -238,12 +239,12 @@ def test_layers_behind_a_whole_chunk_have_what_it_leaves() -> None:
     assert long.sliced is not None
     for request in state.decoding.values():
         batch.promise(request, 1)
-    budget = state.pacer.budget(batch, timed.limits, state.streams())
+    budget = LayerBudget(state.pacer.budget(batch, timed.limits, state.streams()), timed.limits)
     short = long.sliced.chunk._replace(length=20, token_ids=(1,) * 20)
-    assert budget.layers(short, LAYERS, UNLIMITED, LAYERS, UNLIMITED, is_first=False) == LAYERS
+    assert budget.layers(short, LAYERS, UNLIMITED, UNLIMITED, least=0) == LAYERS
     batch.promise(long, 400)
-    budget = state.pacer.budget(batch, timed.limits, state.streams())
-    assert budget.layers(short, LAYERS, UNLIMITED, LAYERS, UNLIMITED, is_first=False) == 0
+    budget = LayerBudget(state.pacer.budget(batch, timed.limits, state.streams()), timed.limits)
+    assert budget.layers(short, LAYERS, UNLIMITED, UNLIMITED, least=0) == 0
 
 
 @pytest.mark.parametrize("partial", [1, 4])

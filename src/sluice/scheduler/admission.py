@@ -81,7 +81,7 @@ class Resident:
             return AddResult.NO_TOKEN
         adder.note(cut_by)
         state.start(request, lease)
-        adder.add_first(request, length, is_new=True)
+        adder.add_first(request, length, at_most, is_new=True)
         return AddResult.CONTINUE
 
 
@@ -107,7 +107,7 @@ class Offloaded:
             adder.note(Bound.KV_PAGES)
             return AddResult.CONTINUE
         needed = self.needs(state, request)
-        if needed + adder.reserved_pages() > kv.available or not adder.fits_beside_loads((), needed):
+        if needed + adder.reserved.total() > kv.available or not adder.reserved.fit_beside_loads((), needed):
             adder.note(Bound.KV_PAGES)
             return AddResult.NO_TOKEN
         lease = None
@@ -194,7 +194,7 @@ def admit(adder: PrefillAdder, request: Request, at_most: int = UNLIMITED, *, ma
     """
     result = _admit_once(adder, request, at_most, may_cut)
     while adder.limits.priority_preemption and result in NO_ROOM and preempt_for(adder.state, request):
-        adder.recount()
+        adder.reserved.recount()
         result = _admit_once(adder, request, at_most, may_cut)
     return result
 
@@ -233,7 +233,7 @@ def start_load(adder: PrefillAdder, request: Request, nodes: list[Node], ahead: 
         return False
     lease.start_load(nodes)
     adder.state.load(request, lease)
-    adder.recount()
+    adder.reserved.recount()
     return True
 
 
@@ -244,8 +244,8 @@ def hold_prefix(adder: PrefillAdder, request: Request, needed: int, to_load: int
     and again after, because holding it takes pages out of those that can be evicted.
     """
     kv = adder.state.kv
-    needed += adder.reserved_pages()
-    if needed > kv.available or not adder.fits_beside_loads((request,), to_load):
+    needed += adder.reserved.total()
+    if needed > kv.available or not adder.reserved.fit_beside_loads((request,), to_load):
         adder.note(Bound.KV_PAGES)
         return None
     lease = kv.acquire(request.path, request.extra_key)

@@ -199,7 +199,6 @@ def add_all(
             may_admit = adder.add_loaded(request, may_cut=may_cut) not in NO_ROOM and may_admit
         elif request.status is Status.PARTIAL:
             adder.add_partial(request)
-        adder.add_more_layers(request)
     return may_admit
 
 

@@ -8,15 +8,6 @@ A machine that is not known yet is approached in steps: no step plans more than 
 before. A target is infeasible if even the smallest of these steps is predicted to take longer. Then steps stay the
 smallest, whatever the machine's speed of the moment. So the prefill of a step never falls when the target rises.
 
-With `--sliced-chunk-size`, what a step cannot hold of a prompt becomes a long chunk, of which it computes some layers:
-
-    length      as many tokens as one layer of which fits into the step, within the most that is allowed
-    layers      as many as fit into each step; one in any case for the first prompt of a step
-
-A chunk of many tokens computes each of them faster, but a step with layers of it reads the weights twice, once for the
-decodes. So chunks are sliced where more tokens a step are computed that way, by what both kinds of steps have taken,
-and where not even the smallest whole chunk keeps to the time.
-
 Where all steps beside streams are the smallest, their times do not tell what a token costs from what a step costs, and
 a token that seems too dear would keep them so. So one in `PROBE_AFTER` has two quanta, if one is within the target.
 """
@@ -26,14 +17,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from math import ceil, sqrt
+from math import sqrt
 from typing import NamedTuple
 
-from sluice.scheduler.batch import BatchBuilder, load_of_layers
+from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.budget import UNLIMITED
 from sluice.scheduler.cost import CostPrior, LearntCosts, StepCost, StepLoad, dot
 from sluice.scheduler.request import Request
-from sluice.types import ITL_AUTO, Bound, Chunk, OffloadLimits, PredictedStep, Regime, SchedulerLimits
+from sluice.types import ITL_AUTO, Bound, OffloadLimits, PredictedStep, Regime, SchedulerLimits
 
 QUANTUM = 8
 """Tokens: least prefill of a step, and granularity of chunks of a few pages. At most a page."""
@@ -52,9 +43,6 @@ AUTO_CHANGE = 1.25
 STEADY_SHARE = 4
 """Part of the most prefill of a step that steps have before the target is known."""
 LEAST_SHARE = 0.25
-OPENED_FROM = 4
-"""A chunk that is not the first of its step is begun only if at least this part of the step's time for prompts is left:
-4 is a quarter. In less, it would be too short to be worth its steps."""
 TRIED = 16
 """Steps with layers of a chunk, or with whole chunks, after which it is known what they take."""
 TRIED_AGAIN = 256
@@ -279,16 +267,14 @@ class TargetBudget:
     def __init__(
         self, pacer: Pacer, batch: BatchBuilder, tokens: int, page_size: int, target: float, *, has_streams: bool
     ) -> None:
-        self._pacer = pacer
-        self._batch = batch
+        self.pacer = pacer
+        self.batch = batch
         self._tokens = tokens
         self._page_size = page_size
-        self._target = target
+        self.target = target
         self._has_streams = has_streams
         self._limits: tuple[StepLimit, tuple[float, ...]] | None = None
         """The limit and the costs of its parts; None before all decodes are in the batch."""
-        self._micros_with_layers: float | None = None
-        """The time of the step if it has layers of a chunk; None: it was not asked for."""
         self._taken = self._taken_by_streams = 0
         self._spent: float | None = None
         """Time of what the batch holds; None: it holds more since it was asked for."""
@@ -296,11 +282,11 @@ class TargetBudget:
 
     def pace(self, step: int) -> PredictedStep:
         """Note that the step was planned, and return what it is expected to take."""
-        return self._pacer.planned(step, self._batch, self._target, self._taken, has_streams=self._has_streams)
+        return self.pacer.planned(step, self.batch, self.target, self._taken, has_streams=self._has_streams)
 
     @property
     def quantum(self) -> int:
-        return self._pacer.quantum
+        return self.pacer.quantum
 
     def left(self, start: int) -> int:
         most, within = self._tokens - self._taken, self._within(start)
@@ -312,10 +298,10 @@ class TargetBudget:
 
     def _within(self, start: int) -> int:
         """Return the tokens from position `start` that are predicted to keep the step within its time."""
-        limit, costs = self._limit()
+        limit, costs = self.limit()
         if self._spent is None:
-            self._spent = dot(costs, (1, *self._batch.load))
-        ramp = self._pacer.ramp(has_streams=self._has_streams) - self._taken
+            self._spent = dot(costs, (1, *self.batch.load))
+        ramp = self.pacer.ramp(has_streams=self._has_streams) - self._taken
         fitting = min(ramp, tokens_within(costs, limit.micros - self._spent - costs[2], start))
         return max(fitting, limit.least if self._taken == self._taken_by_streams else 0)
 
@@ -325,112 +311,29 @@ class TargetBudget:
         Args:
             beside_prompts: leave half of what decodes leave to prompts.
         """
-        if not self._target:
+        if not self.target:
             return UNLIMITED
-        pacer, batch = self._pacer, self._batch
+        pacer, batch = self.pacer, self.batch
         regime = Regime.MIXED if beside_prompts else Regime.DECODE
-        allowed = pacer.limit_of(regime, self._target)
+        allowed = pacer.limit_of(regime, self.target)
         costs = pacer.cost.costs(regime)
         left = allowed - dot(costs, (1, *batch.load))
         return tokens_within(costs, left / 2 if beside_prompts else left, 0)
 
-    def slices(self, start: int) -> bool:
-        """Return whether a step computes more tokens of a prompt from position `start` if it computes layers of a long
-        chunk. Without a target there is no saying."""
-        if not self._target:
-            return False
-        tried = self._pacer.tried(self._batch)
-        if tried is not None:
-            return tried
-        limit, whole = self._limit()
-        if dot(whole, (1, *self._batch.load.with_chunk(start, self._pacer.quantum))) > limit.micros:
-            return True  # not even the smallest chunk keeps to the time; a layer may
-        micros, costs = self._time_for_layers(UNLIMITED)
-        return tokens_within(costs, micros, start) > self.left(start)
-
-    def sliced_length(
-        self, start: int, longest: int, at_most: int, num_layers: int, most: int, *, is_last: bool, is_first: bool
-    ) -> int:
-        """Return the tokens from position `start` of a chunk whose layers are divided among steps, 0 if it is not to be
-        begun in this step.
-
-        Args:
-            longest: most tokens.
-            at_most: a share of the step, in tokens as they cost at the beginning of a prompt.
-            num_layers: of the model.
-            most: tokens that other budgets leave.
-            is_last: whether `longest` tokens end their prompt.
-            is_first: whether the step has no other prompt.
-        """
-        micros, costs = self._time_for_layers(at_most)
-        ramp = self._most_of_layers(most) * num_layers
-        of_prompts = self._limit_of_layers() - dot(costs, (1, *self._batch.decodes))
-        if not is_first and (OPENED_FROM * micros < of_prompts or ramp < self._pacer.quantum):
-            return 0
-        within = tokens_within(costs, micros * num_layers - costs[2], start)
-        if within > longest and not is_last:
-            # A whole number of layers is to take all of the time.
-            layer = dot(costs, (0, *StepLoad().with_chunk(start, longest))) / num_layers
-            within = tokens_within(costs, micros / ceil(micros / layer) * num_layers - costs[2], start)
-        return min(longest, max(min(ramp, within), self._pacer.quantum))
-
-    def layers(self, chunk: Chunk, left: int, at_most: int, num_layers: int, most: int, *, is_first: bool) -> int:
-        """Return how many of a chunk's next layers the step takes; one at least if it has no other prompt.
-
-        Args:
-            left: layers that are not planned.
-            at_most: as of `sliced_length`.
-            num_layers: of the model.
-            most: tokens that other budgets leave.
-        """
-        micros, costs = self._time_for_layers(at_most)
-        layer = dot(costs, (0, *load_of_layers(chunk, 1 / num_layers)))
-        ramp = self._most_of_layers(most) * num_layers // chunk.length
-        fitting = int(micros / layer) if layer * left > micros else left
-        return max(min(left, fitting, ramp), int(is_first))
-
-    def take_layers(self, chunk: Chunk, count: int, num_layers: int) -> int:
-        """Count layers that are planned, and return the tokens that they cost."""
-        tokens = -(-chunk.length * count // num_layers)
-        self.take(chunk.start, tokens)
-        return tokens
-
-    def has_room_for_others(self, chunk: Chunk, num_layers: int) -> bool:
-        """Return whether a layer of a chunk takes at most half of what the step has for prompts."""
-        micros, costs = self._time_for_layers(UNLIMITED)
-        return 2 * dot(costs, (0, *load_of_layers(chunk, 1 / num_layers))) <= micros
-
-    def _most_of_layers(self, most: int) -> int:
-        """Return the tokens that layers may cost the step, however little time they take."""
-        ramp = min(self._tokens, self._pacer.ramp(has_streams=self._has_streams)) - self._taken
-        return min(ramp, most)
-
-    def _time_for_layers(self, at_most: int) -> tuple[float, tuple[float, ...]]:
-        """Return the microseconds that are left of the step, or of a share of it, and the costs of its parts if it has
-        layers of a chunk."""
-        costs = self._pacer.cost.costs(self._pacer.regime_of_layers(self._batch))
-        micros = max(0.0, self._limit_of_layers() - dot(costs, (1, *self._batch.load)))
-        room = self.left(0)
-        return (micros * at_most / room if at_most < room else micros), costs
-
-    def _limit_of_layers(self) -> float:
-        """Return the microseconds of the step if it has layers of a chunk. It is asked for when all decodes are
-        planned, and perhaps prompts."""
-        if self._micros_with_layers is None:
-            regime = self._pacer.regime_of_layers(self._batch)
-            self._micros_with_layers = self._pacer.limit(self._batch, regime, self._target).micros
-        return self._micros_with_layers
+    def left_to_layers(self) -> int:
+        """Return the tokens that layers of a chunk may cost the step, however little time they take."""
+        return min(self._tokens, self.pacer.ramp(has_streams=self._has_streams)) - self._taken
 
     def tokens_at_depth(self, tokens: int, start: int) -> int:
         if tokens >= self._tokens:
             return tokens
-        costs = self._limit()[1]
+        costs = self.limit()[1]
         time = costs[1] * tokens + costs[4] * (tokens * (tokens + 1) / 2)
-        return max(self._pacer.quantum, tokens_within(costs, time, start))
+        return max(self.pacer.quantum, tokens_within(costs, time, start))
 
     def cut(self, start: int, wanted: int) -> int:
         end = start + wanted
-        size = self._page_size if wanted >= WHOLE_PAGES * self._page_size else self._pacer.quantum
+        size = self._page_size if wanted >= WHOLE_PAGES * self._page_size else self.pacer.quantum
         return max(0, end - end % size - start)
 
     def take(self, start: int, length: int) -> None:
@@ -439,25 +342,25 @@ class TargetBudget:
 
     def end_forced(self) -> None:
         self._taken_by_streams = self._taken
-        self._tokens = max(self._tokens, self._taken + self._pacer.quantum)
+        self._tokens = max(self._tokens, self._taken + self.pacer.quantum)
 
     def share(self) -> None:
         """Do nothing: what the first prompt takes is bounded by time already."""
 
     def priced(self, limits: OffloadLimits, page_size: int) -> OffloadLimits:
         """Return the limits of offloaded work with costs as they were measured, in tokens that take as long."""
-        costs = self._limit()[1]
+        costs = self.limit()[1]
         if costs[1] <= 0:
             return limits
         pair, byte = (cost / costs[1] / limits.num_layers for cost in (costs[4], costs[5]))
         return replace(limits, pair_cost=pair, load_cost=byte * limits.page_bytes / page_size)
 
-    def _limit(self) -> tuple[StepLimit, tuple[float, ...]]:
+    def limit(self) -> tuple[StepLimit, tuple[float, ...]]:
         """Return what bounds the step, and the costs of its parts. It is asked for when all decodes are planned."""
         if self._limits is None:
-            regime = self._pacer.regime(self._batch, has_prefill=True)
-            limit = self._pacer.limit(self._batch, regime, self._target)
-            self._limits = limit, self._pacer.cost.costs(regime)
+            regime = self.pacer.regime(self.batch, has_prefill=True)
+            limit = self.pacer.limit(self.batch, regime, self.target)
+            self._limits = limit, self.pacer.cost.costs(regime)
         return self._limits
 
 

@@ -101,7 +101,6 @@ def partial(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder,
     """Plan the next chunk of the prompt that is half computed: it holds a slot and pages, so it precedes new ones."""
     for request in list(state.partial.values()):
         adder.add_partial(request)
-        adder.add_more_layers(request)
     if limits.long_prefill_token_threshold:
         adder.share()
 
@@ -116,11 +115,11 @@ def admit(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, a
         if request.status is Status.LOADING:
             if adder.add_loaded(request) is not AddResult.CONTINUE:
                 break
-        elif is_follower(state, request):
             continue
-        elif admit_request(adder, request) is not AddResult.CONTINUE:
+        if is_follower(state, request):
+            continue
+        if admit_request(adder, request) is not AddResult.CONTINUE:
             break
-        adder.add_more_layers(request)
 
 
 def offloaded(

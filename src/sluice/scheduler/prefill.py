@@ -13,11 +13,12 @@ from enum import Enum
 from sluice.kv.manager import ResidentLease
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.budget import UNLIMITED, ChunkBudget, budget_for
-from sluice.scheduler.pacer import TargetBudget
+from sluice.scheduler.layer_budget import LayerBudget
 from sluice.scheduler.preempt import make_room
 from sluice.scheduler.request import Request, Status
+from sluice.scheduler.reserved_pages import ReservedPages
 from sluice.scheduler.state import SchedulerState
-from sluice.types import Bound, Chunk, OffloadLimits, PredictedStep, SchedulerLimits
+from sluice.types import Bound, OffloadLimits, PredictedStep, SchedulerLimits
 
 
 class AddResult(Enum):
@@ -63,9 +64,10 @@ class PrefillAdder:
         """Forced tokens are being planned."""
         self._is_first = True
         """The step has no prompt yet; while forced tokens are planned, none of these."""
-        self._slicing = self._timed if self._timed is not None and limits.sliced_chunk_size else None
+        divides = self._timed is not None and limits.sliced_chunk_size > 0
+        self._layers = LayerBudget(self._timed, limits) if self._timed is not None and divides else None
         """Divides chunks among steps; None: none is."""
-        self._reserved: int | None = None
+        self.reserved = ReservedPages(state)
         self.tier_is_full = False
         """The tier had no room for an offloaded request in this step."""
         self.bound_by = Bound.NOTHING
@@ -144,7 +146,7 @@ class PrefillAdder:
         if length == 0:
             return AddResult.NO_TOKEN
         self.note(cut_by)
-        self._take(request, length)
+        self._take(request, length, at_most)
         return AddResult.CONTINUE
 
     def add_forced(self, requests: Sequence[Request]) -> None:
@@ -181,23 +183,19 @@ class PrefillAdder:
             return AddResult.OTHER
         self.note(cut_by)
         self.state.begin(request)
-        self.add_first(request, length)
+        self.add_first(request, length, at_most)
         return AddResult.CONTINUE
 
-    def add_more_layers(self, request: Request) -> None:
-        """Add as many layers as fit of a chunk that was begun in this step, with one."""
-        if request.id in self._with_layers and request.sliced is not None and request.sliced.planned == 1:
-            self._add_layers(request)
-
-    def add_first(self, request: Request, length: int, *, is_new: bool = False) -> None:
+    def add_first(self, request: Request, length: int, at_most: int, *, is_new: bool = False) -> None:
         """Add the first chunk of a request that has just been started.
 
         Args:
             length: tokens, for which there are pages.
+            at_most: as of `fit`.
             is_new: whether nothing is reserved for the request yet.
         """
         self._batch.open_slot(request)
-        self._take(request, length, is_new=is_new)
+        self._take(request, length, at_most, is_new=is_new)
 
     def leaves_it_partial(self, start: int, length: int, extend_len: int) -> bool:
         """Return whether a prompt is half computed after a step with its next chunk.
@@ -215,9 +213,9 @@ class PrefillAdder:
 
     def has_room_for_others(self, first: Request) -> bool:
         """Return whether a step that goes on with the first prompt has as much left for others."""
-        if first.sliced is None or self._slicing is None:
+        if first.sliced is None or self._layers is None:
             return self.room() >= 2 * self.quantum
-        return self._slicing.has_room_for_others(first.sliced.chunk, self.limits.num_layers)
+        return self._layers.has_room_for_others(first.sliced.chunk)
 
     def fit(self, start: int, extend_len: int, at_most: int, planned: int = 0) -> tuple[int, Bound]:
         """Cut a chunk to the budgets of this step.
@@ -254,87 +252,47 @@ class PrefillAdder:
             cut_by is Bound.CHUNKED_PREFILL_SIZE and self._may_overshoot(start, extend_len, planned)
         ):
             return extend_len, Bound.NOTHING
-        if self._slicing is not None and not planned and not self._are_forced:
-            longest = min(extend_len, limits.sliced_chunk_size)
-            if longest > self._chunk.left_to_last(start) and self._slicing.slices(start):
-                length = self._fit_sliced(self._slicing, start, longest, at_most, extend_len)
-                if not length or self._is_sliced(start, length):
-                    return length, Bound.ITL_TARGET
+        if self._layers is not None and not planned and not self._are_forced:
+            most = self._room_beside_chunk()[0]
+            length = self._layers.length(start, extend_len, at_most, most, is_first=self._is_first)
+            if length is not None:
+                return length, Bound.ITL_TARGET
         return max(0, self._chunk.cut(start, wanted)), cut_by
-
-    def reserved_pages(self) -> int:
-        """Return the pages reserved for running requests beyond those they hold. Summed once a step, then kept up to
-        date."""
-        if self._reserved is None:
-            self._reserved = sum(self._lacks(request) for request in self.state.started())
-        return self._reserved
-
-    def recount(self) -> None:
-        """Sum the reserved pages again when they are next asked for: requests have started or have been preempted."""
-        self._reserved = None
-
-    def fits_beside_loads(self, newcomers: Sequence[Request], num_pages: int) -> bool:
-        """Return whether every started request and every newcomer could have all pages that it may ever need, besides
-        those that are being loaded for others and those in the windows of offloaded requests.
-
-        Args:
-            num_pages: pages that are to be loaded for the newcomer, or to be its window.
-        """
-        state, kv = self.state, self.state.kv
-        away = kv.tiers.num_loading + kv.num_window_pages + num_pages
-        if not away:
-            return True
-        own = {request.id: lease.num_loading for request in state.loading.values() if (lease := request.lease)}
-        own |= {request.id: num_pages for request in newcomers}
-        return all(
-            kv.pages_for(request.prompt_len + request.max_tokens) + away - own.get(request.id, 0) <= kv.num_pages
-            for request in (*state.started(), *newcomers)
-        )
-
-    def _fit_sliced(self, slicing: TargetBudget, start: int, longest: int, at_most: int, extend_len: int) -> int:
-        """Return the tokens of a chunk that may be longer than fits into this step, as its layers are divided among
-        steps; 0: it is not to be begun in this one."""
-        layers = self.limits.num_layers
-        most, is_last = self._room_beside_chunk()[0], longest == extend_len
-        length = slicing.sliced_length(start, longest, at_most, layers, most, is_last=is_last, is_first=self._is_first)
-        return length if length >= extend_len else max(0, self._chunk.cut(start, length))
 
     def _is_sliced(self, start: int, length: int) -> bool:
         """Return whether a chunk is more than this step holds."""
-        return self._slicing is not None and not self._are_forced and length > self._chunk.left_to_last(start)
+        return self._layers is not None and not self._are_forced and self._layers.divides(start, length)
 
     def _add_layers(self, request: Request, at_most: int = UNLIMITED) -> AddResult:
         """Add layers of a request's open chunk: as many as fit, and one at least for the first prompt of the step."""
-        sliced, limits = request.sliced, self.limits
-        assert sliced is not None and self._timed is not None, f"request {request.id} has no open chunk"
         is_first_row = request.id not in self._planned
-        if is_first_row and 0 < limits.max_prefill_requests <= self._num_prompts:
+        if is_first_row and 0 < self.limits.max_prefill_requests <= self._num_prompts:
             self.note(Bound.MAX_PREFILL_REQUESTS)
             return AddResult.OTHER
-        layers = limits.num_layers
-        left = layers - sliced.planned
-        most = self._room_beside_chunk()[0]
-        count = self._timed.layers(sliced.chunk, left, at_most, layers, most, is_first=self._is_first)
+        before = self.reserved.of(request)
+        if not self._take_layers(request, at_most, least=int(self._is_first)):
+            return AddResult.OTHER
+        self.reserved.changed(request, before)  # with its last layer, more of its output is reserved
+        return AddResult.CONTINUE
+
+    def _take_layers(self, request: Request, at_most: int, *, least: int) -> int:
+        """Plan the next layers of a request's open chunk: `least`, or as many as fit. Return how many."""
+        assert request.sliced is not None and self._layers is not None, f"request {request.id} has no open chunk"
+        chunk, left = request.sliced.chunk, self.limits.num_layers - request.sliced.planned
+        count = self._layers.layers(chunk, left, at_most, self._room_beside_chunk()[0], least=least)
         if count < left:
             self.note(Bound.ITL_TARGET)
         if not count:
-            return AddResult.OTHER
-        before = self._lacks(request)
-        self._take_layers(request, sliced.chunk, count)
-        if self._reserved is not None:  # with its last layer, more of its output is reserved
-            self._reserved += self._lacks(request) - before
-        return AddResult.CONTINUE
-
-    def _take_layers(self, request: Request, chunk: Chunk, count: int) -> None:
-        assert self._timed is not None
+            return 0
         self._batch.add_layers(request, count, self.limits.num_layers)
-        self._offloaded += self._timed.take_layers(chunk, count, self.limits.num_layers)
+        self._offloaded += self._layers.take(chunk, count)
         self._is_first = False
         self._planned.setdefault(request.id, 0)
         self._with_layers.add(request.id)
         request.planned_at = self.state.step
         if request.scheduled == request.prefill_end:
             self.state.prefilled(request)
+        return count
 
     @property
     def _num_prompts(self) -> int:
@@ -412,25 +370,19 @@ class PrefillAdder:
         self.note(Bound.KV_PAGES)
         if request is self.state.oldest_running() and request.id not in self._planned:
             make_room(self.state, [request])
-            self.recount()
+            self.reserved.recount()
         start = request.scheduled
         room = lease.capacity + kv.available * kv.page_size - start
         # Cut, it is not the last chunk of its prompt, which alone may exceed the chunk size.
         return length if length <= room else max(0, self._chunk.cut(start, min(room, self._room(start)[0])))
 
-    def _lacks(self, request: Request) -> int:
-        assert request.lease is not None, f"request {request.id} runs without pages"
-        return request.lease.missing(self.state.reservation.tokens(request))
-
-    def _take(self, request: Request, length: int, *, is_new: bool = False) -> None:
-        before = 0 if is_new else self._lacks(request)
+    def _take(self, request: Request, length: int, at_most: int, *, is_new: bool = False) -> None:
+        before = 0 if is_new else self.reserved.of(request)
         planned = self._planned.get(request.id, 0)
         if not planned and self._is_sliced(request.scheduled, length):
             self._batch.open_chunk(request, length)
-            assert request.sliced is not None
-            self._take_layers(request, request.sliced.chunk, 1)
-            if self._reserved is not None:
-                self._reserved += self._lacks(request) - before
+            self._take_layers(request, at_most, least=1)
+            self.reserved.changed(request, before)
             return
         if planned:
             self._batch.lengthen(request, length)
@@ -443,5 +395,4 @@ class PrefillAdder:
         request.planned_at = self.state.step
         if request.scheduled == request.prefill_end:
             self.state.prefilled(request)
-        if self._reserved is not None:
-            self._reserved += self._lacks(request) - before
+        self.reserved.changed(request, before)
