@@ -334,6 +334,6 @@ class Meter:
 
 def prefill_done(plan: BatchPlan) -> int:
     """Return the prefill tokens of a step with slices, each of which is its share of the tokens of its chunk."""
-    own = plan.chunks[plan.num_decodes : len(plan.chunks) - sum(part.completes for part in plan.slices)]
+    own = plan.whole_chunks[plan.num_decodes :]
     shares = (part.chunk.length * (part.stop - part.first) / part.total for part in plan.slices if not part.is_decode)
     return sum(chunk.length for chunk in own) + round(sum(shares))

@@ -35,8 +35,8 @@ STAND_INS: Mapping[Regime, tuple[Regime, ...]] = {
 """Kinds of steps that stand for one that was not measured, the most alike first."""
 WITH_PROMPTS = (Regime.MIXED, Regime.PREFILL)
 """Kinds that run the same kernels: steps of one help to describe the other, if it has few."""
-WITHOUT_LAYERS = {Regime.SLICED: Regime.MIXED, Regime.LAYERS: Regime.PREFILL}
-"""Kinds that stand for those with layers of a chunk, in a world that was measured without any."""
+WITH_LAYERS = (Regime.SLICED, Regime.LAYERS)
+"""Kinds with layers of a chunk. A world that was measured without any has none of their costs."""
 
 
 def kinds_of(measured: Iterable[Regime]) -> dict[Regime, tuple[Regime, ...]]:
@@ -66,9 +66,7 @@ class StepWork(NamedTuple):
 
 def work_of(plan: BatchPlan, setup: SchedulerSetup) -> StepWork:
     """Return what a plan has to do, as the pacer counts it."""
-    chunks, num_decodes = plan.chunks, plan.num_decodes
-    completed = sum(piece.completes for piece in plan.slices)
-    own = chunks[: len(chunks) - completed] if completed else chunks
+    own, num_decodes = plan.whole_chunks, plan.num_decodes
     context = sum([start + 1 for _, _, start, *_ in own[:num_decodes]])
     drafts = sum([chunk.num_drafts for chunk in own[:num_decodes]]) if setup.limits.num_draft_tokens else 0
     tokens, pairs = num_decodes + drafts, 0
@@ -135,7 +133,7 @@ class World:
     def __post_init__(self) -> None:
         for regime in Regime:
             found = self.costs.get(regime)
-            if found is None and regime in WITHOUT_LAYERS:
+            if found is None and regime in WITH_LAYERS:
                 continue
             if found is None or len(found) != NUM or not all(0 <= each < float("inf") for each in found):
                 raise ValueError(f"the costs of {regime} steps must be {NUM} numbers of at least 0, got {found}")
@@ -148,7 +146,7 @@ class World:
 
     def modelled(self, work: StepWork) -> float:
         """Return the seconds that a step takes by the costs alone."""
-        regime = work.regime if work.regime in self.costs else WITHOUT_LAYERS[work.regime]
+        regime = work.regime if work.regime in self.costs else STAND_INS[work.regime][0]
         return max(dot(self.costs[regime], (1, *work.load)), MIN_MICROS) / 1e6
 
 

@@ -179,6 +179,12 @@ class BatchPlan:
     """The time that the step is expected to take; None without an ITL target, and for copies alone."""
 
     @property
+    def whole_chunks(self) -> tuple[Chunk, ...]:
+        """The chunks that are computed in this step: all but those that its slices complete."""
+        completed = sum(part.completes for part in self.slices) if self.slices else 0
+        return self.chunks[: len(self.chunks) - completed] if completed else self.chunks
+
+    @property
     def num_decoded(self) -> int:
         """Number of chunks that are decodes, with offloaded ones, which are not among the first."""
         return self.num_decodes + sum(part.completes and part.is_decode for part in self.slices)

@@ -92,8 +92,7 @@ class SlicedWork:
 
 def ordinary(plan: BatchPlan) -> BatchPlan:
     """Return the plan without the chunks that slices complete, which are its last ones."""
-    count = sum(part.completes for part in plan.slices)
-    return replace(plan, chunks=plan.chunks[:-count]) if count else plan
+    return replace(plan, chunks=plan.whole_chunks) if plan.slices else plan
 
 
 def with_sliced(host: HostBatch, work: SlicedWork, chunks: Sequence[Chunk]) -> HostBatch:
@@ -148,6 +147,13 @@ class SliceRunners:
         if self.layers is not None:
             self.layers.open_slots(slots)
 
+    def run(self, step: int, part: ChunkSlice) -> torch.Tensor | None:
+        """Do the work items of a slice of a checked plan: see `Offloader.run`."""
+        if not part.is_resident:
+            return self.offload.run(step, part)
+        assert self.layers is not None, f"{part} was not checked"
+        return self.layers.run(part)
+
     def problem_of(self, plan: BatchPlan) -> str | None:
         """Return why the slices of a plan cannot be run."""
         if self.layers is None and any(part.is_resident for part in plan.slices):
@@ -170,11 +176,7 @@ def run_slices(
     rows = [] if hidden is None else [hidden.split(counts)]
     for index, part in enumerate(work.slices):
         try:
-            own = (
-                runners.layers.run(part)
-                if part.is_resident and runners.layers
-                else runners.offload.run(work.step, part)
-            )
+            own = runners.run(work.step, part)
         except OffloadFailed as error:
             errors.append(RowError(index, str(error)))
             own = runners.offload.failed(part) if part.completes else None

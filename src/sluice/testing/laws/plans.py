@@ -183,7 +183,7 @@ def layered(plan: BatchPlan) -> list[ChunkSlice]:
 
 def resident(plan: BatchPlan) -> tuple[Chunk, ...]:
     """Return the chunks that are computed together: all but those of slices."""
-    return plan.chunks[: len(plan.chunks) - sum(each.completes for each in plan.slices)]
+    return plan.whole_chunks
 
 
 def working(plan: BatchPlan) -> list[ChunkSlice]:
