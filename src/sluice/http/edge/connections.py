@@ -39,8 +39,8 @@ EXTRA, LEAST_EXTRA = 16, 8
 as many as may be served."""
 BURST, OPENED, ANY = 64, 32, 4
 """Connections that are accepted before other work continues, those of them that are opened, and the first ones, which
-are opened whatever they begin with. To accept one takes 0.1 ms, to open it, read its request and begin to answer it 1
-ms."""
+are opened without a look at what they begin with. To accept one takes 0.1 ms, to open it, read its request and begin to
+answer it 1 ms."""
 FULL_SECONDS = 0.05
 """Seconds between two looks at the kernel's queue while as many connections are open as may be."""
 FAILED_SECONDS = 1.0
