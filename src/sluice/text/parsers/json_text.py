@@ -11,7 +11,7 @@ from sluice.text.constraints.value_types import PYTHON
 from sluice.text.parsers.argument_types import ArgumentTypes, Retyped, object_of, text_of
 from sluice.text.parsers.events import Event
 from sluice.text.parsers.literals import read_python_object
-from sluice.text.parsers.parsing import Source, Steps, Waits, more, space_ahead
+from sluice.text.parsers.parsing import Source, Steps, more, space_ahead
 
 OUTSIDE = re.compile(r"""["{}\[\]]|[^"{}\[\]:,\s\w.+-]""")
 """What matters outside of a string: brackets, the beginning of a string, and what cannot stand in JSON."""
@@ -133,21 +133,6 @@ def mended(text: str) -> str:
     """Return a whole object mended."""
     mender = JsonMender()
     return mender.push(text) + mender.finish()
-
-
-def object_size(source: Source, begin: int = 0) -> Waits[int]:
-    """Return how many characters the JSON object or list has that comes next, without reading it; 0 if it is none.
-
-    Args:
-        begin: where in the rest it begins.
-    """
-    scanner, at = JsonScanner(), begin
-    while True:
-        at += scanner.push(source.peek(at))
-        if scanner.is_over:
-            return at - begin if scanner.is_complete else 0
-        if not (yield from more(source)):
-            return 0
 
 
 class JsonRead(NamedTuple):
