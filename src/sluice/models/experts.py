@@ -109,7 +109,7 @@ class PlainExperts(nn.Module):
         for expert, own, part in zip(self.experts, rows.split(counts), pairs.split(counts), strict=True):
             if len(own):
                 outputs[part] = expert(own, ops)
-        return weighted_sum(outputs.view(*ids.shape, -1), weights)
+        return weighted_sum(outputs.view(*ids.shape, x.shape[1]), weights)
 
 
 def weighted_sum(outputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -42,6 +42,10 @@ class EmptyLinear(nn.Linear):
         """Leave the memory as it is."""
 
 
+class WideLinear(EmptyLinear):
+    """A linear layer that is not quantised while it is loaded, such as that of a router: its errors choose others."""
+
+
 class Tied(NamedTuple):
     """An embedding and the head that shares its weight."""
 

@@ -1,93 +1,102 @@
-"""Mixtures of experts: the router, which chooses the experts of each token, and the layer that computes them."""
+"""A mixture of experts in the place of an MLP."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-from typing import NamedTuple
+from collections.abc import Iterator
+from types import MappingProxyType
 
 import torch
+from torch import nn
 
-from sluice.models.ops import compute_dtype
-
-
-class Score(Enum):
-    """How the logits of experts become scores."""
-
-    SOFTMAX = "softmax"
-    SIGMOID = "sigmoid"
-
-
-class Choice(NamedTuple):
-    """The experts of each token, by descending score."""
-
-    ids: torch.Tensor
-    """[T, k] int64"""
-    weights: torch.Tensor
-    """[T, k] float32; float64 in a model of float64."""
+from sluice.models.experts import ExpertLayers
+from sluice.models.fp8_rows import Rows, plain
+from sluice.models.layers import MLP
+from sluice.models.linear import EmptyLinear, Layer, Packer, WideLinear
+from sluice.models.ops import Ops, compute_dtype
+from sluice.models.plan import DecoderConfig, ExpertsPlan
+from sluice.models.shards import Block
+from sluice.parallel.member import Member
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Router:
-    """How experts are chosen. Where scores are equal, those with lower numbers are chosen."""
+class Expert(Block):
+    """The layers of an expert, as they are read: a shard's part of the inner size."""
 
-    experts: int
-    chosen: int
-    """Experts of each token."""
-    score: Score = Score.SOFTMAX
-    chooses_first: bool = False
-    """The highest logits are chosen, and scores are made of those alone."""
-    groups: int = 1
-    """Groups of neighbouring experts, of which only `chosen_groups` may be chosen from."""
-    chosen_groups: int = 1
-    group_score: int = 1
-    """The score of a group is the sum of so many of its highest ones."""
-    renorm_eps: float | None = None
-    """Weights are divided by their sum and this number; None: they are not."""
-    scale: float = 1.0
-    """Factor of the weights."""
-    has_bias: bool = False
-    """The logits have a bias."""
-    has_select_bias: bool = False
-    """A bias of the scores counts in the choice, and not in the weights."""
-    is_wide: bool = False
-    """The logits are computed in float32 in any model."""
-    rounds_scores: bool = True
-    """Scores are in float32 in a model of float64, too."""
+    cuts = MLP.cuts
 
-    def choose(self, logits: torch.Tensor, select_bias: torch.Tensor | None = None) -> Choice:
-        """Choose the experts of each token.
+    def __init__(self, config: DecoderConfig, plan: ExpertsPlan, member: Member) -> None:
+        super().__init__()
+        hidden, dtype, inner = config.spec.hidden_size, config.spec.dtype, len(member.place.part(plan.inner_size))
+        self.gate_proj = EmptyLinear(hidden, inner, bias=plan.has_bias, dtype=dtype)
+        self.up_proj = EmptyLinear(hidden, inner, bias=plan.has_bias, dtype=dtype)
+        has_bias = plan.has_bias and member.place.shard == 0
+        self.down_proj = EmptyLinear(inner, hidden, bias=has_bias, dtype=dtype)
+
+
+class Experts(Block):
+    """A router and a shard's part of all experts, summed over the shards."""
+
+    select_bias: torch.Tensor | None
+    cuts = MappingProxyType({"gate": None, "select_bias": None})
+
+    def __init__(self, config: DecoderConfig, plan: ExpertsPlan, member: Member) -> None:
+        super().__init__()
+        router, dtype = plan.router, config.spec.dtype
+        self.router, self._activation = router, plan.activation
+        self._wide = compute_dtype(dtype) if router.is_wide else dtype
+        self.gate: Layer = WideLinear(config.spec.hidden_size, router.experts, bias=router.has_bias, dtype=self._wide)
+        bias = nn.Parameter(torch.empty(router.experts, dtype=compute_dtype(dtype)))
+        self.register_parameter("select_bias", bias if router.has_select_bias else None)
+        self.experts: Layer = nn.ModuleList(Expert(config, plan, member) for _ in range(router.experts))
+        self._group = member.tensor_group
+
+    def pack(self, packer: Packer) -> None:
+        """Pack the experts, one after the other."""
+        self.gate = packer.head(self.gate)
+        self.experts = packer.experts(_taken(self.experts), self._activation)
+
+    def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """[T, hidden_size] to the same."""
+        return self.routed(x, x, ops)
+
+    def routed(self, x: torch.Tensor, of_router: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """Return what the experts of each token make of x [T, hidden_size].
 
         Args:
-            logits: [T, experts], in any floating-point dtype.
-            select_bias: [experts] of `has_select_bias`, else None.
+            of_router: [T, hidden_size], by which the experts are chosen.
         """
-        wide = torch.float32 if self.rounds_scores else compute_dtype(logits.dtype)
-        logits = logits.to(wide)
-        if self.chooses_first:
-            ids = _highest(logits, self.chosen)
-            return Choice(ids, logits.gather(1, ids).softmax(1))
-        scores = logits.softmax(1) if self.score is Score.SOFTMAX else logits.sigmoid()
-        choice = scores if select_bias is None else scores + select_bias
-        if self.groups > 1:
-            choice = self._within_groups(choice)
-        ids = _highest(choice, self.chosen)
-        weights = scores.gather(1, ids)
-        if self.renorm_eps is not None:
-            weights = weights / (weights.sum(1, keepdim=True) + self.renorm_eps)
-        return Choice(ids, weights * self.scale)
-
-    def _within_groups(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return the scores, with those outside the best groups at minus infinity."""
-        grouped = scores.unflatten(1, (self.groups, -1))
-        best = _highest(grouped.topk(self.group_score, dim=2).values.sum(2), self.chosen_groups)
-        is_out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, best, value=False)
-        return grouped.masked_fill(is_out[..., None], -torch.inf).flatten(1)
+        ids, weights = self.router.choose(self.gate(of_router.to(self._wide)), self.select_bias)
+        out: torch.Tensor = self.experts(x, ids, weights, ops)
+        return out if self._group.size == 1 else self._group.all_reduce(out)
 
 
-def _highest(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the places [T, count] of the highest scores [T, N], the highest first. Of equal ones, lower places win.
+def _taken(experts: nn.ModuleList) -> Iterator[ExpertLayers]:
+    """Iterate over the experts' layers, and forget each one that was handed out."""
+    while len(experts):
+        expert = experts.pop(0)
+        yield ExpertLayers(expert.gate_proj, expert.up_proj, expert.down_proj)
 
-    `topk` promises no order of equal ones.
-    """
-    return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
+
+class MoE(Experts):
+    """A mixture of experts in the place of an MLP, and an MLP that every token passes, if there is one."""
+
+    def __init__(self, config: DecoderConfig, plan: ExpertsPlan, member: Member) -> None:
+        super().__init__(config, plan, member)
+        self.shared_mlp = MLP(config, member, plan.shared_size) if plan.shared_size else None
+
+    def pack(self, packer: Packer) -> None:
+        """Pack all parts."""
+        super().pack(packer)
+        if self.shared_mlp is not None:
+            self.shared_mlp.pack(packer)
+
+    def forward(self, x: Rows, ops: Ops) -> torch.Tensor:
+        """[T, hidden_size] to the same."""
+        rows = plain(x)
+        out = super().forward(rows, ops)
+        return out if self.shared_mlp is None else out + self.shared_mlp(rows, ops)
+
+    @property
+    def first(self) -> nn.Module:
+        """The layer that takes the inputs, once it is packed."""
+        found: nn.Module = self.gate
+        return found
