@@ -21,6 +21,7 @@ from sluice.kernels.cpu.abi import (
     VERSION,
     AttentionCall,
     EmbedRowsCall,
+    ExpertsCall,
     GroupedLinearCall,
     ListedCall,
     MaskCall,
@@ -157,7 +158,16 @@ def _sources(functions: ctypes.CDLL) -> str:
     return digest.decode()
 
 
-Call = AttentionCall | NormCall | RotateStoreCall | SiluMulCall | PackedLinearCall | GroupedLinearCall | EmbedRowsCall
+Call = (
+    AttentionCall
+    | NormCall
+    | RotateStoreCall
+    | SiluMulCall
+    | PackedLinearCall
+    | GroupedLinearCall
+    | EmbedRowsCall
+    | ExpertsCall
+)
 Listener = Callable[[Operation, Call], None]
 
 
@@ -291,6 +301,11 @@ class Kernels:
         """Compute a product with weights in groups, then its activation or gate."""
         self._functions.sluice_grouped_linear(self._engine, ctypes.byref(call))
         self._report(Operation.GROUPED_LINEAR, call)
+
+    def experts(self, call: ExpertsCall) -> None:
+        """Compute the experts that rows chose, and their sums."""
+        self._functions.sluice_experts(self._engine, ctypes.byref(call))
+        self._report(Operation.EXPERTS, call)
 
     def embed_rows(self, call: EmbedRowsCall) -> None:
         """Look up rows of an embedding that stays as it is stored."""
