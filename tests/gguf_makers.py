@@ -32,10 +32,10 @@ NAMES = {
 }
 
 
-MIXTURES = {"qwen3_moe": "qwen3moe", "mixtral": "llama"}
+MIXTURES = {"qwen3_moe": "qwen3moe", "mixtral": "llama", "granitemoe": "granitemoe", "granitemoeshared": "granitemoe"}
 EXPERT = re.compile(r"(?P<experts>.*experts)\.(?P<number>\d+)\.(?P<layer>\w+)\.(?P<part>\w+)")
 """Layers of experts, which a file stores together."""
-PERMUTED = ("llama", "mixtral", "granite", "smollm3", "ministral3")
+PERMUTED = ("llama", "mixtral", "granite", "granitemoe", "granitemoeshared", "smollm3", "ministral3")
 """Model types whose q and k are written in another order."""
 
 
@@ -90,6 +90,12 @@ def write_gguf(
         if (expert := EXPERT.fullmatch(full)) is not None:
             name = table.get_name(f"{expert['experts']}.{expert['layer']}")
             stacks.setdefault(f"{name}.{expert['part']}", {})[int(expert["number"])] = weight
+            continue
+        if full.endswith("input_linear.weight"):  # gate and up
+            end, block = "exps" if weight.ndim > 2 else "shexp", full.split(".")[2]
+            names = (f"blk.{block}.ffn_{each}_{end}.weight" for each in ("gate", "up"))
+            halves = zip(names, weight.chunk(2, dim=-2), strict=True)
+            plain[full] = torch.cat([_add(writer, name, name, half, kind, config) for name, half in halves], -2)
             continue
         stem, _, part = full.rpartition(".")
         if part not in ("weight", "bias"):

@@ -63,6 +63,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family("SmolLM3ForCausalLM", "smollm3:SmolLM3", gguf="smollm3"),
     Family("GraniteForCausalLM", "granite:Granite", gguf="granite"),
+    Family("GraniteMoeForCausalLM", "granite_moe:GraniteMoE", gguf="granitemoe"),
+    Family("GraniteMoeSharedForCausalLM", "granite_moe:GraniteMoE", gguf="granitemoe"),
     Family("Olmo2ForCausalLM", "olmo:Olmo2", gguf="olmo2"),
     Family("Olmo3ForCausalLM", "olmo:Olmo3", gguf="olmo2"),
     Family("Phi3ForCausalLM", "phi3:Phi3", gguf="phi3"),

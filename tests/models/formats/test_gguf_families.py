@@ -130,6 +130,16 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
         {"mlp_only_layers": [], "norm_topk_prob": True, "head_dim": 16, "moe_intermediate_size": 32},
         {"expert_feed_forward_length": 32},
     ),
+    "granite-moe-shared": (
+        tiny_families.granite_moe_shared,
+        {"shared_intermediate_size": 32, "attention_multiplier": 0.3},
+        {
+            "expert_shared_feed_forward_length": 32,
+            "residual_scale": 0.8,
+            "attention.scale": 0.3,
+            "logit_scale": 1.0,
+        },
+    ),
     "mixtral": (tiny_families.mixtral, {"sliding_window": None}, {}),
     "olmo3": (
         tiny_families.olmo3,

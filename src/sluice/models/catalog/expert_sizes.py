@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sluice.models.checkpoint import CheckpointError, Fields
 
-ARCHITECTURES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM")
+ARCHITECTURES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM")
 """Architectures whose experts are known."""
 
 

@@ -187,6 +187,7 @@ def _phi3(fields: ArchitectureFields, base: Values) -> Values:
     return {"partial_rotary_factor": rotated / base["head_dim"], "sliding_window": window}
 
 
+SHARED_SIZE = "expert_shared_feed_forward_length"
 EXPERTS_READ = (EXPERT_COUNT, "expert_feed_forward_length")
 
 
@@ -203,6 +204,13 @@ def _qwen3_moe(fields: ArchitectureFields, base: Values) -> Values:
     inner = base["intermediate_size"] // experts["num_experts_per_tok"]
     of_experts = fields.integer("expert_feed_forward_length", max(1, inner))
     return {**experts, "moe_intermediate_size": of_experts, "norm_topk_prob": True}
+
+
+def _granite_moe(fields: ArchitectureFields, base: Values) -> Values:
+    shared = fields.count(SHARED_SIZE)
+    architecture = "GraniteMoeSharedForCausalLM" if shared else "GraniteMoeForCausalLM"
+    own = {"architectures": [architecture], "shared_intermediate_size": shared}
+    return {**_granite(fields, base), **_experts(fields), **own, "mlp_bias": False}
 
 
 def _llama(fields: ArchitectureFields, base: Values) -> Values:
@@ -226,6 +234,9 @@ NAMES: Mapping[str, GGUFNames] = {
     "mistral3": GGUFNames(reads=(BETA, *(SCALING + name for name in YARN)), config=_mistral3, is_permuted=True),
     "smollm3": GGUFNames(config=_smollm3, is_permuted=True),
     "granite": GGUFNames(reads=tuple(GRANITE_FACTORS.values()), config=_granite, is_permuted=True),
+    "granitemoe": GGUFNames(
+        reads=(*GRANITE_FACTORS.values(), EXPERT_COUNT, SHARED_SIZE), config=_granite_moe, is_permuted=True
+    ),
     "phi3": GGUFNames(MappingProxyType({"mlp.gate_up_proj": "ffn_up"}), (WINDOW, "rope.dimension_count"), _phi3),
     "olmo2": GGUFNames(OLMO_MODULES, (WINDOW, PATTERN, LOCAL_THETA), _olmo2),
 }
