@@ -169,6 +169,13 @@ def granite_moe_shared(**changes: Any) -> transformers.PreTrainedModel:
     )
 
 
+def gpt_oss(**changes: Any) -> transformers.PreTrainedModel:
+    """Sinks, biases, windows on every other layer, and an activation that is clamped often."""
+    rope = YARN | {"truncate": False}
+    own = {"head_dim": 12, "sliding_window": WINDOW, "rope_parameters": rope, "swiglu_limit": 0.4, "swiglu_alpha": 1.5}
+    return tiny("GptOss", **(FOUR | EXPERTS | own | changes))
+
+
 FAMILIES: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "gemma2": gemma2,
     "gemma3": gemma3,
@@ -184,6 +191,7 @@ FAMILIES: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "qwen3-moe": qwen3_moe,
     "mixtral": mixtral,
     "granite-moe": granite_moe,
+    "gpt-oss": gpt_oss,
     "granite-moe-shared": granite_moe_shared,
 }
 ERRORS = {"ministral3": 1e-5}

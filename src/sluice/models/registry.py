@@ -63,6 +63,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family("SmolLM3ForCausalLM", "smollm3:SmolLM3", gguf="smollm3"),
     Family("GraniteForCausalLM", "granite:Granite", gguf="granite"),
+    Family("GptOssForCausalLM", "gpt_oss:GptOss", gguf="gpt-oss"),
     Family("GraniteMoeForCausalLM", "granite_moe:GraniteMoE", gguf="granitemoe"),
     Family("GraniteMoeSharedForCausalLM", "granite_moe:GraniteMoE", gguf="granitemoe"),
     Family("Olmo2ForCausalLM", "olmo:Olmo2", gguf="olmo2"),

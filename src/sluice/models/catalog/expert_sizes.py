@@ -6,7 +6,13 @@ from typing import NamedTuple
 
 from sluice.models.checkpoint import CheckpointError, Fields
 
-ARCHITECTURES = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM")
+ARCHITECTURES = (
+    "Qwen3MoeForCausalLM",
+    "MixtralForCausalLM",
+    "GraniteMoeForCausalLM",
+    "GraniteMoeSharedForCausalLM",
+    "GptOssForCausalLM",
+)
 """Architectures whose experts are known."""
 
 

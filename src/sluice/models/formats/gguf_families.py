@@ -213,6 +213,18 @@ def _granite_moe(fields: ArchitectureFields, base: Values) -> Values:
     return {**_granite(fields, base), **_experts(fields), **own, "mlp_bias": False}
 
 
+def _gpt_oss(fields: ArchitectureFields, base: Values) -> Values:
+    """Return its fields. The range of frequencies that are interpolated is not rounded, as its authors compute it."""
+    inner, rope = fields.integer("expert_feed_forward_length", base["intermediate_size"]), base["rope_parameters"]
+    return {
+        **_experts(fields),
+        "intermediate_size": inner,
+        "sliding_window": fields.integer(WINDOW),
+        "layer_types": fields.kinds(2),
+        "rope_parameters": {**rope, "truncate": False} if rope["rope_type"] == "yarn" else rope,
+    }
+
+
 def _llama(fields: ArchitectureFields, base: Values) -> Values:
     if not fields.count(EXPERT_COUNT):
         return {}
@@ -227,6 +239,11 @@ NAMES: Mapping[str, GGUFNames] = {
     "qwen2": GGUFNames(),
     "qwen3": GGUFNames(),
     "qwen3moe": GGUFNames(reads=EXPERTS_READ, config=_qwen3_moe),
+    "gpt-oss": GGUFNames(
+        MappingProxyType({"post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks"}),
+        (WINDOW, PATTERN, *EXPERTS_READ),
+        _gpt_oss,
+    ),
     "qwen3vl": GGUFNames(reads=("rope.dimension_sections", "n_deepstack_layers")),
     "gemma2": GGUFNames(GEMMA_MODULES, (*GEMMA_READS, "attn_logit_softcapping"), _gemma2),
     "gemma3": GGUFNames(GEMMA_MODULES, (*GEMMA_READS, LOCAL_THETA), _gemma3),
