@@ -26,6 +26,7 @@ from sluice.models.quantized import (
     int4_linear,
     int8_linear,
 )
+from sluice.models.router import Chooser, Router
 from sluice.models.spec import BLOCKS
 from sluice.parallel.group import Group
 
@@ -236,6 +237,10 @@ class Packer:
             A module from (x [N, in_features], the model's `Ops`) to [N, out_features].
         """
         return Gated(self.linear(*parts), activation)
+
+    def router(self, router: Router) -> Chooser:
+        """Return what chooses experts as this router does."""
+        return router
 
     def experts(self, experts: Iterable[ExpertLayers], activation: ExpertActivation) -> nn.Module:
         """Create the experts of a layer, or a shard's part of each.

@@ -15,7 +15,9 @@ from sluice.models.grouped_layers import BLOCK, GroupedLinear, PackedRows, Store
 from sluice.models.linear import Packer, PlainLinear, Source, Tied, activated, int8_of, joined_bias
 from sluice.models.native_experts import native_experts
 from sluice.models.native_linear import CODES, NativeGated, NativeLinear, PackedEmbedding, PackedWeight, code_of
+from sluice.models.native_router import native_router
 from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight, narrowest
+from sluice.models.router import Chooser, Router
 from sluice.models.spec import BLOCKS
 from sluice.models.stored_blocks import StoredBlocks
 
@@ -96,6 +98,9 @@ class NativePacker(Packer):
 
     def gated(self, *parts: Source, activation: str) -> nn.Module:
         return self._gated(parts, activation) or super().gated(*parts, activation=activation)
+
+    def router(self, router: Router) -> Chooser:
+        return native_router(self._kernels, router)
 
     def experts(self, experts: Iterable[ExpertLayers], activation: ExpertActivation) -> nn.Module:
         return native_experts(self._kernels, [self._expert(layers, activation) for layers in experts])
