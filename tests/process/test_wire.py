@@ -170,6 +170,7 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
         output_ids=TOKENS,
         prompt_logprobs_sent=IDS,
         is_resumed=st.booleans(),
+        adapter=st.text(max_size=5),
     ),
     st.builds(QueryStats, IDS),
     st.builds(WatchSteps, st.booleans()),

@@ -60,6 +60,9 @@ class Submit:
     grammar: str = ""
     """What its output must match, as llguidance reads it: a grammar in its dialect of Lark, or in JSON; empty:
     anything. The next token is planned when the last one is known, whatever `lookahead` is."""
+    adapter: str = ""
+    """The digest of the adapter (`AdapterInfo`) that its tokens are computed with; empty: none. It is loaded, and stays
+    so until the request has ended."""
     packed: bytes = b""
     """The prompt as 32-bit integers, if it is long, in the place of `prompt`: a message of a million integers takes
     long to read, and every stream waits for it."""
