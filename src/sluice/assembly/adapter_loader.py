@@ -1,0 +1,155 @@
+"""AdapterLoader: reads adapters and loads them beside the model, in a thread of its own, while steps run.
+
+An adapter that was read is kept on the host until it is forgotten. So one that had to give up its place beside the
+model is loaded again without a look at its files.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from sluice.engine.messages import AdapterLoaded, AdapterRead, LoadAdapter, Message
+from sluice.types import AdapterInfo, AdapterSwap
+
+
+class HostAdapter(Protocol):
+    """An adapter that was read."""
+
+    @property
+    def info(self) -> AdapterInfo: ...
+
+
+class Bank(Protocol):
+    """Places for adapters beside a model (`models.adapter_bank.AdapterBank`). Any thread may call it."""
+
+    def read(self, name: str, path: str) -> HostAdapter:
+        """
+        Raises:
+            ValueError: the files are no adapter of the model; one line for the user.
+        """
+        ...
+
+    def load(self, adapter: HostAdapter) -> None:
+        """Put an adapter into a free place."""
+        ...
+
+    def unload(self, digest: str) -> None:
+        """Free the place of an adapter that no request uses."""
+        ...
+
+
+class Ranks(Protocol):
+    """What tells other ranks (`runner.runner.TorchRunner` has none). Called on the engine's thread."""
+
+    def load_adapter(self, info: AdapterInfo) -> None:
+        """
+        Raises:
+            ValueError: one of them cannot load it.
+        """
+        ...
+
+    def unload_adapter(self, digest: str) -> None: ...
+
+
+class AdapterLoader:
+    """Reads adapters, and loads them (see `engine.protocols.Adapters`).
+
+    Args:
+        bank: where they are loaded to.
+        post: receives what became of a read or a load, from any thread.
+        answer: tells the server what became of a `LoadAdapter`.
+        ranks: are told of every load.
+    """
+
+    def __init__(
+        self,
+        bank: Bank,
+        post: Callable[[Message], None],
+        answer: Callable[[AdapterRead], None],
+        ranks: Ranks,
+    ) -> None:
+        self._bank = bank
+        self._post = post
+        self._answer = answer
+        self._ranks = ranks
+        self._kept: dict[str, HostAdapter] = {}
+        self._work: queue.SimpleQueue[Callable[[], Message] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def has(self, adapter: str) -> bool:
+        return adapter in self._kept
+
+    def read_now(self, name: str, path: str, digest: str = "") -> AdapterInfo:
+        """Read an adapter and keep it. Blocks until it is read.
+
+        Raises:
+            ValueError: it cannot be used, or has another digest.
+        """
+        adapter = self._bank.read(name, path)
+        if digest not in ("", adapter.info.digest):
+            raise ValueError(f"the adapter {name} has changed since it was loaded: {path} has other content now")
+        self._kept[adapter.info.digest] = adapter
+        return adapter.info
+
+    def read(self, asked: LoadAdapter) -> None:
+        def work() -> Message:
+            try:
+                return AdapterRead(asked.query_id, self.read_now(asked.name, asked.path, asked.digest))
+            except (ValueError, OSError, MemoryError) as error:
+                return AdapterRead(asked.query_id, error=in_one_line(error))
+
+        self._begin(work)
+
+    def answer(self, read: AdapterRead) -> None:
+        self._answer(read)
+
+    def forget(self, adapter: str) -> None:
+        self._kept.pop(adapter, None)
+
+    def swap(self, swap: AdapterSwap) -> AdapterLoaded | None:
+        adapter = self._kept.get(swap.adapter)
+        if adapter is None:
+            return AdapterLoaded(swap.adapter, f"the adapter {swap.adapter} was unloaded")
+        if swap.instead_of:
+            self._ranks.unload_adapter(swap.instead_of)
+
+        def work() -> Message:
+            try:
+                if swap.instead_of:
+                    self._bank.unload(swap.instead_of)
+                self._bank.load(adapter)
+            except (ValueError, RuntimeError, MemoryError) as error:
+                return AdapterLoaded(swap.adapter, in_one_line(error))
+            return AdapterLoaded(swap.adapter)
+
+        self._begin(work)
+        return None
+
+    def loaded(self, adapter: str) -> None:
+        kept = self._kept.get(adapter)
+        if kept is not None:
+            self._ranks.load_adapter(kept.info)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread = None
+
+    def _begin(self, work: Callable[[], Message]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="adapters", daemon=True)
+            self._thread.start()
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            self._post(work())
+
+
+def in_one_line(error: Exception) -> str:
+    """Return an error's message for a user; with its type, if it was not made for users."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ValueError | OSError) and text else f"{type(error).__name__}: {text}"
