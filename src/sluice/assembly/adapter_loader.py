@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from sluice.engine.messages import AdapterLoaded, AdapterRead, LoadAdapter, Message
@@ -76,11 +76,28 @@ class AdapterLoader:
         self._answer = answer
         self._ranks = ranks
         self._kept: dict[str, HostAdapter] = {}
+        self.lost: dict[str, str] = {}
+        """Digests of adapters that an engine before had, and this one cannot use -> why."""
         self._work: queue.SimpleQueue[Callable[[], Message] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def has(self, adapter: str) -> bool:
-        return adapter in self._kept
+    def problem(self, adapter: str) -> str | None:
+        if adapter in self._kept:
+            return None
+        return self.lost.get(adapter) or f"the adapter {adapter} is not loaded"
+
+    def restore(self, adapters: Sequence[AdapterInfo]) -> None:
+        """Read the adapters that an engine before had. Those that cannot be used are `lost`."""
+        for info in adapters:
+            try:
+                self.read_now(info.name, info.path, info.digest)
+            except (ValueError, OSError) as error:
+                self.lost[info.digest] = in_one_line(error)
+
+    @property
+    def infos(self) -> tuple[AdapterInfo, ...]:
+        """The adapters that were read."""
+        return tuple(adapter.info for adapter in self._kept.values())
 
     def read_now(self, name: str, path: str, digest: str = "") -> AdapterInfo:
         """Read an adapter and keep it. Blocks until it is read.

@@ -220,8 +220,9 @@ class Engine:
 
     def _submit(self, message: Submit) -> list[Output]:
         try:
-            if message.adapter and not self.adapters.has(message.adapter):
-                raise ValueError(f"the adapter {message.adapter} is not loaded")
+            problem = self.adapters.problem(message.adapter) if message.adapter else None
+            if problem is not None:
+                raise ValueError(problem)
             self.scheduler.add(message)
         except DuplicateRequest:
             return []  # the stream of this id belongs to the request that came first

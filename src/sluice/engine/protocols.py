@@ -155,8 +155,8 @@ class Grammars(Protocol):
 class Adapters(Protocol):
     """Reads adapters, keeps them on the host, and loads them beside the model."""
 
-    def has(self, adapter: str) -> bool:
-        """Return whether an adapter of this digest was read, and was not forgotten."""
+    def problem(self, adapter: str) -> str | None:
+        """Return why no request may have the adapter of this digest, in words for an error; None: it was read."""
         ...
 
     def read(self, asked: LoadAdapter) -> None:
@@ -235,8 +235,8 @@ class NoGrammars:
 class NoAdapters:
     """Has no adapters, and reads none."""
 
-    def has(self, adapter: str) -> bool:
-        return False
+    def problem(self, adapter: str) -> str | None:
+        return "this engine has no room for adapters (--enable-lora)"
 
     def read(self, asked: LoadAdapter) -> None:
         """Return: nobody asks an engine without adapters."""
@@ -248,7 +248,7 @@ class NoAdapters:
         """Return: nothing is kept."""
 
     def swap(self, swap: AdapterSwap) -> AdapterLoaded | None:
-        return AdapterLoaded(swap.adapter, "this engine has no room for adapters (--enable-lora)")
+        return AdapterLoaded(swap.adapter, self.problem(swap.adapter))
 
     def loaded(self, adapter: str) -> None:
         """Return: nothing is loaded."""

@@ -208,8 +208,8 @@ class _RecordedTimer(StepTimer):
 class _AdaptersAwaited(NoAdapters):
     """Loads nothing: the trace reports when adapters were loaded."""
 
-    def has(self, adapter: str) -> bool:
-        return True
+    def problem(self, adapter: str) -> None:
+        """Return: there is none."""
 
     def swap(self, swap: AdapterSwap) -> None:
         """Return: it is reported later."""

@@ -63,8 +63,8 @@ class _Open:
 class AdaptersAtOnce(NoAdapters):
     """Has every adapter, and loads it in no time."""
 
-    def has(self, adapter: str) -> bool:
-        return True
+    def problem(self, adapter: str) -> None:
+        """Return: there is none."""
 
     def swap(self, swap: AdapterSwap) -> AdapterLoaded:
         return AdapterLoaded(swap.adapter)

@@ -35,8 +35,8 @@ class ShadowAdapters:
         self.swaps: list[AdapterSwap] = []
         """All that were asked for."""
 
-    def has(self, adapter: str) -> bool:
-        return True
+    def problem(self, adapter: str) -> str | None:
+        return None
 
     def read(self, asked: LoadAdapter) -> None:
         """Return: all are read."""
