@@ -64,6 +64,7 @@ class EngineInfo:
         predicted = replace(
             device_footprint(self.kv_sizes, self.pool_tokens, sizes, weights_bytes=self.memory.weights_bytes),
             draft_bytes=self.memory.draft_bytes,
+            adapter_bytes=self.memory.adapter_bytes,
         )
         above = self.config.offload.offload_above
         if sizes is None or above is None or length <= above:

@@ -33,12 +33,14 @@ from sluice.engine.trace import ChunkLog, PacingLog, RecentSteps, TraceSink
 from sluice.engine.transfer import Handover
 from sluice.kernels.cpu.library import Kernels
 from sluice.kv.events import NO_EVENTS, EventLog, NoEvents
+from sluice.models.adapter_bank import AdapterBank
 from sluice.models.base import PagedLM
 from sluice.models.decoder import Decoder
 from sluice.models.spec import ModelSpec
 from sluice.parallel.member import ALONE, Member
 from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
 from sluice.runner.features import NewGrammars
+from sluice.runner.features.adapters import none_loaded
 from sluice.runner.features.grammars import NO_GRAMMARS, GrammarMasks, Publish, keep
 from sluice.runner.forwards import EagerForwards, Forwards, Model
 from sluice.runner.grammar.base import CompiledGrammars
@@ -93,6 +95,8 @@ class LoadedModel:
     """The runner's own drafter; None: the runner guesses nothing."""
     num_token_ids: int | None = None
     """Ids that the tokenizer has; those behind them are never sampled. None: all may be."""
+    adapters: AdapterBank | None = None
+    """The adapters beside the model; None: it takes none."""
 
     @property
     def new_kv(self) -> KVMaker:
@@ -140,7 +144,12 @@ class LoadedModel:
         """
         watched = self.info.config.model.debug_uninitialized_reads
         return DeviceState(
-            self.shape, self.new_kv, watched=watched, new_grammars=new_grammars, denoising=self.denoising
+            self.shape,
+            self.new_kv,
+            watched=watched,
+            new_grammars=new_grammars,
+            denoising=self.denoising,
+            adapter_slot_of=none_loaded if self.adapters is None else self.adapters.slot_of,
         )
 
     def runner(
@@ -224,6 +233,7 @@ class LoadedModel:
         allocated = replace(
             runner.footprint(),
             weights_bytes=info.memory.weights_bytes,
+            adapter_bytes=0 if self.adapters is None else self.adapters.num_bytes,
             prefill_buffer_bytes=planned.prefill_buffer_bytes,
             pipeline_buffer_bytes=planned.pipeline_buffer_bytes,
             decode_buffer_bytes=planned.decode_buffer_bytes,

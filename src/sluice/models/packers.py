@@ -12,6 +12,7 @@ from torch.nn import functional
 from sluice.kernels.cpu.abi import PackedLinearCall
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.cuda_packer import CudaPacker
+from sluice.models.fp8_rows import plain
 from sluice.models.grouped_layers import BLOCK, GroupedLinear, PackedRows, StoredEmbedding, pack_blocks
 from sluice.models.linear import Packer, PlainLinear, Source, Tied, activated, int8_of, joined_bias
 from sluice.models.ops import Ops
@@ -147,25 +148,48 @@ class NativeLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in_features] to [N, out_features]; the rows of x may be strided."""
+        return self._run(self._call, x, torch.empty((x.shape[0], self.out_features), dtype=self._dtype))
+
+    def ungated(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of a gated layer before the gate, [N, 2 * out_features] in float32: gate and up."""
+        y = torch.empty((x.shape[0], 2 * self.out_features), dtype=torch.float32)
+        call = PackedLinearCall.from_buffer_copy(self._call)
+        call.out_features = call.y_stride = y.shape[1]
+        call.activation, call.is_gated, call.is_float_y = CODES[None], False, True
+        return self._run(call, x, y)
+
+    def _run(self, call: PackedLinearCall, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if x.stride(1) != 1:
             x = x.contiguous()
-        y = torch.empty((x.shape[0], self.out_features), dtype=self._dtype)
-        call = self._call
         call.x, call.x_stride, call.rows, call.y = x.data_ptr(), x.stride(0), x.shape[0], y.data_ptr()
         self._kernels.packed_linear(call)
         return y
 
 
 class NativeGated(nn.Module):
-    """A gated product in one kernel. It does not need the model's `Ops`."""
+    """A gated product in one kernel. It does not need the model's `Ops`.
 
-    def __init__(self, layer: NativeLinear | GroupedLinear) -> None:
+    Args:
+        activation: of the gate.
+    """
+
+    def __init__(self, layer: NativeLinear | GroupedLinear, activation: str) -> None:
         super().__init__()
         self.layer = layer
+        self._activation = activation
 
     def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
         """[N, in_features] to [N, out_features]."""
         return self.layer(x)
+
+    def both(self, x: torch.Tensor) -> torch.Tensor:
+        """As of `Gated`, in float32: what is `gated` of them is rounded once, as by `forward`."""
+        return self.layer.ungated(x)
+
+    def gated(self, both: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """As of `Gated`."""
+        gate, up = both.chunk(2, dim=-1)
+        return plain(ops.gate_and_mul(gate, up, self._activation)).to(torch.bfloat16)
 
 
 class PackedEmbedding(nn.Module):
@@ -212,9 +236,10 @@ class NativePacker(Packer):
         blocks = _blocks_of(parts)
         if blocks is not None:
             blocks = blocks[0].halves() if len(blocks) == 1 else blocks  # a matrix for both
-            return NativeGated(self._grouped(blocks, joined_bias(parts), activation, is_gated=True))
+            return NativeGated(self._grouped(blocks, joined_bias(parts), activation, is_gated=True), activation)
         weight, bias = self._joined(*parts)
-        return NativeGated(NativeLinear(self._kernels, self._packed(weight), bias, outputs, activation, is_gated=True))
+        layer = NativeLinear(self._kernels, self._packed(weight), bias, outputs, activation, is_gated=True)
+        return NativeGated(layer, activation)
 
     def tied(self, embedding: nn.Embedding | QuantizedLinear, rows: range) -> Tied:
         if isinstance(embedding, QuantizedLinear) and isinstance(embedding.weight, StoredBlocks):
