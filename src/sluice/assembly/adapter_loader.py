@@ -12,33 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from sluice.engine.messages import AdapterLoaded, AdapterRead, LoadAdapter, Message
+from sluice.models.adapter_bank import AdapterBank
+from sluice.models.adapters import Adapter
 from sluice.types import AdapterInfo, AdapterSwap
-
-
-class HostAdapter(Protocol):
-    """An adapter that was read."""
-
-    @property
-    def info(self) -> AdapterInfo: ...
-
-
-class Bank(Protocol):
-    """Places for adapters beside a model (`models.adapter_bank.AdapterBank`). Any thread may call it."""
-
-    def read(self, name: str, path: str) -> HostAdapter:
-        """
-        Raises:
-            ValueError: the files are no adapter of the model; one line for the user.
-        """
-        ...
-
-    def load(self, adapter: HostAdapter) -> None:
-        """Put an adapter into a free place."""
-        ...
-
-    def unload(self, digest: str) -> None:
-        """Free the place of an adapter that no request uses."""
-        ...
 
 
 class Ranks(Protocol):
@@ -54,50 +30,60 @@ class Ranks(Protocol):
     def unload_adapter(self, digest: str) -> None: ...
 
 
+class NoRanks:
+    """For an engine without other ranks."""
+
+    def load_adapter(self, info: AdapterInfo) -> None:
+        """Return: there is nobody to tell."""
+
+    def unload_adapter(self, digest: str) -> None:
+        """Return: there is nobody to tell."""
+
+
+NO_RANKS = NoRanks()
+
+
 class AdapterLoader:
     """Reads adapters, and loads them (see `engine.protocols.Adapters`).
 
     Args:
         bank: where they are loaded to.
         post: receives what became of a read or a load, from any thread.
-        answer: tells the server what became of a `LoadAdapter`.
+        answer: tells the server what became of a `LoadAdapter`; None: there is no server.
         ranks: are told of every load.
     """
 
     def __init__(
         self,
-        bank: Bank,
+        bank: AdapterBank,
         post: Callable[[Message], None],
-        answer: Callable[[AdapterRead], None],
-        ranks: Ranks,
+        answer: Callable[[AdapterRead], None] | None = None,
+        ranks: Ranks = NO_RANKS,
     ) -> None:
         self._bank = bank
         self._post = post
         self._answer = answer
         self._ranks = ranks
-        self._kept: dict[str, HostAdapter] = {}
+        self._kept: dict[str, Adapter] = {}
         self.lost: dict[str, str] = {}
         """Digests of adapters that an engine before had, and this one cannot use -> why."""
         self._work: queue.SimpleQueue[Callable[[], Message] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def problem(self, adapter: str) -> str | None:
-        if adapter in self._kept:
+        if adapter in self._kept or self._bank.slot_of(adapter) is not None:
             return None
         return self.lost.get(adapter) or f"the adapter {adapter} is not loaded"
 
-    def restore(self, adapters: Sequence[AdapterInfo]) -> None:
-        """Read the adapters that an engine before had. Those that cannot be used are `lost`."""
+    def restore(self, adapters: Sequence[AdapterInfo]) -> tuple[AdapterInfo, ...]:
+        """Read the adapters that an engine before had, and return those that can be used. The others are `lost`."""
+        found = []
         for info in adapters:
             try:
-                self.read_now(info.name, info.path, info.digest)
+                found.append(self.read_now(info.name, info.path, info.digest))
             except (ValueError, OSError) as error:
                 self.lost[info.digest] = in_one_line(error)
-
-    @property
-    def infos(self) -> tuple[AdapterInfo, ...]:
-        """The adapters that were read."""
-        return tuple(adapter.info for adapter in self._kept.values())
+        return tuple(found)
 
     def read_now(self, name: str, path: str, digest: str = "") -> AdapterInfo:
         """Read an adapter and keep it. Blocks until it is read.
@@ -121,12 +107,15 @@ class AdapterLoader:
         self._begin(work)
 
     def answer(self, read: AdapterRead) -> None:
-        self._answer(read)
+        if self._answer is not None:
+            self._answer(read)
 
     def forget(self, adapter: str) -> None:
         self._kept.pop(adapter, None)
 
     def swap(self, swap: AdapterSwap) -> AdapterLoaded | None:
+        if self._bank.slot_of(swap.adapter) is not None:
+            return AdapterLoaded(swap.adapter)
         adapter = self._kept.get(swap.adapter)
         if adapter is None:
             return AdapterLoaded(swap.adapter, f"the adapter {swap.adapter} was unloaded")

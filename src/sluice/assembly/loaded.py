@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from sluice.assembly.adapter_loader import AdapterLoader
 from sluice.assembly.cost_file import Key
 from sluice.assembly.diffusion import denoising_of, with_blocks
 from sluice.assembly.drafting import DraftSetup
@@ -250,6 +251,7 @@ class LoadedModel:
                     pipeline_stages=config.parallel.pp_size,
                     num_draft_tokens=config.speculative.drafts(),
                     num_layers=self.spec.num_layers if config.scheduler.sliced_chunk_size else 0,
+                    max_loras=0 if self.adapters is None else self.adapters.limits.max_loras,
                 ),
                 config.diffusion,
                 self.spec,
@@ -313,6 +315,7 @@ class LoadedModel:
             trace=recorder or log,
             grammars=grammars,
             feed=None if peers.events is None else PageFeed(page_log, peers.events),
+            adapters=None if self.adapters is None else AdapterLoader(self.adapters, link.post, peers.answer),
         )
         if peers.answer is not None:
             engine.handover = Handover(peers.answer, transfer_of(scheduler.state.kv, self.tiers, tiers))

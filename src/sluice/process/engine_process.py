@@ -156,6 +156,7 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
             link.send_frame,
             Path(start.remote) if start.remote else None,
         ),
+        adapters=start.adapters,
     )
     fingerprint = sampled_fingerprint(info.folder)
     if start.fingerprint not in ("", fingerprint):
@@ -175,6 +176,8 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         stored=info.stored,
         disabled_tiers=info.disabled_tiers,
         fingerprint=fingerprint,
+        adapters=info.adapters,
+        lost_adapters=info.lost_adapters,
     )
 
 
