@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,7 +70,7 @@ class AdapterFolder:
             self._check_inside(path, given)
             if not path.exists():
                 raise ApiError(404, f"no adapter found at {given!r}", param="lora_path", code="adapter_not_found")
-            for file in path.rglob("*") if path.is_dir() else ():
+            for file in path.iterdir() if path.is_dir() else ():
                 self._check_inside(file.resolve(), given)
         except (OSError, ValueError, RuntimeError) as error:
             raise bad_request(f"lora_path {given!r} cannot be read: {error}", param="lora_path") from error
@@ -116,7 +117,7 @@ def add_adapters(routes: Routes, backend: Backend, bodies: BodyReader, folder: A
     async def load(request: Request) -> str:
         fields = await bodies.read(request, parse_load)
         service = backend.service()
-        book, path = service.client.adapters, folder.find(fields.lora_path)
+        book, path = service.client.adapters, await asyncio.to_thread(folder.find, fields.lora_path)
         if fields.load_inplace and fields.lora_name in book.by_name:
             await _refused(book.replace(fields.lora_name, str(path)))
         else:
