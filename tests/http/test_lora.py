@@ -230,8 +230,8 @@ def test_sglangs_routes(served: Served) -> None:
 
 def test_an_adapter_that_is_unloaded_finishes_its_streams(served: Served) -> None:
     served.load("c", "c")
-    whole = served.tokens("c", max_tokens=300)
-    with served.stream("c", 300) as stream:
+    whole = served.tokens("c", max_tokens=80)
+    with served.stream("c", 80) as stream:
         found = next(stream)
         assert served.unload("c").status_code == 200
         found += [token for ids in stream for token in ids]
@@ -242,9 +242,9 @@ def test_an_adapter_that_is_unloaded_finishes_its_streams(served: Served) -> Non
 def test_adapters_and_streams_survive_the_engine(served: Served) -> None:
     """The next engine reads the adapters again, those that were loaded over HTTP, too."""
     served.load("c", "c")
-    whole = {name: served.tokens(name, max_tokens=200) for name in ("a", "c")}
+    whole = {name: served.tokens(name, max_tokens=60) for name in ("a", "c")}
     (engine,) = processes.children(served.pid)
-    with served.stream("a", 200) as of_a, served.stream("c", 200) as of_c:
+    with served.stream("a", 60) as of_a, served.stream("c", 60) as of_c:
         found = {"a": next(of_a), "c": next(of_c)}
         os.kill(engine, signal.SIGKILL)
         found["a"] += [token for ids in of_a for token in ids]
