@@ -75,6 +75,10 @@ class AdapterLoader:
             return None
         return self.lost.get(adapter) or f"the adapter {adapter} is not loaded"
 
+    def name_of(self, adapter: str) -> str:
+        kept = self._kept.get(adapter)
+        return adapter if kept is None else kept.info.name
+
     def restore(self, adapters: Sequence[AdapterInfo]) -> tuple[AdapterInfo, ...]:
         """Read the adapters that an engine before had, and return those that can be used. The others are `lost`."""
         found = []

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from sluice.config.base import ConfigError, option
@@ -15,7 +16,8 @@ from sluice.types import AdapterLimits
 SEE = "See [lora.md](lora.md)."
 MAX_LORAS, MAX_LORA_RANK = 4, 16
 GOOD_NAME = re.compile(r"[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]{0,255}")
-FIELDS = {"name": "name", "lora_name": "name", "path": "path", "lora_path": "path"}
+FIELDS: Mapping[str, str] = MappingProxyType({"name": "name", "lora_name": "name", "path": "path", "lora_path": "path"})
+"""Fields of an adapter, with SGLang's names for them."""
 IGNORED = ("base_model_name", "pinned", "is_3d_lora_weight")
 """Further fields that vLLM and SGLang have, and that change nothing here."""
 

@@ -159,6 +159,10 @@ class Adapters(Protocol):
         """Return why no request may have the adapter of this digest, in words for an error; None: it was read."""
         ...
 
+    def name_of(self, adapter: str) -> str:
+        """Return a name of an adapter; its digest if it has none."""
+        ...
+
     def read(self, asked: LoadAdapter) -> None:
         """Begin to read an adapter, which is kept until it is forgotten. Returns at once; the link gets a message."""
         ...
@@ -237,6 +241,9 @@ class NoAdapters:
 
     def problem(self, adapter: str) -> str | None:
         return "this engine has no room for adapters (--enable-lora)"
+
+    def name_of(self, adapter: str) -> str:
+        return adapter
 
     def read(self, asked: LoadAdapter) -> None:
         """Return: nobody asks an engine without adapters."""

@@ -38,6 +38,9 @@ class ShadowAdapters:
     def problem(self, adapter: str) -> str | None:
         return None
 
+    def name_of(self, adapter: str) -> str:
+        return adapter
+
     def read(self, asked: LoadAdapter) -> None:
         """Return: all are read."""
 
