@@ -6,6 +6,7 @@ model is loaded again without a look at its files.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -14,7 +15,10 @@ from typing import Protocol
 from sluice.engine.messages import AdapterLoaded, AdapterRead, LoadAdapter, Message
 from sluice.models.adapter_bank import AdapterBank
 from sluice.models.adapters import Adapter
+from sluice.runner.grammar.compiler import be_nicer
 from sluice.types import AdapterInfo, AdapterSwap
+
+LOGGER = logging.getLogger("sluice.engine")
 
 
 class Ranks(Protocol):
@@ -105,7 +109,7 @@ class AdapterLoader:
         def work() -> Message:
             try:
                 return AdapterRead(asked.query_id, self.read_now(asked.name, asked.path, asked.digest))
-            except (ValueError, OSError, MemoryError) as error:
+            except Exception as error:  # noqa: BLE001 - whoever asked waits for an answer
                 return AdapterRead(asked.query_id, error=in_one_line(error))
 
         self._begin(work)
@@ -131,7 +135,7 @@ class AdapterLoader:
                 if swap.instead_of:
                     self._bank.unload(swap.instead_of)
                 self._bank.load(adapter)
-            except (ValueError, RuntimeError, MemoryError) as error:
+            except Exception as error:  # noqa: BLE001 - requests wait for it
                 return AdapterLoaded(swap.adapter, in_one_line(error))
             return AdapterLoaded(swap.adapter)
 
@@ -155,11 +159,15 @@ class AdapterLoader:
         self._work.put(work)
 
     def _run(self) -> None:
+        be_nicer()
         while (work := self._work.get()) is not None:
             self._post(work())
 
 
 def in_one_line(error: Exception) -> str:
-    """Return an error's message for a user; with its type, if it was not made for users."""
+    """Return an error's message for a user; with its type, and logged, if it was not made for users."""
     text = " ".join(str(error).split())
-    return text if isinstance(error, ValueError | OSError) and text else f"{type(error).__name__}: {text}"
+    if isinstance(error, ValueError | OSError) and text:
+        return text
+    LOGGER.error("an adapter could not be loaded", exc_info=error)
+    return f"{type(error).__name__}: {text}"
