@@ -11,6 +11,7 @@ import tiny_models
 from lora_makers import Lora, wide
 from sluice import LLM, AsyncLLM, SamplingParams
 from sluice.cli import main
+from sluice.config import ConfigError
 from tokenizer_makers import byte_tokenizer
 
 LORAS = {"a": Lora(1, rank=3), "b": Lora(2, rank=6)}
@@ -100,3 +101,21 @@ def test_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert texts[""] != texts["a"]
     assert main([*asked, "--adapter", "z"]) == 2
     assert "--adapter must be one of --lora-modules, which is not given, got 'z'" in capsys.readouterr().err
+
+
+def test_the_disk_keeps_pages_by_adapter(folder: Path, tmp_path: Path) -> None:
+    """Another process finds what was computed with the same adapter, under any name, and nothing else."""
+    options = {**OPTIONS, "page_size": 8, "kv_disk": str(tmp_path / "pages"), "kv_disk_bytes": 4 << 20}
+    prompt = PROMPT * 4
+    with LLM(folder / "model", lora={"a": folder / "a"}, **options) as llm:
+        llm.generate(prompt, GREEDY, adapter="a")
+    cached = {}
+    with LLM(folder / "model", lora={"other": folder / "a", "b": folder / "b"}, **options) as llm:
+        for name in ("", "b", "other"):
+            cached[name] = llm.generate(prompt, GREEDY, adapter=name)[0].num_disk_tokens
+    assert cached == {"": 0, "b": 0, "other": 32}
+
+
+def test_adapters_that_cannot_be_read_are_named(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--lora-modules z=.*there is no such folder or file"):
+        LLM(folder / "model", lora={"z": folder / "nothing"}, **OPTIONS)
