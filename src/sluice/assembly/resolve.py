@@ -22,11 +22,13 @@ from sluice.config import (
     CacheConfig,
     ConfigError,
     EngineConfig,
+    LoraConfig,
     SchedulerConfig,
     check_values,
     flag,
     itl_micros,
 )
+from sluice.config.lora import check_lora
 from sluice.config.priority_classes import classes_of, default_classes
 from sluice.types import Tier
 
@@ -107,6 +109,7 @@ def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) ->
     speculative = replace(config.speculative, **speculation_sizes(config.speculative, why))
     cache = replace(config.cache, page_size=page_size, **_tiers(config.cache, device_type, why))
     config = replace(config, cache=cache, scheduler=scheduler, speculative=speculative)
+    config = replace(config, lora=_with_places(config.lora, why))
     offload = replace(config.offload, **_offload(config, device_type, why))
     return Resolution(replace(config, offload=offload), why)
 
@@ -128,6 +131,20 @@ def _with_policy(config: SchedulerConfig, why: dict[str, str]) -> SchedulerConfi
         why["priority_classes"] = "default"
         config = replace(config, priority_classes=default_classes(itl_target))
     return config
+
+
+def _with_places(config: LoraConfig, why: dict[str, str]) -> LoraConfig:
+    """Return the options with the places for adapters, if there are to be any."""
+    check_lora(config)
+    limits = config.limits()
+    if limits is None:
+        return config
+    if not config.enable_lora:
+        why["enable_lora"] = "--lora-modules"
+    for name in ("max_loras", "max_lora_rank"):
+        if getattr(config, name) is None:
+            why[name] = "default"
+    return replace(config, enable_lora=True, max_loras=limits.max_loras, max_lora_rank=limits.max_lora_rank)
 
 
 def _with_target(config: EngineConfig, why: dict[str, str]) -> EngineConfig:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from sluice.types import CLASS_NAMES, DEFAULT_CLASS, Priority, PriorityClass, SamplingParams, Tier, why_none_longer
 from sluice.types.sampling import CONSTRAINTS
+from sluice.types.submit import ADAPTER_MARK
 
 MAX_CACHE_SALT = 256
 """Characters of a `cache_salt`."""
@@ -337,13 +338,16 @@ def check_cache_salt(salt: str) -> None:
     """Check the name of a part of the prefix cache.
 
     Raises:
-        LimitError: it is no text, empty, longer than `MAX_CACHE_SALT` characters, or no valid Unicode.
+        LimitError: it is no text, empty, longer than `MAX_CACHE_SALT` characters, no valid Unicode, or begins with
+            what marks the parts of adapters.
     """
     if not isinstance(salt, str) or not 0 < len(salt) <= MAX_CACHE_SALT:
         got = f"{len(salt)} characters" if isinstance(salt, str) else repr(salt)
         raise LimitError(
             f"cache_salt must be a text of 1 to {MAX_CACHE_SALT} characters, got {got}", param="cache_salt"
         )
+    if salt.startswith(ADAPTER_MARK):
+        raise LimitError(f"cache_salt must not begin with U+0000, got {salt!r}", param="cache_salt")
     try:
         salt.encode()
     except UnicodeEncodeError as error:

@@ -75,6 +75,8 @@ class SchedulerLimits:
     target."""
     num_layers: int = 0
     """Layers of the model, where chunks are sliced."""
+    max_loras: int = 0
+    """Adapters that one step computes with, each in a slot of its own; 0: requests have none."""
     prefills_by_block: bool = False
     """A prompt of such a model has one block in a step; otherwise as many as other budgets leave."""
 
