@@ -97,6 +97,24 @@ class GenerateFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
     """Stop strings and stop ids end the answer in its reasoning, too."""
 
 
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the streams of events of all routes take. Of usage, only routes whose events need not have it are asked."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Without effect: it would pad events to hide how long they are."""
+    continuous_usage_stats: bool | None = None
+    """vLLM's addition, which its benchmarks and guidellm use."""
+    include_event_ids: bool | None = None
+    """Ours: events have ids, by which the client may ask for the rest of a stream that was cut."""
+
+
+class EventFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
+    """Fields of routes whose streams are server-sent events."""
+
+    stream_options: StreamOptions | None = None
+
+
 class Conversation(NamedTuple):
     """Messages as chat templates take them, and how they are rendered."""
 
@@ -142,8 +160,6 @@ class GenerateCall(Generic[F]):
     include_usage: bool = False
     include_progress: bool = False
     """A stream says how far the prompts are read."""
-    include_event_ids: bool = False
-    """Events of a stream have ids (`event_ids`)."""
     continuous_usage: bool = False
     """Every event of a stream has the usage so far."""
     given: frozenset[str] = frozenset()
@@ -172,7 +188,7 @@ class GenerateCall(Generic[F]):
         """Check what depends on prompts and sampling together.
 
         Raises:
-            ApiError: 400, more biases than one call may have.
+            ApiError: 400, more biases than one call may have, or ids of the events of several choices.
         """
         choices, biases = len(self.prompts) * self.sampling.n, len(self.sampling.logit_bias)
         param = self.names.get("logit_bias", "logit_bias")
@@ -181,6 +197,15 @@ class GenerateCall(Generic[F]):
             f" {MAX_BIASES} are accepted in one call"
         )
         require(choices * biases <= MAX_BIASES, message, param=param)
+        message = "stream_options.include_event_ids is only allowed in a call of one choice: one prompt, and n: 1"
+        require(choices == 1 or not self.include_event_ids, message, param="stream_options")
+
+    @property
+    def include_event_ids(self) -> bool:
+        """Whether the answer is a stream whose events have ids (`event_ids`)."""
+        fields = self.fields
+        options = fields.stream_options if isinstance(fields, EventFields) and fields.stream else None
+        return options is not None and bool(options.include_event_ids)
 
 
 class Settled(NamedTuple):

@@ -175,7 +175,10 @@ class Generation:
             skip_thoughts=skips,
             stop_ids=own,
         )
-        parser = TextOnly() if call.tools is None else replies.parser(call.tools, end, continues=continues)
+        parser: AnswerParser = TextOnly()
+        if call.tools is not None:
+            name = f"{self.id}.{len(self.choices)}"  # a stream that goes on elsewhere names its calls by the same ids
+            parser = replies.parser(call.tools, end, continues=continues, name=name)
         return Choice(request, text, parser)
 
     async def submit(self) -> None:

@@ -17,8 +17,8 @@ from sluice.http.call.constraint_fields import flat_shape
 from sluice.http.call.generate_call import (
     Conversation,
     Count,
+    EventFields,
     GenerateCall,
-    GenerateFields,
     SamplingFields,
     Text,
     documented,
@@ -46,7 +46,7 @@ class MessagesSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True)
     n: Literal[1] = 1
 
 
-class PromptFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
+class PromptFields(EventFields, kw_only=True, forbid_unknown_fields=True):
     """What the prompt of a call is made from."""
 
     model: Text

@@ -19,8 +19,8 @@ from sluice.http.call.constraint_fields import flat_shape
 from sluice.http.call.generate_call import (
     Conversation,
     Count,
+    EventFields,
     GenerateCall,
-    GenerateFields,
     Logprobs,
     SamplingFields,
     check_top_logprobs,
@@ -74,12 +74,7 @@ class ReasoningConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, 
     """Most tokens of the reasoning, as OpenRouter has it."""
 
 
-class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    include_obfuscation: bool | None = None
-    """It has no effect."""
-
-
-class ResponseFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
+class ResponseFields(EventFields, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /v1/responses`."""
 
     model: str | None = None
@@ -95,7 +90,6 @@ class ResponseFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool = True
     top_logprobs: Logprobs = 0
     metadata: dict[str, str] = msgspec.field(default_factory=dict)
-    stream_options: ResponseStreamOptions | None = None
     user: str | None = None
     chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
 

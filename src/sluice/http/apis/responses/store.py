@@ -71,10 +71,17 @@ class ResponseStore:
         return self.is_open and size + OVERHEAD <= self._max_bytes
 
     def put(self, id: str, stored: StoredResponse) -> None:
-        """Store a response, and forget those that were used least recently, as many as there is no room for."""
+        """Store a response, and forget those that were used least recently, as many as there is no room for.
+
+        One of another owner stays as it is.
+        """
         if not self.can_hold(stored.size - OVERHEAD):
             return
         with self._lock:
+            before = self._stored.pop(id, None)  # a stream that is continued here ends as it did before
+            if before is not None:
+                self._size -= before.size
+                stored = stored if before.owner == stored.owner else before
             self._stored[id] = stored
             self._size += stored.size
             while len(self._stored) > self._max_items or self._size > self._max_bytes:
