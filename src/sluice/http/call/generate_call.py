@@ -25,12 +25,14 @@ from sluice.text.parsers.tools import ToolUse
 from sluice.text.text_stream import DEFAULT_TEXT, TextOptions
 from sluice.types import SamplingParams
 from sluice.types.request_limits import LimitError, check_cache_salt, check_stops, split_priority
+from sluice.types.shown import shown
 
 MAX_CHOICES = 4096
 """Most requests that one call may become: prompts times samples."""
 MAX_BIASES = 1 << 20
 """Most biases of one call: choices times entries of `logit_bias`. Each row of a step adds its own."""
 LONGEST_SECONDS = 1e7
+TOKEN_ID = re.compile(r"[0-9]{1,10}")
 TIERS: Mapping[str, types.ClassName] = {"priority": "interactive", "flex": "batch"}
 """OpenAI's service tiers -> classes, where there are classes. Others ask for nothing."""
 
@@ -344,10 +346,9 @@ def _checked_stops(name: str, stop: str | list[str]) -> tuple[str, ...]:
 
 def _bias_by_id(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     """Return biases by token id, which JSON spells as a text."""
-    for token in given:
-        is_id = re.fullmatch(r"[0-9]{1,10}", token) is not None
-        require(is_id, f"logit_bias must be by token id, got {token!r}", param="logit_bias")
-    return tuple((int(token), bias) for token, bias in given.items())
+    other = next((token for token in given if not TOKEN_ID.fullmatch(token)), None)
+    require(other is None, f"logit_bias must be by token id, got {shown(other)}", param="logit_bias")
+    return tuple(zip(map(int, given), given.values(), strict=True))
 
 
 def _checked_salt(name: str, salt: str | None) -> str:

@@ -33,6 +33,7 @@ from sluice.http.call.generate_call import (
 from sluice.http.call.template_fields import TemplateFields, conversation_of
 from sluice.http.call.thinking_budget import one_budget
 from sluice.text.parsers.tools import ToolUse
+from sluice.types.shown import shown
 
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 """Pairs of `metadata`, and characters of their keys and values."""
@@ -156,7 +157,7 @@ def _fields(content: dict[str, Any]) -> ResponseFields:
         content["text"] = known_fields(text, fields_of(TextConfig), "text", IN_PARTS)
     fields = convert(content, ResponseFields)
     unknown = next((each for each in fields.include if each not in INCLUDED), None)
-    message = f"include holds {unknown!r}; accepted: {', '.join(INCLUDED)}"
+    message = f"include holds {shown(unknown)}; accepted: {', '.join(INCLUDED)}"
     require(unknown is None, message, param="include")
     check_top_logprobs(fields.top_logprobs)
     _check_metadata(fields.metadata)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from sluice.http.base.errors import ApiError
+from sluice.types.shown import shown
 
 OVERHEAD = 1 << 10
 """Bytes that a stored response takes besides its JSON."""
@@ -119,5 +120,5 @@ class ResponseStore:
 
 
 def _not_found(id: str, param: str | None) -> ApiError:
-    message = f"the response {id!r} is not stored: it never was, was deleted, or made room for later ones"
+    message = f"the response {shown(id)} is not stored: it never was, was deleted, or made room for later ones"
     return ApiError(404, message, param=param, code="response_not_found")
