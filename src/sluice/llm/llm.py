@@ -52,7 +52,8 @@ class LLM:
     """
 
     def __init__(self, model: str | PathLike[str] | None = None, *, progress: bool = False, **options: Any) -> None:
-        config = engine_config(model, options)
+        # Nobody reads the answers while they are made, so no step need be short for them.
+        config = engine_config(model, {"itl_target": "off", **options})
         self._link = LocalLink()
         engine, self.info = build_engine(config, self._link, progress=progress)
         self._watch = PrefillWatch(engine.runner)

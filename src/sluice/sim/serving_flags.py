@@ -10,7 +10,7 @@ from sluice.assembly.resolve import resolve
 from sluice.config import ConfigError, EngineConfig, SchedulerConfig
 from sluice.sim.machine import Machine
 from sluice.sim.settings import LIMITS_OF
-from sluice.types import CHUNKS_BY_TIME, ITL_AUTO, PriorityClass, SchedulerLimits
+from sluice.types import CHUNKS_BY_TIME, PriorityClass, SchedulerLimits
 
 UNLIMITED = (
     "max_prefill_tokens",
@@ -71,7 +71,7 @@ def _spelled(limits: SchedulerLimits, depth: int, page_size: int, *, caching: bo
             found[item.name] = None if item.name in UNLIMITED and not value else value
     chunks, target = limits.dynamic_chunking, limits.itl_target
     found["dynamic_chunking"] = 0 if chunks == CHUNKS_BY_TIME else chunks or None
-    found["itl_target"] = "auto" if target == ITL_AUTO else _time(target) if target else "off"
+    found["itl_target"] = f"{-target}x" if target < 0 else _time(target) if target else "off"
     found["priority_classes"] = _classes(limits.classes) or None
     if not chunks:
         found["dynamic_chunking_smoothing"] = None
