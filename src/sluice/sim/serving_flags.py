@@ -31,9 +31,22 @@ def serving_options(machine: Machine) -> dict[str, Any]:
         found = _needed(wanted, machine.device)
     except ConfigError:  # the defaults here contradict some of them, so none is left out
         found = {name: value for name, value in wanted.items() if value is not None}
+    found |= _without_slices(machine, found)
     if machine.is_measured:
         found["max_total_tokens"] = setup.num_pages * setup.page_size
     return found
+
+
+def _without_slices(machine: Machine, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that keep a server with the found ones from dividing chunks among steps, as the engine did
+    not. Whether it would depends on the model, which is not known here."""
+    limits = machine.setup.limits
+    if limits.sliced_chunk_size or "chunked_prefill_size" in found or not limits.chunked_prefill_size:
+        return {}
+    if limits.itl_target:
+        return {"sliced_chunk_size": 0}
+    has_default = machine.device == "cpu" and limits.schedule == "mixed" and not limits.dynamic_chunking
+    return {"itl_target": "off"} if has_default and "max_batch_tokens" not in found else {}
 
 
 def _needed(wanted: Mapping[str, Any], device: str) -> dict[str, Any]:
