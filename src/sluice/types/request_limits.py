@@ -64,7 +64,7 @@ class Limits:
     no_embeddings: str | None = None
     """Why the model makes no embeddings, if it does not."""
     itl_target: int = 0
-    """Microseconds of the engine's ITL target; 0: it has none; `ITL_AUTO`: it follows the time of decodes."""
+    """Microseconds of the engine's ITL target; 0: it has none; below 0: it follows the time of decodes."""
     classes: tuple[PriorityClass, ...] = ()
     """Priority classes, from the most urgent to the least; empty where requests are not ordered by deadline."""
     block_size: int = 0
