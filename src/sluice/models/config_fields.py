@@ -146,13 +146,17 @@ def read_router(config: Fields, **options: Any) -> Router:
     return Router(experts=experts, chosen=chosen, **options)
 
 
-def with_experts(config: DecoderConfig, plans: Sequence[ExpertsPlan | None]) -> DecoderConfig:
+def with_experts(config: DecoderConfig, plans: Sequence[ExpertsPlan | None], *, has_mlp: bool = False) -> DecoderConfig:
     """Return a config whose layers have mixtures of experts.
 
     Args:
         plans: of each layer; None: it has an MLP. The others are equal.
+        has_mlp: they have an MLP beside the experts.
     """
-    layers = tuple(replace(layer, experts=plan) for layer, plan in zip(config.layers, plans, strict=True))
+    layers = tuple(
+        replace(layer, experts=plan, has_mlp=plan is None or has_mlp)
+        for layer, plan in zip(config.layers, plans, strict=True)
+    )
     sparse = [plan for plan in plans if plan is not None]
     if not sparse:
         return config

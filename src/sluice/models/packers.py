@@ -15,7 +15,9 @@ from sluice.models.grouped_layers import BLOCK, GroupedLinear, PackedRows, Store
 from sluice.models.linear import Packer, PlainLinear, Source, Tied, activated, int8_of, joined_bias
 from sluice.models.native_experts import native_experts
 from sluice.models.native_linear import CODES, NativeGated, NativeLinear, PackedEmbedding, PackedWeight, code_of
+from sluice.models.native_router import native_router
 from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight, narrowest
+from sluice.models.router import Chooser, Router
 from sluice.models.spec import BLOCKS
 from sluice.models.stored_blocks import StoredBlocks
 
@@ -97,6 +99,9 @@ class NativePacker(Packer):
     def gated(self, *parts: Source, activation: str) -> nn.Module:
         return self._gated(parts, activation) or super().gated(*parts, activation=activation)
 
+    def router(self, router: Router) -> Chooser:
+        return native_router(self._kernels, router)
+
     def experts(self, experts: Iterable[ExpertLayers], activation: ExpertActivation) -> nn.Module:
         return native_experts(self._kernels, [self._expert(layers, activation) for layers in experts])
 
@@ -113,9 +118,10 @@ class NativePacker(Packer):
         blocks = _blocks_of(parts)
         if blocks is not None:
             blocks = blocks[0].halves() if len(blocks) == 1 else blocks  # a matrix for both
-            return NativeGated(self._grouped(blocks, joined_bias(parts), activation, is_gated=True))
+            return NativeGated(self._grouped(blocks, joined_bias(parts), activation, is_gated=True), activation)
         weight, bias = self._joined(*parts)
-        return NativeGated(NativeLinear(self._kernels, self._packed(weight), bias, outputs, activation, is_gated=True))
+        layer = NativeLinear(self._kernels, self._packed(weight), bias, outputs, activation, is_gated=True)
+        return NativeGated(layer, activation)
 
     def tied(self, embedding: nn.Embedding | QuantizedLinear, rows: range) -> Tied:
         if isinstance(embedding, QuantizedLinear) and isinstance(embedding.weight, StoredBlocks):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -25,6 +25,13 @@ class Choice(NamedTuple):
     """[T, k] int64"""
     weights: torch.Tensor
     """[T, k] float32; float64 in a model of float64."""
+
+
+class Chooser(Protocol):
+    """Chooses experts, as `Router` defines it."""
+
+    def choose(self, logits: torch.Tensor, select_bias: torch.Tensor | None = None) -> Choice:
+        """Choose the experts of each token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,6 +125,19 @@ struct GroupedLinearCall {
     float alpha, limit;    // as of a `PackedLinearCall`
 };
 
+// How a router scores experts; CHOSEN_SOFTMAX: by a softmax over the highest logits alone.
+enum RouterScore { SOFTMAX, SIGMOID, CHOSEN_SOFTMAX };
+
+// The experts with the highest scores of each row. Of equal ones, those with lower numbers are chosen.
+struct RouteCall {
+    const float* logits;         // [rows, experts], no gaps
+    const float* select_bias;    // [experts], counts in the choice and not in the weights; or null
+    int64_t* ids;                // [rows, choices], the highest first
+    float* weights;              // [rows, choices]
+    int32_t rows, experts, choices, score, is_renormed;    // `is_renormed`: weights are divided by their sum and `eps`
+    float eps, scale;
+};
+
 // The experts of a layer: for each row, the sum of what its experts give, times their weights, in the order of its choices.
 struct ExpertsCall {
     const void* x;           // [rows, in] bfloat16
@@ -181,7 +194,7 @@ struct ReadPartsCall {
 
 enum ReadOutcome { ALL_READ, DIFFERENT, FILE_ENDED, READ_FAILED };
 
-enum Operation { ATTENTION, NORM, ROTATE_STORE, SILU_MUL, PACKED_LINEAR, GROUPED_LINEAR, EMBED_ROWS, EXPERTS };
+enum Operation { ATTENTION, NORM, ROTATE_STORE, SILU_MUL, PACKED_LINEAR, GROUPED_LINEAR, EMBED_ROWS, EXPERTS, ROUTE };
 
 // One call of a list that is executed in order.
 struct ListedCall {

@@ -78,6 +78,14 @@ class GroupedLinearCall(ctypes.Structure):
     )
 
 
+class RouteCall(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "select_bias", "ids", "weights")),
+        *((name, c_int32) for name in ("rows", "experts", "choices", "score", "is_renormed")),
+        *((name, c_float) for name in ("eps", "scale")),
+    )
+
+
 class ExpertsCall(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "ids", "weights", "y", "up", "down")),
@@ -141,6 +149,7 @@ class Operation(IntEnum):
     GROUPED_LINEAR = 5
     EMBED_ROWS = 6
     EXPERTS = 7
+    ROUTE = 8
 
 
 class ListedCall(ctypes.Structure):

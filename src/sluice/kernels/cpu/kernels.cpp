@@ -19,6 +19,7 @@
 #include "crc32c.h"
 #include "masks.h"
 #include "read_parts.h"
+#include "route.h"
 
 namespace {
 
@@ -139,6 +140,10 @@ EXPORT void sluice_mask_rows(sluice_engine* engine, const MaskCall* call) {
     engine->rows(*call, call->count, call->vocab, work);
 }
 
+EXPORT void sluice_route(sluice_engine* engine, const RouteCall* call) {
+    engine->rows(*call, call->rows, 4 * static_cast<int64_t>(call->experts) * call->choices, route_rows);
+}
+
 EXPORT void sluice_bound_pages(sluice_engine* engine, const PageBoundsCall* call) {
     const Kernels& k = engine->kernels;
     const int64_t elements = 2 * static_cast<int64_t>(call->kv_heads) * call->head_dim;
@@ -240,6 +245,7 @@ EXPORT void sluice_all(sluice_engine* engine, const ListedCall* calls, int64_t c
             case SILU_MUL: sluice_silu_mul(engine, static_cast<const SiluMulCall*>(call)); break;
             case PACKED_LINEAR: sluice_packed_linear(engine, static_cast<const PackedLinearCall*>(call)); break;
             case GROUPED_LINEAR: sluice_grouped_linear(engine, static_cast<const GroupedLinearCall*>(call)); break;
+            case ROUTE: sluice_route(engine, static_cast<const RouteCall*>(call)); break;
             case EXPERTS: sluice_experts(engine, static_cast<const ExpertsCall*>(call)); break;
             case EMBED_ROWS: sluice_embed_rows(engine, static_cast<const EmbedRowsCall*>(call)); break;
         }

@@ -31,6 +31,7 @@ from sluice.kernels.cpu.abi import (
     PackedLinearCall,
     PageBoundsCall,
     RotateStoreCall,
+    RouteCall,
     SiluMulCall,
 )
 from sluice.kernels.cpu.sources import digest_of
@@ -167,6 +168,7 @@ Call = (
     | GroupedLinearCall
     | EmbedRowsCall
     | ExpertsCall
+    | RouteCall
 )
 Listener = Callable[[Operation, Call], None]
 
@@ -301,6 +303,11 @@ class Kernels:
         """Compute a product with weights in groups, then its activation or gate."""
         self._functions.sluice_grouped_linear(self._engine, ctypes.byref(call))
         self._report(Operation.GROUPED_LINEAR, call)
+
+    def route(self, call: RouteCall) -> None:
+        """Choose the experts of rows."""
+        self._functions.sluice_route(self._engine, ctypes.byref(call))
+        self._report(Operation.ROUTE, call)
 
     def experts(self, call: ExpertsCall) -> None:
         """Compute the experts that rows chose, and their sums."""

@@ -14,6 +14,7 @@ from sluice.models.layers import MLP
 from sluice.models.linear import EmptyLinear, Layer, Packer, WideLinear
 from sluice.models.ops import Ops, compute_dtype
 from sluice.models.plan import DecoderConfig, ExpertsPlan
+from sluice.models.router import Chooser
 from sluice.models.shards import Block
 from sluice.parallel.member import Member
 
@@ -41,7 +42,8 @@ class Experts(Block):
     def __init__(self, config: DecoderConfig, plan: ExpertsPlan, member: Member) -> None:
         super().__init__()
         router, dtype = plan.router, config.spec.dtype
-        self.router, self._activation = router, plan.activation
+        self._router, self._activation = router, plan.activation
+        self.chooser: Chooser = router
         self._wide = compute_dtype(dtype) if router.is_wide else dtype
         self.gate: Layer = WideLinear(config.spec.hidden_size, router.experts, bias=router.has_bias, dtype=self._wide)
         bias = nn.Parameter(torch.empty(router.experts, dtype=compute_dtype(dtype)))
@@ -51,12 +53,8 @@ class Experts(Block):
 
     def pack(self, packer: Packer) -> None:
         """Pack the experts, one after the other."""
-        self.gate = packer.head(self.gate)
+        self.chooser, self.gate = packer.router(self._router), packer.head(self.gate)
         self.experts = packer.experts(_taken(self.experts), self._activation)
-
-    def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """[T, hidden_size] to the same."""
-        return self.routed(x, x, ops)
 
     def routed(self, x: torch.Tensor, of_router: torch.Tensor, ops: Ops) -> torch.Tensor:
         """Return what the experts of each token make of x [T, hidden_size].
@@ -64,7 +62,7 @@ class Experts(Block):
         Args:
             of_router: [T, hidden_size], by which the experts are chosen.
         """
-        ids, weights = self.router.choose(self.gate(of_router.to(self._wide)), self.select_bias)
+        ids, weights = self.chooser.choose(self.gate(of_router.to(self._wide)), self.select_bias)
         out: torch.Tensor = self.experts(x, ids, weights, ops)
         return out if self._group.size == 1 else self._group.all_reduce(out)
 
@@ -89,10 +87,10 @@ class MoE(Experts):
         if self.shared_mlp is not None:
             self.shared_mlp.pack(packer)
 
-    def forward(self, x: Rows, ops: Ops) -> torch.Tensor:
-        """[T, hidden_size] to the same."""
+    def forward(self, x: Rows, ops: Ops, adapters: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden_size] to the same. Adapters change no experts."""
         rows = plain(x)
-        out = super().forward(rows, ops)
+        out = self.routed(rows, rows, ops)
         return out if self.shared_mlp is None else out + self.shared_mlp(rows, ops)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -115,7 +115,7 @@ class GGUF(WeightFormat):
             if not rows(name):
                 yield StoredTensor(name, tensor.file, torch.empty(tensor.shape, device="meta"), tensor.nbytes)
                 continue
-            order = _order(name, tensor.shape[0], model)
+            order = order_of(name, tensor.shape[0], model)
             kept = _kept(tensor, order, model.spec.quantization)
             value = tensor.dequantized(dtype, order, memory) if kept is None else kept
             yield StoredTensor(name, tensor.file, value, tensor.nbytes)
@@ -187,6 +187,17 @@ def _names(model: CausalLM) -> dict[str, str | list[str]]:
     return names
 
 
+def layer_names(model: CausalLM, layers: Iterable[str]) -> dict[str, str]:
+    """Return the names of layers in a GGUF file -> those in the model."""
+    modules = {**MODULES, **_special(model).modules}
+    names = {}
+    for name in layers:
+        layer = LAYER.fullmatch(name)
+        assert layer is not None, f"{name} is no layer"
+        names[f"blk.{layer['number']}.{modules[layer['module']]}"] = name
+    return names
+
+
 def _module_of(tensor: str, model: CausalLM) -> str:
     """Return the name that a weight of a layer would have in the model; the tensor's own if there is no such module."""
     part = BLOCK.fullmatch(tensor)
@@ -203,7 +214,7 @@ def _special(model: CausalLM) -> GGUFNames:
     return NAMES[name]
 
 
-def _order(name: str, rows: int, model: CausalLM) -> torch.Tensor | None:
+def order_of(name: str, rows: int, model: CausalLM) -> torch.Tensor | None:
     """Return the stored row of each row of a weight, or of each element of a bias; None if they are in order."""
     module = name.rpartition(".")[0]
     if not _special(model).is_permuted or not module.endswith(PERMUTED):
