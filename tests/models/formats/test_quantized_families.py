@@ -26,6 +26,10 @@ from sluice.models.packers import NativePacker
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
 OTHERS = {"phi4-mini": {"hidden_size": 32}, "gemma4": {"hidden_size_per_layer_input": 32}}
+OTHERS["qwen3-moe"] = {"moe_intermediate_size": 96}
+OTHERS["gemma4-26b"] = {"top_k_experts": 10}  # all of them: rounding may choose others where two are nearly equal
+IN_STACKS = ("mixtral", "gpt-oss", "granite-moe", "granite-moe-shared", "gemma4-26b")
+"""Families whose experts have other names, or are stored together, so that no such checkpoint is made of them here."""
 PROMPTS = (tiny_models.prompt(30), tiny_models.prompt(5, 1))
 NATIVE = NativePacker(Kernels(library(), library().best(), 1))
 ACTIVATIONS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
@@ -61,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     return saved
 
 
-@products(family=list(tiny_families.FAMILIES), stored_as=list(FORMATS))
+@products(family=[name for name in tiny_families.FAMILIES if name not in IN_STACKS], stored_as=list(FORMATS))
 def test_a_family_in_each_format(family: str, stored_as: str, folder: Folder, tmp_path: Path) -> None:
     """Matrices of three parts, layers without keys or without values, and names that another family does not have."""
     config, store = FORMATS[stored_as]()

@@ -8,7 +8,7 @@ Beside the weights that were read there is never more than one further weight, a
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from torch import nn
 from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.formats.base import LayoutError, Rows, WeightFormat, WeightLayout
+from sluice.models.linear import WideLinear
 from sluice.models.weights import StoredTensor, WeightFile, opened_weights
 
 AT_ONCE = 1 << 21
@@ -41,7 +42,7 @@ class PartedFormat(WeightFormat):
     def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype, rows: Rows) -> Iterator[StoredTensor]:
         with opened_weights(folder) as files:
             homes = {name: file for file in files for name in file.names}
-            layers = _Layers(self, model)
+            layers = _Layers(self, model, homes)
             for file in files:
                 for name in file.names:
                     module, _, part = name.rpartition(".")
@@ -56,10 +57,15 @@ class PartedFormat(WeightFormat):
 
 
 class _Layers:
-    """The layouts of a checkpoint's layers, by their names in it."""
+    """The layouts of a checkpoint's layers, by their names in it.
 
-    def __init__(self, stored_as: PartedFormat, model: CausalLM) -> None:
+    Args:
+        names: of its tensors.
+    """
+
+    def __init__(self, stored_as: PartedFormat, model: CausalLM, names: Container[str]) -> None:
         self._format = stored_as
+        self._names = names
         self._rules = model.rules
         self._layers = {
             name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Embedding)
@@ -73,10 +79,19 @@ class _Layers:
             return None
         if module not in self._known:
             try:
-                self._known[module] = self._format.layout(module, layer)
+                found = self._format.layout(module, layer)
             except LayoutError as error:
-                raise CheckpointError(f"tensor {tensor}: {error}") from error
+                if not isinstance(layer, WideLinear):
+                    raise CheckpointError(f"tensor {tensor}: {error}") from error
+                found = None
+            # Routers are seldom quantised, and seldom excepted by name.
+            is_plain = isinstance(layer, WideLinear) and found is not None and not self._has_parts(module, found)
+            self._known[module] = None if is_plain else found
         return self._known[module]
+
+    def _has_parts(self, module: str, layout: WeightLayout) -> bool:
+        """Return whether the checkpoint stores a layer in parts."""
+        return all(f"{module}.{part}" in self._names for part, wanted in layout.parts.items() if not wanted.is_optional)
 
     def needs_no(self, name: str, value: torch.Tensor) -> bool:
         """Return whether a tensor is a bias of zeros for a layer without one, which AutoGPTQ writes."""
