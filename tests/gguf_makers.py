@@ -32,10 +32,16 @@ NAMES = {
 }
 
 
-MIXTURES = {"qwen3_moe": "qwen3moe", "mixtral": "llama"}
+MIXTURES = {
+    "qwen3_moe": "qwen3moe",
+    "mixtral": "llama",
+    "granitemoe": "granitemoe",
+    "granitemoeshared": "granitemoe",
+    "gpt_oss": "gpt-oss",
+}
 EXPERT = re.compile(r"(?P<experts>.*experts)\.(?P<number>\d+)\.(?P<layer>\w+)\.(?P<part>\w+)")
 """Layers of experts, which a file stores together."""
-PERMUTED = ("llama", "mixtral", "granite", "smollm3", "ministral3")
+PERMUTED = ("llama", "mixtral", "granite", "granitemoe", "granitemoeshared", "smollm3", "ministral3")
 """Model types whose q and k are written in another order."""
 
 
@@ -90,6 +96,10 @@ def write_gguf(
         if (expert := EXPERT.fullmatch(full)) is not None:
             name = table.get_name(f"{expert['experts']}.{expert['layer']}")
             stacks.setdefault(f"{name}.{expert['part']}", {})[int(expert["number"])] = weight
+            continue
+        joined = _add_joined(writer, full, weight, kind, config)
+        if joined is not None:
+            plain[full] = joined
             continue
         stem, _, part = full.rpartition(".")
         if part not in ("weight", "bias"):
@@ -146,6 +156,28 @@ def _add(
     if count is not None:
         weight = weight.unflatten(0, (count, -1, 2)).transpose(1, 2).flatten(0, 2)
     return weight.contiguous()
+
+
+def _add_joined(
+    writer: gguf.GGUFWriter, full: str, weight: torch.Tensor, kind: str, config: Mapping[str, Any]
+) -> torch.Tensor | None:
+    """Add a tensor of gate and up, or of all experts of gpt-oss, as a converter does; None: it is none of these."""
+    if not full.endswith("input_linear.weight") and ".mlp.experts." not in full:
+        return None
+    block, is_bias = full.split(".")[2], full.endswith("_bias")
+    if full.endswith("input_linear.weight"):
+        end = "exps" if weight.ndim > 2 else "shexp"
+        names = [f"blk.{block}.ffn_{each}_{end}.weight" for each in ("gate", "up")]
+        halves = zip(names, weight.chunk(2, dim=-2), strict=True)
+        return torch.cat([_add(writer, name, name, half, kind, config) for name, half in halves], -2)
+    outputs = weight if is_bias else weight.transpose(1, 2)
+    parts = {"gate": outputs[:, ::2], "up": outputs[:, 1::2]} if "gate_up" in full else {"down": outputs}
+    held = []
+    for part, value in parts.items():
+        name = f"blk.{block}.ffn_{part}_exps.{'bias' if is_bias else 'weight'}"
+        held.append(_add(writer, name, name, value.contiguous(), "F32" if is_bias else kind, config))
+    joined = torch.stack(held, 2).flatten(1, 2)
+    return joined if is_bias else joined.transpose(1, 2).contiguous()
 
 
 def _blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:

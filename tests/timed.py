@@ -17,7 +17,7 @@ from sluice.testing import ManualLink, ShadowRunner, resolved
 from sluice.types import BatchPlan, SchedulerLimits, Submit
 
 PAGE = 32
-MACHINE = (20_000.0, 900.0, 150.0, 0.2, 0.4, 0.001)
+MACHINE = (20_000.0, 900.0, 150.0, 0.2, 0.4, 0.001, 0.0)
 """Microseconds of a step, a token, a row, a key, a pair and a byte: some 1,000 tokens of prefill a second."""
 
 

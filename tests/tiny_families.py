@@ -156,6 +156,26 @@ def mixtral(**changes: Any) -> transformers.PreTrainedModel:
     return tiny("Mixtral", **(EXPERTS | {"sliding_window": WINDOW} | changes))
 
 
+def granite_moe(**changes: Any) -> transformers.PreTrainedModel:
+    """Experts whose weights are made of the chosen logits alone, and factors."""
+    scales: dict[str, Any] = {"embedding_multiplier": 1.5, "residual_multiplier": 0.8, "attention_multiplier": 0.3}
+    return tiny("GraniteMoe", **(EXPERTS | scales | {"logits_scaling": 0.7} | changes))
+
+
+def granite_moe_shared(**changes: Any) -> transformers.PreTrainedModel:
+    """An MLP beside the experts that every token passes."""
+    return tiny(
+        "GraniteMoeShared", **(EXPERTS | {"shared_intermediate_size": 28, "residual_multiplier": 0.8} | changes)
+    )
+
+
+def gpt_oss(**changes: Any) -> transformers.PreTrainedModel:
+    """Sinks, biases, windows on every other layer, and an activation that is clamped often."""
+    rope = YARN | {"truncate": False}
+    own = {"head_dim": 12, "sliding_window": WINDOW, "rope_parameters": rope, "swiglu_limit": 0.4, "swiglu_alpha": 1.5}
+    return tiny("GptOss", **(FOUR | EXPERTS | own | changes))
+
+
 FAMILIES: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "gemma2": gemma2,
     "gemma3": gemma3,
@@ -170,6 +190,9 @@ FAMILIES: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "ministral3": ministral3,
     "qwen3-moe": qwen3_moe,
     "mixtral": mixtral,
+    "granite-moe": granite_moe,
+    "gpt-oss": gpt_oss,
+    "granite-moe-shared": granite_moe_shared,
 }
 ERRORS = {"ministral3": 1e-5}
 """Families whose transformers model computes something in float32 whatever its dtype -> how far its logits are off.

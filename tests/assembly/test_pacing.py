@@ -29,7 +29,7 @@ from timed import MACHINE, PAGE, TimedRunner, time_of
 from worlds import limits_of
 
 SMALL: dict[str, Any] = {"max_total_tokens": 512, "itl_target": "10s"}
-EMPTY = '{"format": 1, "entries": [[["a", "b", "c", 1, "d"], [[{}, {"mixed": [1, [], [], [0, 0], [], 1, []]}], 0, 0]]]}'
+EMPTY = '{"format": 2, "entries": [[["a", "b", "c", 1, "d"], [[{}, {"mixed": [1, [], [], [0, 0], [], 1, []]}], 0, 0]]]}'
 """A file with a regime of no numbers."""
 PROMPTS = [[7] * 60, [8] * 90, [9] * 30]
 
@@ -81,7 +81,7 @@ def test_a_target_below_a_known_decode_is_refused(tmp_path: Path) -> None:
     ("content", "said"),
     [
         ("{", "is no cost model: Input data was truncated; name another file, or remove it to begin anew"),
-        ('{"format": 2}', "has format 2, 1 is accepted"),
+        ('{"format": 3}', "has format 3, 2 is accepted"),
         (EMPTY, "is no cost model: "),
     ],
 )
@@ -106,7 +106,7 @@ def write(path: Path, **changed: Any) -> None:
     """Write such a file, with other values of some fields."""
     regime = LearntRegime(**learnt() | changed)
     pace = LearntPacing(LearntCosts(CostPrior(), {Regime.MIXED: regime}), 16, 16)
-    path.write_bytes(msgspec.json.encode(CostFile(1, (LearntEntry(Key("a", "b", "c", 1, "d"), pace),))))
+    path.write_bytes(msgspec.json.encode(CostFile(2, (LearntEntry(Key("a", "b", "c", 1, "d"), pace),))))
 
 
 def test_a_file_as_an_engine_leaves_it_is_read(tmp_path: Path) -> None:
@@ -121,13 +121,13 @@ def test_a_file_as_an_engine_leaves_it_is_read(tmp_path: Path) -> None:
         ({"ratios": []}, "mixed steps: ratios has 0 entries, 1 to 100 are accepted"),
         ({"ratios": [1.0] * 101}, "ratios has 101 entries"),
         ({"ratios": [0.0]}, "ratios has 0.0, from 1e-50 to 1e.50 is accepted"),
-        ({"matrix": [[1.0, 2.0], [3.0, 4.0]]}, "matrix has 2 entries of 6"),
-        ({"matrix": [[1.0]] * 6}, "a row of matrix has 1 entries of 6"),
-        ({"matrix": [[-1.0] * 6] * 6}, "matrix has -1.0, from 0 to 1e.50 is accepted"),
-        ({"matrix": [[1e308] * 6] * 6}, "matrix has 1e.308"),
-        ({"vector": [1.0]}, "vector has 1 entries of 6"),
-        ({"factors": [1.0] * 7}, "factors has 7 entries of 6"),
-        ({"factors": [-0.5] + [1.0] * 5}, "factors has -0.5"),
+        ({"matrix": [[1.0, 2.0], [3.0, 4.0]]}, "matrix has 2 entries of 7"),
+        ({"matrix": [[1.0]] * 7}, "a row of matrix has 1 entries of 7"),
+        ({"matrix": [[-1.0] * 7] * 7}, "matrix has -1.0, from 0 to 1e.50 is accepted"),
+        ({"matrix": [[1e308] * 7] * 7}, "matrix has 1e.308"),
+        ({"vector": [1.0]}, "vector has 1 entries of 7"),
+        ({"factors": [1.0] * 8}, "factors has 8 entries of 7"),
+        ({"factors": [-0.5] + [1.0] * 6}, "factors has -0.5"),
         ({"sums": (0.0, 0.0)}, "sums has 0.0"),
         ({"gain": 0.0}, "gain has 0.0"),
         ({"num_steps": 0}, "num_steps is 0, it must be above 0"),

@@ -123,8 +123,8 @@ def test_counts_that_always_rise_together_leave_every_cost_sane() -> None:
 
 @given(
     st.integers(0, 2**32),
-    st.tuples(COUNTS, COUNTS, COUNTS, COUNTS, COUNTS),
-    st.tuples(COUNTS, COUNTS, COUNTS, COUNTS, COUNTS),
+    st.tuples(COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS),
+    st.tuples(COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS),
     st.sampled_from(Regime),
 )
 def test_more_work_is_never_predicted_to_take_less(
@@ -133,7 +133,7 @@ def test_more_work_is_never_predicted_to_take_less(
     """Whatever it has seen, noise included: a budget would otherwise grow without end."""
     draw, cost = random.Random(seed), StepCost()
     for _ in range(draw.randrange(40)):
-        load = StepLoad(*(draw.choice([0, 1, 50, 5000]) for _ in range(5)))
+        load = StepLoad(*(draw.choice([0, 1, 50, 5000]) for _ in range(6)))
         cost.observe(draw.choice(list(Regime)), load, draw.uniform(1, 1e6))
     growing = [StepLoad(*counts)]
     for index, added in enumerate(more):

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from slow import examples, products, slow
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.cost import CostPrior, StepLoad
-from sluice.scheduler.pacer import Pacing, tokens_within
+from sluice.scheduler.pacer import Pacing
+from sluice.scheduler.within import tokens_within
 from sluice.testing.laws.plans import steps_to_prefill
 from sluice.types import BatchPlan, Bound, Regime, SchedulerLimits
 from timed import Timed, time_of
@@ -176,7 +177,7 @@ def test_no_stream_asks_for_less_than_the_server_grants() -> None:
 @given(st.floats(0, 1e4), st.floats(0, 100), st.integers(0, 10**6), st.floats(-1e6, 1e9))
 def test_tokens_within_a_time(token: float, pair: float, start: int, micros: float) -> None:
     """Against the sum that it inverts: as many as fit, and not one more."""
-    costs = (0.0, token, 0.0, 0.0, pair, 0.0)
+    costs = (0.0, token, 0.0, 0.0, pair, 0.0, 0.0)
 
     def time(tokens: int) -> float:
         return token * tokens + pair * (tokens * start + tokens * (tokens + 1) / 2)

@@ -63,7 +63,7 @@ def test_prefill_never_falls_when_the_target_rises(seed: int) -> None:
     pacer = timed.scheduler.state.pacer
     assert pacer is not None
     for _ in range(draw.choice([0, 3, 60])):
-        load = StepLoad(*(draw.choice([0, 1, 50, 5000]) for _ in range(5)))
+        load = StepLoad(*(draw.choice([0, 1, 50, 5000]) for _ in range(6)))
         pacer.cost.observe(draw.choice(list(Regime)), load, draw.uniform(1000, 1e6))
     targets = sorted(round(10 ** draw.uniform(2, 6)) for _ in range(20))
     prefill = prefill_by_target(timed.scheduler, Pacing(learnt=pacer.learnt()), targets)
@@ -106,7 +106,7 @@ def test_a_target_that_decodes_alone_exceed_is_infeasible_without_prefill_too() 
 
 def test_prefill_has_a_share_of_large_steps_of_decodes() -> None:
     """Where a token costs next to nothing, a quantum in each step would keep a long prompt waiting for minutes."""
-    machine = (50_000.0, 20.0, 20.0, 0.01, 0.001, 0.001)
+    machine = (50_000.0, 20.0, 20.0, 0.01, 0.001, 0.001, 0.0)
     timed = Timed(limits_with(1), lambda plan: time_of(plan, machine))
     for _ in range(4):
         timed.ask(20, 400)
@@ -121,7 +121,7 @@ def test_prefill_has_a_share_of_large_steps_of_decodes() -> None:
 def test_no_chunk_stays_small_because_all_are(decodes: int) -> None:
     """A token was believed to cost a hundred times as much as a step, and is cheap. Steps of 8 tokens and one stream
     fit that as well, and it was never found out."""
-    machine, wrong = (60_000.0, 100.0, 100.0, 0.1, 0.01, 0.001), CostPrior(20.0, 2000.0, 10.0, 0.01, 0.001, 0.001)
+    machine, wrong = (60_000.0, 100.0, 100.0, 0.1, 0.01, 0.001, 0.0), CostPrior(20.0, 2000.0, 10.0, 0.01, 0.001, 0.001)
     timed = Timed(limits_with(80 * MS), lambda plan: time_of(plan, machine), pacing=Pacing(wrong))
     timed.ask(9, 600)
     timed.run(2 + decodes)

@@ -24,7 +24,7 @@ from sluice.device.machine import processor_name, usable_cores
 from sluice.scheduler.cost import KEPT_RATIOS, NUM, LearntRegime
 from sluice.scheduler.pacer import LearntPacing
 
-FORMAT = 1
+FORMAT = 2
 RETRY_SECONDS = 0.02
 
 LARGEST = 1e50
@@ -86,8 +86,9 @@ def read_costs(path: Path) -> CostFile:
         return CostFile()
     try:
         found = msgspec.json.decode(content, type=CostFile)
-        for entry in found.entries:
-            check_learnt(entry.learnt)
+        if found.format == FORMAT:
+            for entry in found.entries:
+                check_learnt(entry.learnt)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"--cost-model {path} is no cost model: {error}; name another file, or remove it to begin anew"

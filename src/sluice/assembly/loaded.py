@@ -16,7 +16,7 @@ from sluice.assembly.drafting import DraftSetup
 from sluice.assembly.graphs import captured_graphs, kernels_compute
 from sluice.assembly.info import EngineInfo
 from sluice.assembly.offloading import OffloadSetup
-from sluice.assembly.pacing import CostKeeper, KeptCosts
+from sluice.assembly.pacing import CostKeeper, KeptCosts, counts_of
 from sluice.assembly.page_transfer import transfer_of
 from sluice.assembly.peers import NO_PEERS, Peers
 from sluice.assembly.tiers import NO_TIERS, OpenTiers, TierSetup
@@ -239,6 +239,7 @@ class LoadedModel:
                     config.scheduler.limits(),
                     pipeline_stages=config.parallel.pp_size,
                     num_draft_tokens=config.speculative.drafts(),
+                    experts=counts_of(self.spec),
                     num_layers=self.spec.num_layers if config.scheduler.sliced_chunk_size else 0,
                 ),
                 config.diffusion,

@@ -20,7 +20,7 @@ from sluice.models.spec import ModelSpec
 from sluice.scheduler.cost import CostPrior, StepCost, StepLoad
 from sluice.scheduler.pacer import LearntPacing, Pacer, Pacing
 from sluice.scheduler.setup import SchedulerSetup
-from sluice.types import CHUNKS_BY_TIME, BatchPlan, BatchResult, Regime, SamplingParams, Submit
+from sluice.types import CHUNKS_BY_TIME, DENSE, BatchPlan, BatchResult, ExpertCounts, Regime, SamplingParams, Submit
 from sluice.types.footprint import KVSizes
 
 LOGGER = logging.getLogger("sluice.engine")
@@ -52,16 +52,26 @@ RATES: Mapping[str, Rates] = {"cpu": Rates(3e5, 2e4, 2e3, 1000.0), "cuda": Rates
 def prior_of(spec: ModelSpec, kv: KVSizes, weights_bytes: int, device_type: str) -> CostPrior:
     """Return the costs of a model's steps on a usual machine of a type."""
     rates = RATES[device_type]
-    token = 2 * weights_bytes / spec.weight_bytes / rates.flops
+    experts = spec.experts
+    of_each = 0.0 if experts is None else experts.layers * experts.parameters * spec.weight_bytes
+    held, chosen = (0, 0) if experts is None else (experts.count, experts.chosen)
+    always = max(0.0, weights_bytes - held * of_each)
+    token = 2 * (always + chosen * of_each) / spec.weight_bytes / rates.flops
     pair_flops = 4 * spec.num_layers * spec.num_heads * spec.head_dim * ATTENTION_COST[device_type]
     return CostPrior(
-        step=rates.step + weights_bytes / rates.read_bytes,
+        step=rates.step + always / rates.read_bytes,
         token=token,
         row=token / 4,
         key=kv.token_bytes / rates.read_bytes,
         pair=pair_flops / rates.flops,
         byte=1 / rates.load_bytes,
+        expert=max(of_each, 1.0) / rates.read_bytes,
     )
+
+
+def counts_of(spec: ModelSpec) -> ExpertCounts:
+    """Return how many experts a layer of a model has."""
+    return DENSE if spec.experts is None else ExpertCounts(spec.experts.count, spec.experts.chosen)
 
 
 def pacing_of(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sluice.config.base import option
 
-QUANTIZATIONS = ("none", "int8", "int4", "compressed-tensors", "fp8", "gptq", "awq", "gguf")
+QUANTIZATIONS = ("none", "int8", "int4", "compressed-tensors", "fp8", "gptq", "awq", "mxfp4", "gguf")
 """none: plain weights; int8, int4, fp8: quantised while they are loaded; formats of checkpoints (`models.formats`),
 of which fp8 is one, too."""
 

@@ -34,7 +34,7 @@ INNER = ("model.language_model.", "language_model.model.", "language_model.")
 @dataclass(frozen=True, slots=True)
 class Stack:
     """How the matrices of all experts of a layer, or their biases, are stored as one tensor, whose first dimension is
-    that of experts."""
+    that of experts; or how several matrices of one MLP are."""
 
     stored: str
     """End of the name, behind a dot, once its parts were renamed."""
@@ -47,6 +47,8 @@ class Stack:
     """Matrices are stored as [in, out]."""
     interleaved: bool = False
     """The outputs of the parts take turns."""
+    is_of_experts: bool = True
+    """False: `into` is an MLP."""
 
     def matches(self, name: str) -> bool:
         """Return whether a tensor is stored so, by its name in the module."""
@@ -54,7 +56,8 @@ class Stack:
 
     def name(self, stored: str, expert: int, part: str) -> str:
         """Return the module's name of a part of an expert."""
-        return f"{stored.removesuffix(self.stored)}{self.into}.{expert}.{part}.{self.leaf}"
+        module = f"{self.into}.{expert}" if self.is_of_experts else self.into
+        return f"{stored.removesuffix(self.stored)}{module}.{part}.{self.leaf}"
 
     def part(self, value: torch.Tensor, number: int) -> torch.Tensor:
         """Return a view of one part of an expert's value [out, in] or [out]."""

@@ -89,6 +89,8 @@ class DecoderConfig:
     query_growth: QueryGrowth | None = None
     softcap: float | None = None
     """Scores of attention become `softcap * tanh(score / softcap)`."""
+    has_sinks: bool = False
+    """Whether each head's softmax has a further term, a weight, that no value belongs to."""
     value_norm: bool = False
     """Whether v is normalised per head, without a weight."""
     extra_size: int = 0

@@ -33,14 +33,16 @@ def by_expert(tensors: Iterator[StoredTensor], rules: WeightRules, spec: ModelSp
 def _divided(
     tensor: StoredTensor, value: torch.Tensor, stack: Stack, name: str, spec: ModelSpec
 ) -> Iterator[StoredTensor]:
+    shape = list(value.shape)
+    value = value if stack.is_of_experts else value[None]
     dimensions, count = 3 if stack.leaf == "weight" else 2, len(stack.parts)
     outputs = value.shape[-1] if stack.transposed or value.ndim < 3 else value.shape[1]
     if value.ndim != dimensions or outputs % count:
         kind = f"{dimensions} dimensions" + (f", and outputs of {count} layers" if count > 1 else "")
         raise CheckpointError(
-            f"{tensor.file}: tensor {tensor.name} has the shape {list(value.shape)}; those of experts have {kind}"
+            f"{tensor.file}: tensor {tensor.name} has the shape {shape}; those of experts have {kind}"
         )
-    experts = check_experts(tensor.file, tensor.name, len(value), spec)
+    experts = check_experts(tensor.file, tensor.name, len(value), spec) if stack.is_of_experts else 1
     for expert in range(experts):
         for number, part in enumerate(stack.parts):
             nbytes = tensor.nbytes // (experts * count)

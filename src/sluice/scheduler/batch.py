@@ -10,13 +10,28 @@ from collections.abc import Mapping, Sequence
 from sluice.kv.manager import ResidentLease
 from sluice.scheduler.cost import StepLoad
 from sluice.scheduler.request import Request, SlicedChunk
-from sluice.types import BatchPlan, Bound, Chunk, ChunkSlice, NewSlot, PageCopy, PredictedStep
+from sluice.types import (
+    DENSE,
+    BatchPlan,
+    Bound,
+    Chunk,
+    ChunkSlice,
+    ExpertCounts,
+    NewSlot,
+    PageCopy,
+    PredictedStep,
+)
 
 
 class BatchBuilder:
-    """The plan of one step, while it is made."""
+    """The plan of one step, while it is made.
 
-    def __init__(self) -> None:
+    Args:
+        experts: of the model.
+    """
+
+    def __init__(self, experts: ExpertCounts = DENSE) -> None:
+        self.experts = experts
         self._new_slots: list[NewSlot] = []
         self._opened: set[int] = set()
         """Slots that are new, and have not been given their cached pages."""
@@ -60,15 +75,20 @@ class BatchBuilder:
     @property
     def load(self) -> StepLoad:
         """What the step has to do so far."""
-        tokens, rows, context, pairs, loaded = self._sliced
-        return StepLoad(
-            self.num_tokens + tokens, len(self._chunks) + rows, self._context + context, self._pairs + pairs, loaded
+        whole = StepLoad(
+            self.num_tokens,
+            len(self._chunks),
+            self._context,
+            self._pairs,
+            experts=self.experts.read(self.num_tokens),
         )
+        return whole.plus(self._sliced)
 
     @property
     def decodes(self) -> StepLoad:
         """What its decodes have to do."""
-        return StepLoad(self.num_decodes + self.num_drafts, self.num_decodes, self._context)
+        tokens = self.num_decodes + self.num_drafts
+        return StepLoad(tokens, self.num_decodes, self._context, experts=self.experts.read(tokens))
 
     def open_slot(self, request: Request) -> None:
         """Put the request in a new slot of the plan."""
@@ -216,7 +236,7 @@ class BatchBuilder:
             first = before.first
             self._slices.remove(before)
         self._slices.append(ChunkSlice(chunk, (), 0, (), first, stop, num_layers, is_resident=True))
-        self._sliced = self._sliced.plus(load_of_layers(chunk, count / num_layers))
+        self._sliced = self._sliced.plus(load_of_layers(chunk, count / num_layers, self.experts))
         sliced.planned = stop
         if stop == num_layers:
             request.sliced = None
@@ -246,11 +266,12 @@ class BatchBuilder:
         )
 
 
-def load_of_layers(chunk: Chunk, share: float) -> StepLoad:
+def load_of_layers(chunk: Chunk, share: float, experts: ExpertCounts = DENSE) -> StepLoad:
     """Return what some layers of a resident chunk add to their step, in tokens of the whole model.
 
     Args:
         share: of the model's layers.
     """
     pairs = chunk.length * chunk.start + chunk.length * (chunk.length + 1) // 2
-    return StepLoad(tokens=chunk.length * share, rows=share, pairs=pairs * share)
+    read = experts.read(chunk.length)
+    return StepLoad(tokens=chunk.length * share, rows=share, pairs=pairs * share, experts=read * share)

@@ -1,8 +1,11 @@
 """StepCost: how long a step takes, learnt from the steps that ran.
 
 A step's time is taken to be a sum of non-negative parts: one for the step itself, and one for each token, row, key that
-decodes read, pair of a query and a key of prompts, and byte loaded for offloaded contexts. Steps of different kinds
-(`Regime`) have coefficients of their own, since they run different kernels.
+decodes read, pair of a query and a key of prompts, byte loaded for offloaded contexts, and expert that is read. Steps
+of different kinds (`Regime`) have coefficients of their own, since they run different kernels.
+
+A step of few tokens reads few experts of a mixture of experts, and one of many tokens reads all: the experts that are
+read rise with the tokens and flatten, which no part for each token and for the step could follow.
 
 Coefficients minimise decayed squares of relative errors, by coordinate descent within the non-negative numbers, and
 are drawn to a prior that is scaled to what was measured: so only the proportions of the prior matter, and only until
@@ -23,9 +26,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-from sluice.types import Regime
+from sluice.types import DENSE, ExpertCounts, Regime
 
-NUM = 6
+NUM = 7
 DECAY = 0.99
 """Share of an observation's weight that stays with each later one of its regime: about a hundred count."""
 PRIOR_WEIGHT = 0.02
@@ -64,15 +67,19 @@ class StepLoad(NamedTuple):
     """Pairs of a query and a key of prompts."""
     loaded: float = 0
     """Bytes loaded for offloaded contexts."""
+    experts: float = 0
+    """Experts of a layer that are read, of all layers that have some: of a part of the layers, their share."""
 
     def plus(self, other: StepLoad) -> StepLoad:
         """Return the load of a step that does both."""
         return StepLoad(*[one + more for one, more in zip(self, other, strict=True)])
 
-    def with_chunk(self, start: int, length: int) -> StepLoad:
+    def with_chunk(self, start: int, length: int, experts: ExpertCounts = DENSE) -> StepLoad:
         """Return the load with one more chunk of a prompt."""
-        pairs = self.pairs + length * start + length * (length + 1) // 2
-        return StepLoad(self.tokens + length, self.rows + 1, self.context, pairs, self.loaded)
+        pairs, tokens = self.pairs + length * start + length * (length + 1) // 2, self.tokens + length
+        return StepLoad(
+            tokens, self.rows + 1, self.context, pairs, self.loaded, max(self.experts, experts.read(tokens))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,8 @@ class CostPrior:
     key: float = 0.02
     pair: float = 0.02
     byte: float = 0.0005
+    expert: float = 100.0
+    """One expert of each layer."""
 
     def __post_init__(self) -> None:
         if not all(0 < each < float("inf") for each in self.values):
@@ -93,7 +102,7 @@ class CostPrior:
     @property
     def values(self) -> tuple[float, ...]:
         """All of them, in the order of a step's features: 1 and then those of `StepLoad`."""
-        return self.step, self.token, self.row, self.key, self.pair, self.byte
+        return self.step, self.token, self.row, self.key, self.pair, self.byte, self.expert
 
 
 class LearntRegime(NamedTuple):
@@ -192,19 +201,20 @@ class RegimeCost:
 
     def _add(self, scaled: Sequence[float]) -> None:
         """Add an observation to the normal equations. Written out, as it runs with every step."""
-        u, v, w, x, y, z = scaled
+        t, u, v, w, x, y, z = scaled
         matrix, vector, decay = self._matrix, self._vector, self._decay
         for index, one in enumerate(scaled):
             vector[index] = decay * vector[index] + one
-            a, b, c, d, e, f = matrix[index]
+            a, b, c, d, e, f, g = matrix[index]
             if one or a:
                 matrix[index] = (
-                    decay * a + one * u,
-                    decay * b + one * v,
-                    decay * c + one * w,
-                    decay * d + one * x,
-                    decay * e + one * y,
-                    decay * f + one * z,
+                    decay * a + one * t,
+                    decay * b + one * u,
+                    decay * c + one * v,
+                    decay * d + one * w,
+                    decay * e + one * x,
+                    decay * f + one * y,
+                    decay * g + one * z,
                 )
 
     def _descend(self, likely: Sequence[float | None], scale: float) -> None:
@@ -234,9 +244,9 @@ class RegimeCost:
 
 def dot(one: Sequence[float], other: Sequence[float]) -> float:
     """Return the scalar product of two vectors of `NUM` numbers, added from left to right."""
-    a, b, c, d, e, f = one
-    u, v, w, x, y, z = other
-    return a * u + b * v + c * w + d * x + e * y + f * z
+    a, b, c, d, e, f, g = one
+    t, u, v, w, x, y, z = other
+    return a * t + b * u + c * v + d * w + e * x + f * y + g * z
 
 
 class StepCost:
@@ -264,8 +274,8 @@ class StepCost:
         return self._regimes[regime].num_steps
 
     def costs(self, regime: Regime) -> tuple[float, ...]:
-        """Return the fitted microseconds of a step, a token, a row, a key, a pair and a byte, at the machine's usual
-        speed."""
+        """Return the fitted microseconds of a step, a token, a row, a key, a pair, a byte and an expert, at the
+        machine's usual speed."""
         found = self._micros.get(regime)
         if found is None:
             cost = self._regimes[regime]
@@ -302,9 +312,9 @@ class StepCost:
             predicted = self.predict(regime, load)
             cost.ratios.add(micros / predicted)
             micros = max(micros, predicted / FASTEST)
-        step, token, row, key, pair, byte = self._prior.values
-        tokens, rows, context, pairs, loaded = load
-        costs = (step, token * tokens, row * rows, key * context, pair * pairs, byte * loaded)
+        step, token, row, key, pair, byte, expert = self._prior.values
+        tokens, rows, context, pairs, loaded, experts = load
+        costs = (step, token * tokens, row * rows, key * context, pair * pairs, byte * loaded, expert * experts)
         cost.observe(costs, micros, self._likely(regime))
         self._micros.clear()
 
@@ -314,20 +324,20 @@ class StepCost:
         if regime not in (Regime.MIXED, Regime.SLICED, Regime.LAYERS):
             return UNKNOWN
         step: float | None = None
-        row = key = token = pair = byte = step
+        row = key = token = pair = byte = expert = step
         prefill, decode = self._regimes[Regime.PREFILL], self._regimes[Regime.DECODE]
         if regime is Regime.SLICED and self._regimes[Regime.LAYERS].num_steps:
             prefill = self._regimes[Regime.LAYERS]
         if not decode.num_steps:
             decode = self._regimes[Regime.GRAPH]
         if prefill.num_steps:
-            token, pair, byte = prefill.factors[1], prefill.factors[4], prefill.factors[5]
+            token, pair, byte, expert = prefill.factors[1], *prefill.factors[4:]
         if decode.num_steps and regime is not Regime.LAYERS:
-            step, row, key = decode.factors[0], decode.factors[2], decode.factors[3]
+            step, row, key, expert = decode.factors[0], decode.factors[2], decode.factors[3], decode.factors[6]
             if token is not None:  # a decode is a row and a token
                 row += (decode.factors[1] - token) * self._prior.token / self._prior.row
                 row = max(0.0, row)
-        return step, token, row, key, pair, byte
+        return step, token, row, key, pair, byte, expert
 
     def _scale(self) -> float:
         first = second = 0.0

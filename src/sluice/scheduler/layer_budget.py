@@ -17,7 +17,8 @@ from math import ceil
 from sluice.scheduler.batch import load_of_layers
 from sluice.scheduler.budget import UNLIMITED
 from sluice.scheduler.cost import StepLoad, dot
-from sluice.scheduler.pacer import TargetBudget, tokens_within
+from sluice.scheduler.pacer import TargetBudget
+from sluice.scheduler.within import tokens_within
 from sluice.types import Chunk, SchedulerLimits
 
 OPENED_FROM = 4
@@ -97,10 +98,11 @@ class LayerBudget:
         if tried is not None:
             return tried
         limit, whole = step.limit()
-        if dot(whole, (1, *step.batch.load.with_chunk(start, step.quantum))) > limit.micros:
+        experts = step.batch.experts
+        if dot(whole, (1, *step.batch.load.with_chunk(start, step.quantum, experts))) > limit.micros:
             return True  # not even the smallest chunk keeps to the time; a layer may
         micros, costs = self._time(UNLIMITED)
-        return tokens_within(costs, micros, start) > step.left(start)
+        return tokens_within(costs, micros, start, experts) > step.left(start)
 
     def _fitting(self, start: int, longest: int, at_most: int, most: int, *, is_last: bool, is_first: bool) -> int:
         """Return the tokens of a chunk from position `start`, up to `longest`, one layer of which fits into the step;
@@ -109,21 +111,21 @@ class LayerBudget:
         Args:
             is_last: whether `longest` tokens end their prompt.
         """
-        step, layers = self._step, self._num_layers
+        step, layers, experts = self._step, self._num_layers, self._step.batch.experts
         micros, costs = self._time(at_most)
         ramp = min(step.left_to_layers(), most) * layers
         of_prompts = self._limit() - dot(costs, (1, *step.batch.decodes))
         if not is_first and (OPENED_FROM * micros < of_prompts or ramp < step.quantum):
             return 0
-        within = tokens_within(costs, micros * layers - costs[2], start)
+        within = tokens_within(costs, micros * layers - costs[2], start, experts)
         if within > longest and not is_last:
             # A whole number of layers is to take all of the time.
-            layer = dot(costs, (0, *StepLoad().with_chunk(start, longest))) / layers
-            within = tokens_within(costs, micros / ceil(micros / layer) * layers - costs[2], start)
+            layer = dot(costs, (0, *StepLoad().with_chunk(start, longest, experts))) / layers
+            within = tokens_within(costs, micros / ceil(micros / layer) * layers - costs[2], start, experts)
         return min(longest, max(min(ramp, within), step.quantum))
 
     def _micros_of_layer(self, chunk: Chunk, costs: tuple[float, ...]) -> float:
-        return dot(costs, (0, *load_of_layers(chunk, 1 / self._num_layers)))
+        return dot(costs, (0, *load_of_layers(chunk, 1 / self._num_layers, self._step.batch.experts)))
 
     def _time(self, at_most: int) -> tuple[float, tuple[float, ...]]:
         """Return the microseconds that are left of the step, or of a share of it, and the costs of its parts if it has

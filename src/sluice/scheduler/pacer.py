@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from math import sqrt
 from typing import NamedTuple
 
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.budget import UNLIMITED
 from sluice.scheduler.cost import CostPrior, LearntCosts, StepCost, StepLoad, dot
 from sluice.scheduler.request import Request
+from sluice.scheduler.within import tokens_within
 from sluice.types import ITL_AUTO, Bound, OffloadLimits, PredictedStep, Regime, SchedulerLimits
 
 QUANTUM = 8
@@ -153,7 +153,7 @@ class Pacer:
         base = self.cost.fitted(regime, load)
         least = LEAST_SHARE * self.cost.fitted(self._of_decodes(load), load)
         may_probe = self._equal_steps >= PROBE_AFTER
-        if may_probe and self.cost.fitted(regime, load.with_chunk(0, self.quantum)) <= allowed:
+        if may_probe and self.cost.fitted(regime, load.with_chunk(0, self.quantum, batch.experts)) <= allowed:
             return StepLimit(max(allowed, base + least), 2 * self.quantum)
         return StepLimit(max(allowed, base + least), self.quantum)
 
@@ -302,7 +302,7 @@ class TargetBudget:
         if self._spent is None:
             self._spent = dot(costs, (1, *self.batch.load))
         ramp = self.pacer.ramp(has_streams=self._has_streams) - self._taken
-        fitting = min(ramp, tokens_within(costs, limit.micros - self._spent - costs[2], start))
+        fitting = min(ramp, self._tokens_within(costs, limit.micros - self._spent - costs[2], start))
         return max(fitting, limit.least if self._taken == self._taken_by_streams else 0)
 
     def room_for_drafts(self, *, beside_prompts: bool) -> int:
@@ -318,7 +318,12 @@ class TargetBudget:
         allowed = pacer.limit_of(regime, self.target)
         costs = pacer.cost.costs(regime)
         left = allowed - dot(costs, (1, *batch.load))
-        return tokens_within(costs, left / 2 if beside_prompts else left, 0)
+        return self._tokens_within(costs, left / 2 if beside_prompts else left, 0)
+
+    def _tokens_within(self, costs: tuple[float, ...], micros: float, start: int) -> int:
+        """Return the tokens from position `start` that take no longer than `micros` beside what the batch holds."""
+        batch = self.batch
+        return tokens_within(costs, micros, start, batch.experts, batch.num_tokens)
 
     def left_to_layers(self) -> int:
         """Return the tokens that layers of a chunk may cost the step, however little time they take."""
@@ -370,15 +375,3 @@ def two_digits(micros: float) -> int:
     while micros >= 100 * unit:
         unit *= 10
     return max(1, round(micros / unit)) * unit
-
-
-def tokens_within(costs: tuple[float, ...], micros: float, start: int) -> int:
-    """Return the most tokens of a prompt from position `start` that take no longer than `micros`.
-
-    n tokens take n (token + pair (start + 1/2)) + pair n n / 2.
-    """
-    if micros <= 0:
-        return 0
-    linear = costs[1] + costs[4] * (start + 0.5)
-    below = linear + sqrt(linear * linear + 2 * costs[4] * micros)
-    return min(UNLIMITED, int(2 * micros / below)) if below * UNLIMITED > 2 * micros else UNLIMITED

@@ -179,7 +179,7 @@ class Scheduler:
 
     def _plan(self, state: SchedulerState) -> BatchPlan | None:
         for group in self._groups:
-            batch = BatchBuilder()
+            batch = BatchBuilder(self.limits.experts)
             adder = PrefillAdder(state, self.limits, batch)
             for each_pass in group:
                 each_pass(state, self.limits, batch, adder)

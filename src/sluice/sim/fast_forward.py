@@ -70,6 +70,7 @@ class FastForwarder:
         self._graph_rows = 0 if setup.pacing is None else setup.pacing.graph_rows
         self._page_size = setup.page_size
         limits, tiers = setup.limits, setup.tiers
+        self._experts = limits.experts
         stores = tiers.write_policy != "never" and bool(tiers.host_pages or tiers.disk_pages)
         is_timed = bool(limits.itl_target) or limits.dynamic_chunking == CHUNKS_BY_TIME
         self.can_leap = engine.depth == 1 and not is_timed and limits.pipeline_stages == 1 and not stores
@@ -110,13 +111,14 @@ class FastForwarder:
     def _time(self, rows: list[DecodingRow], most: int, ready_at: float, until: float) -> FastForward:
         """Draw the times of steps until one is not over in time. That one is to be drawn again."""
         count, times, ends = len(rows), self._times, list[float]()
+        experts = self._experts.read(count)
         regime = Regime.GRAPH if count <= self._graph_rows else Regime.DECODE
         context = sum([row.request.scheduled for row in rows])
         for _ in range(most):
             if ready_at >= until:
                 break
             context += count
-            end = times.ends(StepWork(regime, StepLoad(count, count, context)), ready_at)
+            end = times.ends(StepWork(regime, StepLoad(count, count, context, experts=experts)), ready_at)
             if end >= until:
                 times.undo()
                 break

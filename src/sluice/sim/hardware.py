@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from sluice.models.formats.gguf_folder import gguf_at
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.machine import Machine
 from sluice.sim.world import World
-from sluice.types import Regime
+from sluice.types import DENSE, ExpertCounts, Regime
 
 REACHED_FLOPS, REACHED_BANDWIDTH = 0.6, 0.8
 """Shares of what makers promise that good kernels reach. They are assumed."""
@@ -86,12 +87,14 @@ def predicted_machine(text: str, model: Path) -> Machine:
         file = gguf_at(model)
         sizes = ModelSizes.read(model) if file is None else GGUFSizes.read(file).sizes
     except (CheckpointError, SizesError) as error:
-        raise ConfigError(f"--model: {error}; --hardware takes dense models, in 16 bits") from error
+        raise ConfigError(f"--model: {error}; --hardware takes models in 16 bits") from error
     room = POOL_SHARE * (device.memory - sizes.stored * NUMBER_BYTES)
     config = resolve(EngineConfig(), "cuda").config
     page_size, depth = config.cache.page_size, config.scheduler.depth
     assert page_size is not None, "resolved"
     assert depth is not None, "resolved"
+    counts = DENSE if sizes.experts is None else ExpertCounts(sizes.experts.held, sizes.experts.chosen)
+    limits = replace(config.scheduler.limits(), experts=counts)
     pages = int(room // (page_size * sizes.token_bytes))
     if pages < 1:
         raise ConfigError(
@@ -103,7 +106,7 @@ def predicted_machine(text: str, model: Path) -> Machine:
         name=f"{text}: {device.flops / 1e12:.0f} TFLOP/s, {device.bandwidth / 1e9:.0f} GB/s",
         is_measured=False,
         device="cuda",
-        setup=SchedulerSetup(config.scheduler.limits(), pages, page_size, config.cache.enable_prefix_caching),
+        setup=SchedulerSetup(limits, pages, page_size, config.cache.enable_prefix_caching),
         depth=depth,
         world=World(dict.fromkeys(Regime, _costs(device, sizes))),
         token_bytes=sizes.token_bytes,
@@ -112,13 +115,17 @@ def predicted_machine(text: str, model: Path) -> Machine:
 
 
 def _costs(device: Device, sizes: ModelSizes) -> tuple[float, ...]:
-    """Return the microseconds of a step, a token, a row, a key, a pair and a loaded byte."""
+    """Return the microseconds of a step, a token, a row, a key, a pair, a loaded byte and an expert of each layer."""
     flops, read = REACHED_FLOPS * device.flops / 1e6, REACHED_BANDWIDTH * device.bandwidth / 1e6
+    experts = sizes.experts
+    expert = 0 if experts is None else experts.layers * experts.each
+    always = sizes.weights - (0 if experts is None else experts.chosen * expert)
     return (
-        1e6 * STEP_SECONDS + sizes.weights * NUMBER_BYTES / read,
+        1e6 * STEP_SECONDS + always * NUMBER_BYTES / read,
         2 * sizes.weights / flops,
         0.0,
         sizes.token_bytes / read,
         4 * sizes.layers * sizes.heads * sizes.head_dim / flops,
         1 / 25e3,  # PCI Express 4, 25 GB/s
+        expert * NUMBER_BYTES / read,
     )

@@ -74,10 +74,11 @@ def work_of(plan: BatchPlan, setup: SchedulerSetup) -> StepWork:
         length = chunk.length
         tokens += length
         pairs += length * chunk.start + length * (length + 1) // 2
-    load = StepLoad(tokens, len(own), context + drafts, pairs)
+    experts = setup.limits.experts
+    load = StepLoad(tokens, len(own), context + drafts, pairs, experts=experts.read(tokens))
     for piece in plan.slices:
         if piece.is_resident:
-            load = load.plus(load_of_layers(piece.chunk, (piece.stop - piece.first) / piece.total))
+            load = load.plus(load_of_layers(piece.chunk, (piece.stop - piece.first) / piece.total, experts))
             continue
         assert setup.offload is not None, "slices without limits of offloading"
         load = load.plus(load_of(setup.offload, piece, setup.page_size))
@@ -120,8 +121,8 @@ class World:
     """
 
     costs: Mapping[Regime, tuple[float, ...]]
-    """Microseconds of a step, a token, a row, a key, a pair and a byte, as `StepCost.costs` gives them. Kinds of steps
-    with layers of a chunk may be missing."""
+    """Microseconds of a step, a token, a row, a key, a pair, a byte and an expert, as `StepCost.costs` gives them; the
+    last one may be missing. Kinds of steps with layers of a chunk may be missing."""
     residuals: tuple[Residual, ...] = ()
     """Residuals of a real run's steps, in their order; none: every step takes what is modelled."""
     gap: float = 0.0
@@ -131,6 +132,8 @@ class World:
     copies: CopyRates = field(default_factory=CopyRates)
 
     def __post_init__(self) -> None:
+        whole = {regime: (*each, 0.0) if len(each) == NUM - 1 else each for regime, each in self.costs.items()}
+        object.__setattr__(self, "costs", whole)
         for regime in Regime:
             found = self.costs.get(regime)
             if found is None and regime in WITH_LAYERS:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple, get_args
 
+from sluice.types.experts import DENSE, ExpertCounts
 from sluice.types.tiers import Tier
 
 CHUNKS_BY_TIME = -1
@@ -75,6 +76,8 @@ class SchedulerLimits:
     target."""
     num_layers: int = 0
     """Layers of the model, where chunks are sliced."""
+    experts: ExpertCounts = DENSE
+    """Of the model, by which the time of steps is predicted."""
     prefills_by_block: bool = False
     """A prompt of such a model has one block in a step; otherwise as many as other budgets leave."""
 

@@ -77,14 +77,58 @@ def test_a_tied_head_is_held_once_and_read_for_every_token() -> None:
     ("fields", "reason"),
     [
         ({"num_experts": 8}, "mixture of experts"),
+        ({"n_routed_experts": 8, "architectures": ["MixtralForCausalLM"]}, "num_local_experts is missing"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised weights"),
         ({"hidden_size": None}, "hidden_size must be an integer of at least 1, got None"),
     ],
 )
 def test_sizes_that_are_not_known(fields: dict[str, object], reason: str) -> None:
-    """A figure for a mixture of experts would be wrong by a factor of ten."""
+    """A figure for a mixture of experts that is not known would be wrong by a factor of ten."""
     with pytest.raises(SizesError, match=reason):
         ModelSizes.of({**SUGGESTED[0].config, **fields}, "m")
+
+
+QWEN3_30B = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 40_960,
+}
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 32_000,
+    "max_position_embeddings": 32_768,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "stored", "read"), [(QWEN3_30B, 30.5e9, 3.0e9), (MIXTRAL, 46.7e9, 12.75e9)], ids=["qwen3", "mixtral"]
+)
+def test_a_mixture_of_experts_is_held_whole_and_read_in_part(
+    config: dict[str, object], stored: float, read: float
+) -> None:
+    """What its authors state: 30B with 3B active, and 47B with 13B."""
+    sizes = ModelSizes.of(config, "m")
+    assert sizes.stored == pytest.approx(stored, rel=0.01)
+    assert sizes.weights == pytest.approx(read, rel=0.02)
+    found = Estimate(sizes, "int8")
+    assert found.weights_bytes == pytest.approx(stored * 17 / 16, rel=0.01)
+    assert found.read_bytes == pytest.approx(read * 17 / 16, rel=0.02)
 
 
 def test_suggested_models_are_what_their_names_say() -> None:

@@ -42,6 +42,7 @@ LONGROPE = {
     "long_factor": FACTORS["long"],
 }
 LLAMA_ROPE = {"rope_type": "default", "rope_theta": 1000.0}
+UNROUNDED = tiny_families.YARN | {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 GEMMA4 = {"head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 32}
 GEMMA4_FIELDS: dict[str, Any] = {
     "attention.sliding_window": 9,
@@ -129,6 +130,27 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
         tiny_families.qwen3_moe,
         {"mlp_only_layers": [], "norm_topk_prob": True, "head_dim": 16, "moe_intermediate_size": 32},
         {"expert_feed_forward_length": 32},
+    ),
+    "granite-moe-shared": (
+        tiny_families.granite_moe_shared,
+        {"shared_intermediate_size": 32, "attention_multiplier": 0.3},
+        {
+            "expert_shared_feed_forward_length": 32,
+            "residual_scale": 0.8,
+            "attention.scale": 0.3,
+            "logit_scale": 1.0,
+        },
+    ),
+    "gpt-oss": (
+        tiny_families.gpt_oss,
+        {"head_dim": 16, "swiglu_limit": 7.0, "swiglu_alpha": 1.702, "rope_parameters": UNROUNDED},
+        {
+            "attention.sliding_window": 9,
+            "expert_feed_forward_length": 96,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 32,
+        },
     ),
     "mixtral": (tiny_families.mixtral, {"sliding_window": None}, {}),
     "olmo3": (

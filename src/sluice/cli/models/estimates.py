@@ -93,7 +93,7 @@ def _gguf_file(model: ModelConfig) -> Path | None:
 
 
 def _numbers(sizes: ModelSizes, numbers: int, quantization: str) -> str:
-    is_tied = sizes.stored == sizes.weights
+    is_tied = sizes.stored == sizes.weights + sizes.idle
     kind = "16 bits" if quantization == "none" else quantization
     copied = ", the embedding twice" if is_tied and quantization == "none" else ""
     return f"{numbers / 1e6:.0f} million numbers in {kind}{copied}"
@@ -103,7 +103,7 @@ def _sizes(model: str, revision: str | None, folder: str | None) -> tuple[ModelS
     """Return the sizes of a model that is on this machine or suggested, and where they are from.
 
     Raises:
-        SizesError: it is neither, or its sizes are not those of a dense model.
+        SizesError: it is neither, or its sizes are not known.
     """
     path = Path(model).expanduser()
     if path.is_dir():

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.models.fp8_rows import Rows, plain
@@ -42,6 +43,7 @@ class GroupedAttention(Block):
     A layer may read the keys and values that another one has stored before, and then it has only queries.
     """
 
+    sinks: torch.Tensor | None
     cuts = MappingProxyType(
         {
             "q_proj": BY_OUTPUT,
@@ -49,6 +51,7 @@ class GroupedAttention(Block):
             "q_norm": None,
             "k_norm": None,
             "o_proj": BY_INPUT,
+            "sinks": BY_OUTPUT,
         }
     )
 
@@ -80,6 +83,8 @@ class GroupedAttention(Block):
             self.q_norm = RMSNorm(spec.num_heads * head_dim if is_row else head_dim, eps, dtype)
             if plan.donor is None:
                 self.k_norm = RMSNorm(kv_heads * head_dim if is_row else head_dim, eps, dtype)
+        sinks = nn.Parameter(torch.empty(spec.num_heads, dtype=compute_dtype(dtype)))
+        self.register_parameter("sinks", sinks if config.has_sinks else None)
         self._is_row_norm = config.qk_norm is QKNorm.ROW
         self._value_eps = eps if config.value_norm else None
         self._rope = plan.rope
@@ -108,7 +113,10 @@ class GroupedAttention(Block):
             q = self._stored(heads[0], heads[1], heads[-1], context)
         if context.growth is not None:
             q = q * context.growth
-        out, _ = context.attention.attend(q, context.kv, context.batch, self.spec)
+        out, lse = context.attention.attend(q, context.kv, context.batch, self.spec, need_lse=self.sinks is not None)
+        if self.sinks is not None:
+            assert lse is not None, "it was asked for"
+            out = out * torch.sigmoid(lse - self.sinks).unsqueeze(-1).to(out.dtype)
         return self.o_proj(out.flatten(1) if rows is None else out.flatten(1)[rows])
 
     def _stored(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: LayerContext) -> torch.Tensor:

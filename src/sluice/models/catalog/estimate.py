@@ -50,10 +50,11 @@ class Estimate:
         if self.stored is not None:
             return self.stored.held
         layer, table = NUMBER_SIZES[self.quantization]
-        tables = self.sizes.stored - self.sizes.weights + self.sizes.table
+        layers = self.sizes.weights - self.sizes.table + self.sizes.idle
+        tables = self.sizes.stored - layers
         if self.quantization == "none":
             tables = 2 * self.sizes.table + self.sizes.lookups
-        return (self.sizes.weights - self.sizes.table) * layer + tables * table
+        return layers * layer + tables * table
 
     @property
     def read_bytes(self) -> float:

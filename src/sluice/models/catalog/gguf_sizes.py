@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sluice.models.block_types import BLOCK_TYPES
 from sluice.models.catalog.estimate import Estimate, StoredBytes
@@ -16,6 +16,8 @@ from sluice.models.formats.gguf_open import open_gguf
 from sluice.text.gguf.file import TensorInfo
 from sluice.text.gguf.model import GGUFModel
 
+EXPERTS = 3
+"""Dimensions of the tensors of all experts of a layer."""
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
 
@@ -52,7 +54,7 @@ class GGUFSizes(NamedTuple):
             _counted(model, lambda kind: kind not in (*BLOCK_TYPES, *PLAIN)),
             sum(info.numel for info in model.tensors.values()),
             sum(part.stat().st_size for part in model.paths),
-            _stored_bytes(model, number_bytes),
+            _stored_bytes(model, number_bytes, _share(config)),
         )
 
     def estimate(self, quantization: str | None, *, computes_blocks: bool) -> Estimate:
@@ -74,17 +76,24 @@ def _counted(model: GGUFModel, has: Callable[[str], bool]) -> str:
     return ", ".join(f"{kind} ({count})" for kind, count in found.most_common())
 
 
-def _stored_bytes(model: GGUFModel, number_bytes: int) -> StoredBytes:
+def _share(config: Mapping[str, Any]) -> float:
+    """Return the share of experts that compute a token."""
+    return config.get("num_experts_per_tok", 1) / config.get("num_local_experts", 1)
+
+
+def _stored_bytes(model: GGUFModel, number_bytes: int, share: float) -> StoredBytes:
     """Return the bytes of a model whose matrices are packed as they are stored, and whose embedding stays in the file.
 
     Args:
         number_bytes: of a number in a matrix of another type, which is dequantised.
+        share: of experts that compute a token.
     """
     layers = sum(_held(info, number_bytes) for name, info in model.tensors.items() if name not in (EMBEDDING, HEAD))
     embedding = model.tensors[EMBEDDING]
     head = _held(model.tensors.get(HEAD, embedding), number_bytes)
     lookups = 0 if _is_stored(embedding) else _held(embedding, number_bytes)
-    return StoredBytes(layers + head + lookups, layers + head)
+    experts = sum(_held(info, number_bytes) for info in model.tensors.values() if len(info.shape) == EXPERTS)
+    return StoredBytes(layers + head + lookups, layers + head - round((1 - share) * experts))
 
 
 def _held(info: TensorInfo, number_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""Sizes of a dense model, from the fields of its `config.json` alone."""
+"""Sizes of a model, from the fields of its `config.json` alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from sluice.models.catalog.expert_sizes import ExpertNumbers, expert_numbers
 from sluice.models.catalog.gemma4_sizes import ARCHITECTURE, Numbers, gemma4_numbers
 from sluice.models.checkpoint import CheckpointError, Fields, text_part
 
@@ -26,7 +27,7 @@ class SizesError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Sizes of a dense model."""
+    """Sizes of a model."""
 
     name: str
     layers: int
@@ -39,6 +40,8 @@ class ModelSizes:
     """Numbers in memory."""
     table: int
     """Numbers of the embedding; the head has as many, or is the embedding."""
+    experts: ExpertNumbers | None
+    """None: it has none."""
     lookups: int
     """Numbers of further tables of which a token needs one row."""
     kv: int
@@ -47,6 +50,11 @@ class ModelSizes:
     """Length of the model's context, in tokens."""
     architecture: str | None
     """The architecture; None if the config names none, or several."""
+
+    @property
+    def idle(self) -> int:
+        """Numbers of the experts that do not compute a token."""
+        return 0 if self.experts is None else self.experts.idle
 
     @property
     def token_bytes(self) -> int:
@@ -58,7 +66,7 @@ class ModelSizes:
         """Return the sizes in the `config.json` of a folder, or in a file like it.
 
         Raises:
-            SizesError: it cannot be read, or is not of a dense model of 16 bits with layers as Llama's.
+            SizesError: it cannot be read, or is not of a model of 16 bits with layers as Llama's.
         """
         path = folder / "config.json" if folder.is_dir() else folder
         try:
@@ -77,11 +85,9 @@ class ModelSizes:
             source: what the fields are of, for errors.
 
         Raises:
-            SizesError: they are not of a dense model of 16 bits with layers as Llama's.
+            SizesError: they are not of a model of 16 bits with layers as Llama's.
         """
         content = _text_part(content, source)
-        if experts := next((field for field in content if "expert" in field and content[field]), None):
-            raise SizesError(f"{source} is of a mixture of experts ({experts}), not of a dense model")
         if content.get("quantization_config") is not None:
             raise SizesError(f"{source} is of quantised weights, not of those of 16 bits")
         size = {field: _size(source, content, field) for field in FIELDS}
@@ -93,10 +99,12 @@ class ModelSizes:
         numbers = Numbers(layers * layer, 2 * layers * kv_heads * head_dim, 0)
         if named == [ARCHITECTURE]:
             numbers = _gemma4(content, source, head_dim, kv_heads)
+        architecture = named[0] if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) else None
+        experts, numbers = _with_experts(content, source, architecture, numbers)
         weights = numbers.layers + vocab * hidden
         stored = numbers.lookups + (weights if content.get("tie_word_embeddings") else weights + vocab * hidden)
+        stored += 0 if experts is None else experts.idle
         context = _context(source, content, size["max_position_embeddings"])
-        architecture = named[0] if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) else None
         table = vocab * hidden
         return cls(
             name,
@@ -107,11 +115,26 @@ class ModelSizes:
             weights,
             stored,
             table,
+            experts,
             numbers.lookups,
             numbers.kv,
             context,
             architecture,
         )
+
+
+def _with_experts(
+    content: Mapping[str, Any], source: str, architecture: str | None, dense: Numbers
+) -> tuple[ExpertNumbers | None, Numbers]:
+    """Return the experts, and the numbers that each token is multiplied by: chosen experts in the place of MLPs."""
+    try:
+        found = expert_numbers(Fields(content, source), architecture or "")
+    except CheckpointError as error:
+        raise SizesError(str(error)) from error
+    if found is None:
+        return None, dense
+    mlps = found.layers * 3 * content["hidden_size"] * content["intermediate_size"]
+    return found, dense._replace(layers=dense.layers - mlps + found.layers * found.chosen * found.each + found.beside)
 
 
 def _gemma4(content: Mapping[str, Any], source: str, head_dim: int, kv_heads: int) -> Numbers:

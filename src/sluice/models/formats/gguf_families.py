@@ -187,6 +187,7 @@ def _phi3(fields: ArchitectureFields, base: Values) -> Values:
     return {"partial_rotary_factor": rotated / base["head_dim"], "sliding_window": window}
 
 
+SHARED_SIZE = "expert_shared_feed_forward_length"
 EXPERTS_READ = (EXPERT_COUNT, "expert_feed_forward_length")
 
 
@@ -205,6 +206,25 @@ def _qwen3_moe(fields: ArchitectureFields, base: Values) -> Values:
     return {**experts, "moe_intermediate_size": of_experts, "norm_topk_prob": True}
 
 
+def _granite_moe(fields: ArchitectureFields, base: Values) -> Values:
+    shared = fields.count(SHARED_SIZE)
+    architecture = "GraniteMoeSharedForCausalLM" if shared else "GraniteMoeForCausalLM"
+    own = {"architectures": [architecture], "shared_intermediate_size": shared}
+    return {**_granite(fields, base), **_experts(fields), **own, "mlp_bias": False}
+
+
+def _gpt_oss(fields: ArchitectureFields, base: Values) -> Values:
+    """Return its fields. The range of frequencies that are interpolated is not rounded, as its authors compute it."""
+    inner, rope = fields.integer("expert_feed_forward_length", base["intermediate_size"]), base["rope_parameters"]
+    return {
+        **_experts(fields),
+        "intermediate_size": inner,
+        "sliding_window": fields.integer(WINDOW),
+        "layer_types": fields.kinds(2),
+        "rope_parameters": {**rope, "truncate": False} if rope["rope_type"] == "yarn" else rope,
+    }
+
+
 def _llama(fields: ArchitectureFields, base: Values) -> Values:
     if not fields.count(EXPERT_COUNT):
         return {}
@@ -219,6 +239,11 @@ NAMES: Mapping[str, GGUFNames] = {
     "qwen2": GGUFNames(),
     "qwen3": GGUFNames(),
     "qwen3moe": GGUFNames(reads=EXPERTS_READ, config=_qwen3_moe),
+    "gpt-oss": GGUFNames(
+        MappingProxyType({"post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks"}),
+        (WINDOW, PATTERN, *EXPERTS_READ),
+        _gpt_oss,
+    ),
     "qwen3vl": GGUFNames(reads=("rope.dimension_sections", "n_deepstack_layers")),
     "gemma2": GGUFNames(GEMMA_MODULES, (*GEMMA_READS, "attn_logit_softcapping"), _gemma2),
     "gemma3": GGUFNames(GEMMA_MODULES, (*GEMMA_READS, LOCAL_THETA), _gemma3),
@@ -226,6 +251,9 @@ NAMES: Mapping[str, GGUFNames] = {
     "mistral3": GGUFNames(reads=(BETA, *(SCALING + name for name in YARN)), config=_mistral3, is_permuted=True),
     "smollm3": GGUFNames(config=_smollm3, is_permuted=True),
     "granite": GGUFNames(reads=tuple(GRANITE_FACTORS.values()), config=_granite, is_permuted=True),
+    "granitemoe": GGUFNames(
+        reads=(*GRANITE_FACTORS.values(), EXPERT_COUNT, SHARED_SIZE), config=_granite_moe, is_permuted=True
+    ),
     "phi3": GGUFNames(MappingProxyType({"mlp.gate_up_proj": "ffn_up"}), (WINDOW, "rope.dimension_count"), _phi3),
     "olmo2": GGUFNames(OLMO_MODULES, (WINDOW, PATTERN, LOCAL_THETA), _olmo2),
 }

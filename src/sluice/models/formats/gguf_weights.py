@@ -47,6 +47,9 @@ MODULES: Mapping[str, str] = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_mlp.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_mlp.up_proj": "ffn_up_shexp",
+    "mlp.shared_mlp.down_proj": "ffn_down_shexp",
 }
 """Modules of a model and of its layers -> their usual names in GGUF."""
 EXPERTS: Mapping[str, tuple[str, ...]] = {

@@ -11,6 +11,7 @@ from sluice.models.formats.compressed import CompressedTensors
 from sluice.models.formats.fp8 import BlockFP8
 from sluice.models.formats.gguf_weights import GGUF
 from sluice.models.formats.gptq import GPTQ
+from sluice.models.formats.mxfp4 import MXFP4
 from sluice.models.spec import ON_LOAD
 
 FORMATS: Mapping[str, Callable[[Fields], WeightFormat | None]] = {
@@ -18,6 +19,7 @@ FORMATS: Mapping[str, Callable[[Fields], WeightFormat | None]] = {
     BlockFP8.name: BlockFP8.read,
     GPTQ.name: GPTQ.read,
     AWQ.name: AWQ.read,
+    MXFP4.name: MXFP4.read,
     GGUF.name: GGUF.read,
 }
 """Values of `quant_method` -> what reads the rest of `quantization_config`; None if it quantises no weights."""
