@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from sluice.kernels.cpu.abi import PackedLinearCall
+from sluice.kernels.cpu.abi import CODES, PackedLinearCall
 from sluice.kernels.cpu.library import Kernels
+from sluice.models.blocks.lora import LoraSlots
 from sluice.models.cuda_packer import CudaPacker
-from sluice.models.fp8_rows import plain
 from sluice.models.grouped_layers import BLOCK, GroupedLinear, PackedRows, StoredEmbedding, pack_blocks
 from sluice.models.linear import Packer, PlainLinear, Source, Tied, activated, int8_of, joined_bias
 from sluice.models.ops import Ops
@@ -20,8 +20,6 @@ from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedLinear, Qua
 from sluice.models.spec import BLOCKS
 from sluice.models.stored_blocks import StoredBlocks
 
-CODES: Mapping[str | None, int] = {None: 0, "silu": 1, "swish": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
-"""Numbers in `kernels/cpu/abi.h` of the activations that the kernel applies."""
 SCALE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of scales, in the order of `kernels/cpu/abi.h`."""
 
@@ -182,14 +180,9 @@ class NativeGated(nn.Module):
         """[N, in_features] to [N, out_features]."""
         return self.layer(x)
 
-    def both(self, x: torch.Tensor) -> torch.Tensor:
-        """As of `Gated`, in float32: what is `gated` of them is rounded once, as by `forward`."""
-        return self.layer.ungated(x)
-
-    def gated(self, both: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """As of `Gated`."""
-        gate, up = both.chunk(2, dim=-1)
-        return plain(ops.gate_and_mul(gate, up, self._activation)).to(torch.bfloat16)
+    def adapted(self, x: torch.Tensor, ops: Ops, adapters: torch.Tensor, slots: LoraSlots) -> torch.Tensor:
+        """As of `Gated`. Rows without an adapter get the bits that `forward` gives."""
+        return ops.add_lora_and_gate(self.layer.ungated(x), x, adapters, slots, self._activation)
 
 
 class PackedEmbedding(nn.Module):

@@ -15,7 +15,7 @@
 
 // Increase it, here and in `abi.py`, with every change to the structures below or to their meaning: a library compiled
 // from older sources would read the wrong fields.
-constexpr int ABI_VERSION = 14;
+constexpr int ABI_VERSION = 15;
 
 extern "C" {
 
@@ -88,6 +88,22 @@ struct PackedLinearCall {
     int32_t rows, in, out, activation, is_gated;
     int32_t group, scale_type;    // of four bits: inputs with one scale, a multiple of 4, and a `ScaleType`; else 0
     int32_t is_float_y;    // y is float32, else bfloat16
+};
+
+// What adapters add to the outputs of a layer that was joined of `parts`.
+struct LoraCall {
+    const void* x;             // [rows, in] bfloat16
+    const int32_t* slots;      // [rows] the slot of each row's adapter; below 0: none
+    const void* a;             // [slots, parts, max_rank, in] bfloat16
+    const void* b;             // [slots, max_rank, b_stride] bfloat16, the first `out` of each row
+    const int32_t* ranks;      // [slots, parts] rows of A, and of B, that count
+    const float* scales;       // [slots, parts]
+    const int32_t* outputs;    // [parts], together `out`
+    void* y;                   // [rows, out], changed in place
+    void* gated;               // [rows, out / 2] bfloat16: activation(first half of y) * second half; or null. y is float32
+    int64_t x_stride, y_stride, b_stride;
+    int32_t rows, in, out, parts, max_rank, activation;
+    int32_t is_float_y;        // y is float32, else bfloat16
 };
 
 // Block types of GGUF files, with their numbers there.
@@ -164,7 +180,7 @@ struct ReadPartsCall {
 
 enum ReadOutcome { ALL_READ, DIFFERENT, FILE_ENDED, READ_FAILED };
 
-enum Operation { ATTENTION, NORM, ROTATE_STORE, SILU_MUL, PACKED_LINEAR, GROUPED_LINEAR, EMBED_ROWS };
+enum Operation { ATTENTION, NORM, ROTATE_STORE, SILU_MUL, PACKED_LINEAR, GROUPED_LINEAR, EMBED_ROWS, LORA };
 
 // One call of a list that is executed in order.
 struct ListedCall {

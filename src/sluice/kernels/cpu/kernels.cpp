@@ -15,6 +15,7 @@
 
 #include "abi.h"
 #include "cpu.h"
+#include "lora_work.h"
 #include "numbers.h"
 #include "outliers.h"
 #include "packed_groups.h"
@@ -82,6 +83,7 @@ struct Kernels {
     void (*quantized_linear)(const QuantizedCall&, int block, int from, int until, float* buffer);
     void (*quantize_runs)(const GroupedWork&, int from, int until);
     void (*grouped_linear)(const GroupedWork&, int part, int block, int from, int until, float* buffer);
+    LoraStep lora_shrink, lora_expand;
     void (*bound_pages_bf16)(const PageBoundsCall&, int, int);
     void (*bound_pages_float)(const PageBoundsCall&, int, int);
 };
@@ -353,6 +355,7 @@ EXPORT void sluice_packed_linear(sluice_engine* engine, const PackedLinearCall* 
 }
 
 #include "grouped_calls.h"
+#include "lora_calls.h"
 
 // Execute calls in order, each as if it were made by itself.
 EXPORT void sluice_all(sluice_engine* engine, const ListedCall* calls, int64_t count) {
@@ -366,6 +369,7 @@ EXPORT void sluice_all(sluice_engine* engine, const ListedCall* calls, int64_t c
             case PACKED_LINEAR: sluice_packed_linear(engine, static_cast<const PackedLinearCall*>(call)); break;
             case GROUPED_LINEAR: sluice_grouped_linear(engine, static_cast<const GroupedLinearCall*>(call)); break;
             case EMBED_ROWS: sluice_embed_rows(engine, static_cast<const EmbedRowsCall*>(call)); break;
+            case LORA: sluice_lora(engine, static_cast<const LoraCall*>(call)); break;
         }
     }
 }

@@ -23,6 +23,7 @@ from sluice.kernels.cpu.abi import (
     EmbedRowsCall,
     GroupedLinearCall,
     ListedCall,
+    LoraCall,
     MaskCall,
     NormCall,
     Operation,
@@ -157,7 +158,16 @@ def _sources(functions: ctypes.CDLL) -> str:
     return digest.decode()
 
 
-Call = AttentionCall | NormCall | RotateStoreCall | SiluMulCall | PackedLinearCall | GroupedLinearCall | EmbedRowsCall
+Call = (
+    AttentionCall
+    | NormCall
+    | RotateStoreCall
+    | SiluMulCall
+    | PackedLinearCall
+    | GroupedLinearCall
+    | EmbedRowsCall
+    | LoraCall
+)
 Listener = Callable[[Operation, Call], None]
 
 
@@ -296,6 +306,11 @@ class Kernels:
         """Look up rows of an embedding that stays as it is stored."""
         self._functions.sluice_embed_rows(self._engine, ctypes.byref(call))
         self._report(Operation.EMBED_ROWS, call)
+
+    def lora(self, call: LoraCall) -> None:
+        """Add to a layer's outputs what the adapters of its rows give, then join both halves of a gated layer."""
+        self._functions.sluice_lora(self._engine, ctypes.byref(call))
+        self._report(Operation.LORA, call)
 
     def _report(self, operation: Operation, call: Call) -> None:
         if self._listener is not None:
