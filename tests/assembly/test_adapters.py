@@ -162,7 +162,7 @@ def test_preempted_requests_keep_their_adapter(
     base: Path, adapters: dict[str, Path], asked: list[Asked], expected: list[tuple[int, ...]]
 ) -> None:
     """A request that comes back to another slot, and is computed without its adapter there."""
-    sizes = {"page_size": 4, "chunked_prefill_size": 10, "max_running_requests": 3, "max_total_tokens": 84}
+    sizes = {"page_size": 4, "chunked_prefill_size": 10, "max_running_requests": 3, "max_total_tokens": 56}
     served = Served(base, adapters, **sizes, schedule_conservativeness=0.0)
     assert served.tokens(asked) == expected
     admitted = [new.request_id for plan in served.runner.plans for new in plan.new_slots]
