@@ -10,6 +10,7 @@
 #include "cpu.h"
 #include "expert_rows.h"
 #include "level_kernels.h"
+#include "lora_work.h"
 #include "numbers.h"
 #include "packed_groups.h"
 #include "packing.h"
@@ -233,6 +234,7 @@ EXPORT void sluice_packed_linear(sluice_engine* engine, const PackedLinearCall* 
 
 #include "grouped_calls.h"
 #include "expert_calls.h"
+#include "lora_calls.h"
 
 // Execute calls in order, each as if it were made by itself.
 EXPORT void sluice_all(sluice_engine* engine, const ListedCall* calls, int64_t count) {
@@ -248,6 +250,7 @@ EXPORT void sluice_all(sluice_engine* engine, const ListedCall* calls, int64_t c
             case ROUTE: sluice_route(engine, static_cast<const RouteCall*>(call)); break;
             case EXPERTS: sluice_experts(engine, static_cast<const ExpertsCall*>(call)); break;
             case EMBED_ROWS: sluice_embed_rows(engine, static_cast<const EmbedRowsCall*>(call)); break;
+            case LORA: sluice_lora(engine, static_cast<const LoraCall*>(call)); break;
         }
     }
 }
