@@ -112,7 +112,7 @@ def load(
         member: the rank.
         agree: returns how many pages every rank has room for, given how many this one has; None: it is alone.
         local_rank: its number among the ranks of this machine.
-        adapter_limits: of the adapters beside the model; None: it takes none.
+        adapter_limits: of the adapters beside the model; None: what the options say.
 
     Raises:
         ConfigError: an option that cannot be honoured.
@@ -124,7 +124,8 @@ def load(
     checkpoint = find_checkpoint(here.config.model, partial(heartbeat.loading, LoadingPart.FILES))
     here = with_fast_dtype(here, checkpoint.folder, device)
     weights = load_weights(here, checkpoint.folder, checkpoint.name, device, heartbeat, member, progress=progress)
-    adapters = None if adapter_limits is None else new_bank(weights.model, adapter_limits)
+    limits = here.config.lora.limits() if adapter_limits is None else adapter_limits
+    adapters = None if limits is None else new_bank(weights.model, limits)
     adapter_bytes = 0 if adapters is None else adapters.num_bytes
     for_model = _resolve_for_model(here, checkpoint, weights, progress=progress)
     sizes = _size(for_model, weights, config.offload, checkpoint.folder, member.place, disabled, agree, adapter_bytes)
@@ -240,7 +241,7 @@ def _resolve_for_model(here: Resolution, checkpoint: Checkpoint, weights: Weight
     resolved = with_diffusion(paged.because(replace(paged.config, model=options), **why), spec)
     tokenizer = checkpoint.tokenizer
     draft = load_drafter(resolved.config, model, spec, backend, device, kernels, tokenizer, progress=progress)
-    return _ForModel(with_slices(resolved, model, draft), backend, draft)
+    return _ForModel(with_slices(resolved, model, draft, device.type), backend, draft)
 
 
 def _supporting_backend(

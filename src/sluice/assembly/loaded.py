@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from sluice.assembly.adapter_loader import NO_RANKS, AdapterLoader
 from sluice.assembly.cost_file import Key
 from sluice.assembly.diffusion import denoising_of, with_blocks
 from sluice.assembly.drafting import DraftSetup
@@ -54,6 +55,7 @@ from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.nan_fault import NanFaultModel
 from sluice.runner.offload.loaders import Report
 from sluice.runner.open_blocks import Denoising
+from sluice.runner.parallel.leader import Leader
 from sluice.runner.runner import TorchRunner
 from sluice.scheduler.pacer import Pacing
 from sluice.scheduler.scheduler import Scheduler
@@ -251,6 +253,7 @@ class LoadedModel:
                     pipeline_stages=config.parallel.pp_size,
                     num_draft_tokens=config.speculative.drafts(),
                     num_layers=self.spec.num_layers if config.scheduler.sliced_chunk_size else 0,
+                    max_loras=0 if self.adapters is None else self.adapters.limits.max_loras,
                 ),
                 config.diffusion,
                 self.spec,
@@ -314,10 +317,18 @@ class LoadedModel:
             trace=recorder or log,
             grammars=grammars,
             feed=None if peers.events is None else PageFeed(page_log, peers.events),
+            adapters=self._loader(link, runner, peers),
         )
         if peers.answer is not None:
             engine.handover = Handover(peers.answer, transfer_of(scheduler.state.kv, self.tiers, tiers))
         return engine
+
+    def _loader(self, link: Link, runner: Runner | None, peers: Peers) -> AdapterLoader | None:
+        """Return what reads and loads adapters, if there is room for any."""
+        if self.adapters is None:
+            return None
+        ranks = runner if isinstance(runner, Leader) else NO_RANKS
+        return AdapterLoader(self.adapters, link.post, peers.answer, ranks)
 
     def _platform(self) -> Platform:
         key = Key.of(self.info.config, self.info.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +35,23 @@ class AdapterInfo:
     """Names of the layers that it changes, such as `q_proj`, sorted."""
     num_bytes: int
     """Bytes of its matrices in the file."""
+
+
+class AdapterSwap(NamedTuple):
+    """An adapter is to be loaded beside the model, in the place of another one if there is no free one."""
+
+    adapter: str
+    """Digest of the adapter."""
+    instead_of: str = ""
+    """Digest of the adapter that gives up its place, which no request uses; empty: a place is free."""
+
+
+class AdapterUse(NamedTuple):
+    """How many requests use an adapter."""
+
+    adapter: str
+    """Digest of the adapter."""
+    users: int
+    """Requests that wait for their turn, run or drain, for which it is loaded."""
+    held: int
+    """Requests that wait until it is loaded."""
