@@ -15,7 +15,7 @@ from sluice.models.grouped_layers import BLOCK, GroupedLinear
 from sluice.models.ops import Ops
 
 CLAMPED = 4
-"""The number of `ClampedSwiGLU`."""
+"""The number of `ClampedSwiGLU` in `kernels/cpu/abi.h`."""
 SCALE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of scales, in the order of `kernels/cpu/abi.h`."""
 

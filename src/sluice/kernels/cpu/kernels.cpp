@@ -249,8 +249,8 @@ EXPORT void sluice_all(sluice_engine* engine, const ListedCall* calls, int64_t c
             case GROUPED_LINEAR: sluice_grouped_linear(engine, static_cast<const GroupedLinearCall*>(call)); break;
             case ROUTE: sluice_route(engine, static_cast<const RouteCall*>(call)); break;
             case EXPERTS: sluice_experts(engine, static_cast<const ExpertsCall*>(call)); break;
-            case EMBED_ROWS: sluice_embed_rows(engine, static_cast<const EmbedRowsCall*>(call)); break;
             case LORA: sluice_lora(engine, static_cast<const LoraCall*>(call)); break;
+            case EMBED_ROWS: sluice_embed_rows(engine, static_cast<const EmbedRowsCall*>(call)); break;
         }
     }
 }
