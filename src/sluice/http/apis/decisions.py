@@ -226,7 +226,7 @@ class DecisionAnswer:
             answers[question.id] = decision
         return Decisions(
             object="decisions",
-            model=self._generation.service.model,
+            model=self._generation.model,
             prompt_format_version=PROMPT_FORMAT_VERSION,
             answers=answers,
             usage=usage_json(replace(usage, completion_tokens=0)),

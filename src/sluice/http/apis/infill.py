@@ -137,7 +137,7 @@ class InfillAnswer:
             stop=reason is not None,
             tokens_evaluated=len(choice.prompt),
             tokens_predicted=choice.text.num_tokens,
-            model=self._generation.service.model,
+            model=self._generation.model,
         )
         word = choice.text.stop_string
         if reason is FinishReason.LENGTH:

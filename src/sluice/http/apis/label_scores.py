@@ -206,7 +206,7 @@ class LabelScoreAnswer:
             id=f"score-{generation.id}",
             object="list",
             created=generation.created,
-            model=generation.service.model,
+            model=generation.model,
             data=[Score(index=index, object="score", score=row[0]) for index, row in enumerate(scores)],
             scores=scores,
             usage=usage_json(replace(usage, completion_tokens=0)),

@@ -145,7 +145,7 @@ def rendered(
             token_ids=list(request.prompt),
             prompt_text=service.tokenizer.decode(request.prompt, skip_special_tokens=False),
             sampling_params=TokenSampling(**own | {"max_tokens": request.sampling.max_tokens}),
-            model=service.model,
+            model=service.client.adapters.name_of(request.adapter) or service.model,
             stream=fields.stream,
             stream_options=fields.stream_options,
             cache_salt=fields.cache_salt,

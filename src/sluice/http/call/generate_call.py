@@ -23,7 +23,7 @@ from sluice.text.chat_template import RenderOptions
 from sluice.text.constraints.shapes import Shape
 from sluice.text.parsers.tools import ToolUse
 from sluice.text.text_stream import DEFAULT_TEXT, TextOptions
-from sluice.types import SamplingParams
+from sluice.types import AdapterInfo, SamplingParams
 from sluice.types.request_limits import LimitError, check_cache_salt, check_stops, split_priority
 from sluice.types.shown import shown
 
@@ -86,6 +86,8 @@ class RequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     service_tier: str | None = None
     """OpenAI's name for a class (`TIERS`)."""
     cache_salt: str | None = None
+    lora_path: str | None = None
+    """SGLang's name for an adapter, beside the model's."""
     max_queue_time: Seconds | None = None
     timeout: Seconds | None = None
 
@@ -157,6 +159,7 @@ class GenerateCall(Generic[F]):
     embeds: bool = False
     """The prompts are embedded, and nothing is generated."""
     model: str | None = None
+    """Name of the model, or of an adapter."""
     names: Mapping[str, str] = field(default_factory=dict)
     """The names that fields have in this API where `Limits` and `SamplingParams` have others."""
     include_usage: bool = False
@@ -223,6 +226,8 @@ class Settled(NamedTuple):
     """Grammar of that shape."""
     last_event: EventId | None = None
     """The last event of the stream that the client has; None: it asks for all of it."""
+    adapter: AdapterInfo | None = None
+    """The adapter that it is computed with."""
 
 
 def names_of(kind: type[SamplingFields], place: str = "") -> dict[str, str]:

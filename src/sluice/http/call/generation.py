@@ -112,6 +112,11 @@ class Generation:
         self.began_at: float | None = None
         """When its first token arrived."""
 
+    @property
+    def model(self) -> str:
+        """The name that answers have: of the adapter, or of the model."""
+        return self.service.model if self.settled.adapter is None else self.settled.adapter.name
+
     def __enter__(self) -> Self:
         return self
 

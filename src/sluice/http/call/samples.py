@@ -39,6 +39,7 @@ def samples(
             deadline=None if timeout is None else came_at + timeout,
             embeds=call.embeds,
             grammar=settled.grammar,
+            adapter="" if settled.adapter is None else settled.adapter.digest,
         )
         for index in range(call.sampling.n)
     ]

@@ -11,6 +11,7 @@
 #include "quantized_linear.h"
 #include "grouped_forms.h"
 #include "grouped_linear.h"
+#include "combine.h"
 
 // AMX has no tiles of words, so lanes compute over pages of int8.
 template <class X, class Tiles>
@@ -30,6 +31,7 @@ constexpr Kernels kernels() {
         packed_linear_block<HalfAttention, Tiles>, std::is_same_v<typename HalfAttention::A, float>,
         quantize_rows, quantized_linear_block<Tiles>,
         quantize_runs, grouped_block,
+        combine_rows,
         bound_pages<uint16_t>, bound_pages<float>,
     };
 }

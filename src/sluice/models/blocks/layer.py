@@ -12,6 +12,7 @@ from types import MappingProxyType
 import torch
 
 from sluice.models.blocks.attention import GroupedAttention, LayerContext
+from sluice.models.blocks.moe import MoE
 from sluice.models.fp8_rows import Rows, plain
 from sluice.models.layers import MLP, RMSNorm
 from sluice.models.linear import Packer
@@ -38,7 +39,9 @@ class DecoderLayer(Block):
     def __init__(self, config: DecoderConfig, plan: LayerPlan, member: Member) -> None:
         super().__init__()
         self.self_attn = GroupedAttention(config, plan, member)
-        self.mlp = MLP(config, member, plan.inner_size)
+        self.mlp: MLP | MoE = (
+            MLP(config, member, plan.inner_size) if plan.experts is None else MoE(config, plan.experts, member)
+        )
 
     def pack(self, packer: Packer) -> None:
         """Pack both parts."""
@@ -86,7 +89,7 @@ class PreNormLayer(DecoderLayer):
         attended = self._scaled(self.self_attn(normed, context, rows))
         x = x if rows is None else x[rows]
         x, normed = context.ops.add_norm(x, attended, self.post_attention_layernorm.norm)
-        return x, self._scaled(self.mlp(normed, context.ops))
+        return x, self._scaled(self.mlp(normed, context.ops, context.adapters_of(rows)))
 
     def _scaled(self, delta: torch.Tensor) -> torch.Tensor:
         return delta if self._scale == 1 else delta * self._scale
@@ -107,7 +110,7 @@ class PostNormLayer(DecoderLayer):
         x = x if delta is None else x + delta
         attended = plain(ops.norm(self.self_attn(x, context, rows), self.post_attention_layernorm.norm))
         x = (x if rows is None else x[rows]) + attended
-        return x, plain(ops.norm(self.mlp(x, ops), self.post_feedforward_layernorm.norm))
+        return x, plain(ops.norm(self.mlp(x, ops, context.adapters_of(rows)), self.post_feedforward_layernorm.norm))
 
 
 class SandwichLayer(DecoderLayer):
@@ -135,4 +138,6 @@ class SandwichLayer(DecoderLayer):
         attended = plain(ops.norm(self.self_attn(normed, context, rows), self.post_attention_layernorm.norm))
         x = x if rows is None else x[rows]
         x, normed = ops.add_norm(x, attended, self.pre_feedforward_layernorm.norm)
-        return x, plain(ops.norm(self.mlp(normed, ops), self.post_feedforward_layernorm.norm))
+        return x, plain(
+            ops.norm(self.mlp(normed, ops, context.adapters_of(rows)), self.post_feedforward_layernorm.norm)
+        )

@@ -270,7 +270,7 @@ def response_head(call: ResponseCall, generation: Generation) -> ResponseObject:
         instructions=fields.instructions,
         max_output_tokens=sampling.max_tokens,
         metadata=fields.metadata,
-        model=generation.service.model,
+        model=generation.model,
         output=[],
         parallel_tool_calls=fields.parallel_tool_calls,
         previous_response_id=fields.previous_response_id,
