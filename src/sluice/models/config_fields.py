@@ -130,19 +130,20 @@ def decoder_config(
     )
 
 
-def read_router(config: Fields, **options: Any) -> Router:
+def read_router(config: Fields, of_chosen: str = "num_experts_per_tok", **options: Any) -> Router:
     """Read the numbers of experts.
 
     Args:
+        of_chosen: the field with the number of a token's experts.
         options: further fields of `Router`.
 
     Raises:
         CheckpointError: a number is missing, or out of range.
     """
     name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
-    experts, chosen = config.integer(name), config.integer("num_experts_per_tok")
+    experts, chosen = config.integer(name), config.integer(of_chosen)
     if chosen > experts:
-        raise config.error("num_experts_per_tok", f"at most {name} = {experts}")
+        raise config.error(of_chosen, f"at most {name} = {experts}")
     return Router(experts=experts, chosen=chosen, **options)
 
 

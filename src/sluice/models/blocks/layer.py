@@ -140,6 +140,13 @@ class SandwichLayer(DecoderLayer):
         attended = plain(ops.norm(self.self_attn(normed, context, rows), self.post_attention_layernorm.norm))
         x = x if rows is None else x[rows]
         x, normed = ops.add_norm(x, attended, self.pre_feedforward_layernorm.norm)
-        return x, plain(
-            ops.norm(self.mlp(normed, ops, context.adapters_of(rows)), self.post_feedforward_layernorm.norm)
-        )
+        return x, plain(ops.norm(self.inner(x, normed, context, rows), self.post_feedforward_layernorm.norm))
+
+    def inner(self, x: torch.Tensor, normed: Rows, context: LayerContext, rows: torch.Tensor | None) -> torch.Tensor:
+        """Return what is between the norms before and after the MLP.
+
+        Args:
+            x: the residual.
+            normed: its norm.
+        """
+        return self.mlp(normed, context.ops, context.adapters_of(rows))

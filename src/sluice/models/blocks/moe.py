@@ -14,7 +14,7 @@ from sluice.models.layers import MLP
 from sluice.models.linear import EmptyLinear, Layer, Packer, WideLinear
 from sluice.models.ops import Ops, compute_dtype
 from sluice.models.plan import DecoderConfig, ExpertsPlan
-from sluice.models.router import Chooser
+from sluice.models.router import Choice, Chooser
 from sluice.models.shards import Block
 from sluice.parallel.member import Member
 
@@ -62,9 +62,13 @@ class Experts(Block):
         Args:
             of_router: [T, hidden_size], by which the experts are chosen.
         """
-        ids, weights = self.chooser.choose(self.gate(of_router.to(self._wide)), self.select_bias)
+        ids, weights = self.chosen(of_router)
         out: torch.Tensor = self.experts(x, ids, weights, ops)
         return out if self._group.size == 1 else self._group.all_reduce(out)
+
+    def chosen(self, of_router: torch.Tensor) -> Choice:
+        """Return the experts of each token, by what the router takes of it [T, hidden_size]."""
+        return self.chooser.choose(self.gate(of_router.to(self._wide)), self.select_bias)
 
 
 def _taken(experts: nn.ModuleList) -> Iterator[ExpertLayers]:

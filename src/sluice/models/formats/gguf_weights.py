@@ -60,6 +60,8 @@ EXPERTS: Mapping[str, tuple[str, ...]] = {
 }
 """Tensors of all experts of a layer -> what they hold of each expert."""
 EXPERT = re.compile(r"(?P<experts>.*experts)\.(?P<number>\d+)\.(?P<module>.+)")
+FACTOR = ".scale"
+"""End of the names of tensors that are neither a weight nor a bias."""
 LAYER = re.compile(r"layers\.(?P<number>\d+)\.(?P<module>.+)")
 BLOCK = re.compile(r"blk\.(?P<number>\d+)\.(?P<module>.+)\.(?P<part>weight|bias)")
 
@@ -183,7 +185,7 @@ def _names(model: CausalLM) -> dict[str, str | list[str]]:
                     names[f"blk.{layer['number']}.{theirs}.{part}"] = held
             continue
         found = modules[stem] if layer is None else f"blk.{layer['number']}.{modules[layer['module']]}"
-        names[f"{found}.{part}"] = parameter
+        names[found if found.endswith(FACTOR) else f"{found}.{part}"] = parameter
     return names
 
 
