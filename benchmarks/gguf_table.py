@@ -172,7 +172,9 @@ def main() -> None:
     parser.add_argument("--only", type=lambda text: text.split(","), default=[*OURS], help="variants, with commas")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--prompt", type=int, default=LONG_PROMPT, help=f"tokens of the prompt (default: {LONG_PROMPT})")
+    parser.add_argument(
+        "--prompt", type=int, default=LONG_PROMPT, help=f"tokens of the prompt (default: {LONG_PROMPT})"
+    )
     parser.add_argument("--llama-python", default="", help="a Python that has llama-cpp-python")
     parser.add_argument("--json", type=Path, help="write the result here")
     args = parser.parse_args()

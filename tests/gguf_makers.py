@@ -162,9 +162,18 @@ def _add_joined(
     writer: gguf.GGUFWriter, full: str, weight: torch.Tensor, kind: str, config: Mapping[str, Any]
 ) -> torch.Tensor | None:
     """Add a tensor of gate and up, or of all experts of gpt-oss, as a converter does; None: it is none of these."""
-    if not full.endswith("input_linear.weight") and ".mlp.experts." not in full:
+    if not (full.endswith(("input_linear.weight", ".scale")) or ".experts." in full or "per_ex" in full):
         return None
     block, is_bias = full.split(".")[2], full.endswith("_bias")
+    of_gemma4 = {
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+        "experts.down_proj": "ffn_down_exps.weight",
+    }
+    own = of_gemma4.get(full.split(".", 3)[3])
+    if own is not None:
+        return _add(writer, f"blk.{block}.{own}", full, weight, kind, config)
     if full.endswith("input_linear.weight"):
         end = "exps" if weight.ndim > 2 else "shexp"
         names = [f"blk.{block}.ffn_{each}_{end}.weight" for each in ("gate", "up")]

@@ -16,6 +16,7 @@ from sluice.testing import Faults, FaultyRunner
 from sluice.tracing.file import TraceFile
 from sluice.types import ITL_AUTO, NGRAM, NO_SAMPLING, DraftLimits, FinishReason, NgramLimits, SamplingParams
 from worlds import (
+    ADAPTERS,
     CLASSES,
     GRAMMARS,
     VOCAB,
@@ -311,4 +312,5 @@ def random_submit(
         lookahead=draw.choice([None, None, None, 0, 1]),
         embeds=embeds,
         grammar="" if embeds else GRAMMARS[(request_id + length) % len(GRAMMARS)],
+        adapter=ADAPTERS[(3 * request_id + length) % len(ADAPTERS)] if world.limits.max_loras else "",
     )

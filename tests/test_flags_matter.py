@@ -131,6 +131,7 @@ ALIASES = [
 ]
 EXAMPLES: dict[str, Any] = {
     "model": "some/model",
+    "lora_modules": ("a=some/adapter",),
     "tokenizer": "some/tokenizer",
     "speculative_draft_model": "some/draft",
     "generation_config": "none",

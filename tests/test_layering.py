@@ -35,7 +35,7 @@ ARROWS = {
         "text": "types",
         "parallel": "",
         "attention": "config kernels",
-        "models": "version text kernels parallel attention",
+        "models": "version types text kernels parallel attention",
         "device": "config attention",
         "storage": "types kernels device",
         "runner": "types kernels kv engine parallel attention models device storage",

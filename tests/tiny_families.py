@@ -142,6 +142,22 @@ def gemma4_31b(**changes: Any) -> transformers.PreTrainedModel:
     return gemma4(**(own | changes))
 
 
+def gemma4_26b(**changes: Any) -> transformers.PreTrainedModel:
+    """Experts beside each MLP, which the residual chooses."""
+    own: dict[str, Any] = {
+        "enable_moe_block": True,
+        "num_experts": 10,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 20,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+        "num_hidden_layers": 4,
+        "layer_types": KINDS,
+    }
+    return gemma4(**(own | changes))
+
+
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 3, "num_local_experts": 10}
 
 
@@ -181,6 +197,7 @@ FAMILIES: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "gemma3": gemma3,
     "gemma4": gemma4,
     "gemma4-31b": gemma4_31b,
+    "gemma4-26b": gemma4_26b,
     "smollm3": smollm3,
     "phi3": phi3,
     "phi4-mini": phi4_mini,

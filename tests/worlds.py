@@ -26,6 +26,7 @@ from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import (
     ManualLink,
     OracleDrafter,
+    ShadowAdapters,
     ShadowGrammars,
     ShadowRunner,
     ShadowTiers,
@@ -63,6 +64,8 @@ GRAMMARS = (
     shadow_grammar(forces=3, ends=9),
 )
 """What random requests have, most of them none."""
+ADAPTERS = ("", "", "", "", "", "a", "b", "c")
+"""Adapters of random requests, most of which have none."""
 VOCAB = 2
 """Two tokens: prefixes collide all the time."""
 
@@ -217,12 +220,23 @@ class Bench:
         runner = runner or world.shadow()
         if journal is None:
             timed = clock if world.is_timed else None
-            grammars = ShadowGrammars(link.post)
-            engine = Engine(scheduler, runner, link, depth=world.depth, clock=timed, grammars=grammars)
+            grammars, adapters = ShadowGrammars(link.post), ShadowAdapters(link.post, places=world.limits.max_loras)
+            engine = Engine(
+                scheduler, runner, link, depth=world.depth, clock=timed, grammars=grammars, adapters=adapters
+            )
             return cls(world, scheduler, link, engine, clock)
         recorder = Recorder(scheduler, NullTrace(), journal, clock)
-        grammars = ShadowGrammars(link.post)
-        engine = Engine(recorder, runner, link, depth=world.depth, clock=clock, trace=recorder, grammars=grammars)
+        grammars, adapters = ShadowGrammars(link.post), ShadowAdapters(link.post, places=world.limits.max_loras)
+        engine = Engine(
+            recorder,
+            runner,
+            link,
+            depth=world.depth,
+            clock=clock,
+            trace=recorder,
+            grammars=grammars,
+            adapters=adapters,
+        )
         return cls(world, scheduler, link, engine, clock)
 
     @property
@@ -270,11 +284,19 @@ class SlowDisk:
         draw = random.Random(0)
         grammars = ShadowGrammars(bench.link.post, is_late=lambda _: self.draw is not None and draw.random() < 0.5)
         bench.engine.grammars = grammars
+        loads = random.Random(0)
+        bench.engine.adapters = adapters = ShadowAdapters(
+            bench.link.post,
+            is_late=lambda _: self.draw is not None and loads.random() < 0.5,
+            places=self.world.limits.max_loras,
+        )
 
         def work() -> None:
             self.tiers.work(self.shadow)
             if draw.random() < 0.3:
                 grammars.work()
+            if loads.random() < 0.3:
+                adapters.work()
 
         return replace(bench, disk=work)
 
@@ -441,6 +463,7 @@ def random_limits(draw: random.Random, page_size: int, running: int, depth: int)
         dynamic_chunking=draw.choice([0, CHUNKS_BY_TIME, 1, 3 * page_size]) if chunk else 0,
         dynamic_chunking_smoothing=0.75 if running % 2 else 1.0,
         pipeline_stages=depth if running % 2 else 1,
+        max_loras=1 + running % 2,
     )
     if limits.policy == "priority" and limits.max_batch_tokens % 2:
         return replace(limits, policy="deadline", classes=CLASSES)
@@ -578,4 +601,5 @@ def submits(draw: st.DrawFn, world: World, request_id: int) -> Submit:
         lookahead=draw(st.sampled_from([None, None, 0, 1])),
         grammar="" if embeds else draw(st.sampled_from(GRAMMARS)),
         embeds=embeds,
+        adapter=ADAPTERS[3 * request_id % len(ADAPTERS)] if world.limits.max_loras else "",
     )

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from sluice.config import EngineConfig
 from sluice.engine.messages import (
     Abort,
+    AdapterRead,
     Copied,
+    LoadAdapter,
     OfferPages,
     PagesOffered,
     PagesTaken,
@@ -21,6 +23,7 @@ from sluice.engine.messages import (
     Stats,
     Submit,
     TakePages,
+    UnloadAdapter,
     WatchSteps,
 )
 from sluice.engine.meter import DraftTotals, GrammarTotals, ItlTotals, PaceTotals, RingTotals, Tally, Totals
@@ -46,6 +49,8 @@ from sluice.process.wire import (
 )
 from sluice.testing import resolved
 from sluice.types import (
+    AdapterInfo,
+    AdapterUse,
     Bound,
     CopyDone,
     FinishReason,
@@ -103,7 +108,15 @@ OUTPUT = st.builds(
     num_passes=IDS,
 )
 TIER = st.builds(TierUse, st.sampled_from(Tier), *[IDS] * 8)
-OCCUPANCY = st.builds(Occupancy, *[IDS] * 8, st.lists(TIER, max_size=2).map(tuple), compiling=IDS)
+ADAPTER_USES = st.lists(st.builds(AdapterUse, st.text(max_size=5), IDS, IDS), max_size=2).map(tuple)
+OCCUPANCY = st.builds(
+    Occupancy,
+    *[IDS] * 8,
+    st.lists(TIER, max_size=2).map(tuple),
+    compiling=IDS,
+    held=IDS,
+    adapters=ADAPTER_USES,
+)
 LIMITS = st.builds(Limits, vocab_size=IDS, max_model_len=IDS, max_total_tokens=IDS, knows_priority=st.booleans())
 SECONDS = st.floats(0, 1e9)
 PACE = st.builds(PredictedStep, st.sampled_from(Regime), IDS, IDS, IDS, st.booleans())
@@ -158,6 +171,14 @@ STEP_SEEN = st.builds(
 DIGEST = st.binary(max_size=16)
 STORED = st.builds(StoredPage, IDS, st.builds(PageKey, DIGEST, DIGEST, TOKENS, st.text(max_size=5)), IDS)
 OFFER = st.builds(PageOffer, st.text(), st.text(), st.lists(STORED, max_size=2).map(tuple))
+ADAPTER = st.builds(
+    AdapterInfo,
+    *[st.text(max_size=5)] * 3,
+    IDS,
+    SECONDS,
+    st.lists(st.text(max_size=5), max_size=2).map(tuple),
+    IDS,
+)
 FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(
         Submit,
@@ -170,7 +191,11 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
         output_ids=TOKENS,
         prompt_logprobs_sent=IDS,
         is_resumed=st.booleans(),
+        adapter=st.text(max_size=5),
     ),
+    st.builds(LoadAdapter, IDS, st.text(max_size=5), st.text(max_size=5), st.text(max_size=5)),
+    st.builds(AdapterRead, IDS, st.none() | ADAPTER, st.none() | st.text(max_size=5)),
+    st.builds(UnloadAdapter, st.text(max_size=5)),
     st.builds(QueryStats, IDS),
     st.builds(WatchSteps, st.booleans()),
     st.builds(KvEvents, st.binary(max_size=9)),
@@ -193,6 +218,8 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
         st.booleans(),
         st.just(EngineConfig.from_options({"schedule_conservativeness": 0.5})),
         st.dictionaries(st.text(), st.text(), max_size=2),
+        adapters=st.lists(ADAPTER, max_size=2).map(tuple),
+        lost_adapters=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2),
     ),
     st.builds(Failed, st.text()),
     st.just(

@@ -13,9 +13,8 @@ from slow import slow
 from sluice.engine.messages import BlocksLoaded, Submit
 from sluice.kv.nodes import Node
 from sluice.kv.offload import OffloadLease
-from sluice.scheduler.offloading import awaits_loads
+from sluice.scheduler.offloading import MOST_LOSSES, awaits_loads
 from sluice.scheduler.request import Request
-from sluice.scheduler.scheduler import MOST_LOSSES
 from sluice.testing import ShadowRunner, ShadowTiers, oracle, resolved
 from sluice.testing.laws import LawBroken
 from sluice.testing.laws.plans import selections_follow_from_positions

@@ -78,7 +78,7 @@ def test_a_file_that_is_no_trace(tmp_path: Path, text: bytes, said: str) -> None
         (
             b"{}\n",
             "line 3: unknown kind of record ''; known: add, abort, nothing, flush_cache, forget_device, copied,"
-            " loaded, compiled, restored, step",
+            " loaded, compiled, adapter_loaded, restored, step",
         ),
         (b'{"kind":"deadline"}\n', "line 3: unknown kind of record 'deadline'"),
         (b'{"kind":"nothing"}\n', "line 3: a bad 'nothing' record: .*`number`"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from sluice.assembly.adapter_loader import AdapterLoader
 from sluice.assembly.cost_file import read_costs
 from sluice.assembly.first_step import check_first_step
 from sluice.assembly.info import EngineInfo
@@ -41,7 +42,7 @@ from sluice.models.weights import fingerprint
 from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.parallel.tokens import exchange_last_tokens
 from sluice.tracing.file import create
-from sluice.types import CHUNKS_BY_TIME, Tier, TierLimits
+from sluice.types import CHUNKS_BY_TIME, AdapterInfo, Tier, TierLimits
 from sluice.types.faults import Fault
 
 LOGGER = logging.getLogger("sluice.engine")
@@ -82,6 +83,7 @@ def build_engine(
     follows: bool = False,
     ranks: OtherRanks | None = None,
     peers: Peers = NO_PEERS,
+    adapters: Sequence[AdapterInfo] | None = None,
 ) -> tuple[Engine, EngineInfo]:
     """Load a model and build an engine over it.
 
@@ -96,6 +98,7 @@ def build_engine(
             out.
         ranks: the other ranks, if the options ask for several, of which this process is the first.
         peers: what it tells others of its pages, and takes from them.
+        adapters: that an engine before had read; None: those of the options.
 
     Raises:
         ConfigError: an option that cannot be honoured.
@@ -111,6 +114,7 @@ def build_engine(
         follows=follows,
         ranks=ranks,
         peers=peers,
+        adapters=adapters,
     )
     _refuse_without_server(config, ranks, peers)
     # First, since a path that cannot be used or written should be reported before minutes of loading.
@@ -150,6 +154,7 @@ def _build(
     must_exist: bool = False,
     ranks: OtherRanks | None = None,
     peers: Peers = NO_PEERS,
+    adapters: Sequence[AdapterInfo] | None = None,
 ) -> tuple[Engine, EngineInfo]:
     """Load a model and build an engine over it, with exactly the tiers of the config.
 
@@ -188,9 +193,33 @@ def _build(
         if setup.limits.dynamic_chunking == CHUNKS_BY_TIME and not follows:
             loaded = replace(loaded, pacing=profiled(setup, leader, WallClock(), loaded.spec.max_model_len))
         engine = loaded.engine(link, leader, tiers, trace=trace, costs=costs, grammars=grammars, peers=peers)
+        info = _with_adapters(info, engine, adapters)
         engine.ring = lambda: ring_totals(runner.loads, runner.footprint().bounds_bytes)
         undo.pop_all()
     return engine, info
+
+
+def _with_adapters(info: EngineInfo, engine: Engine, adapters: Sequence[AdapterInfo] | None) -> EngineInfo:
+    """Let an engine read its adapters, and return `info` with them.
+
+    Args:
+        adapters: that an engine before had read; None: those of the options.
+
+    Raises:
+        ConfigError: one of those of the options cannot be used.
+    """
+    loader = engine.adapters
+    if not isinstance(loader, AdapterLoader):
+        return info
+    if adapters is not None:
+        return replace(info, adapters=loader.restore(adapters), lost_adapters=loader.lost)
+    found = []
+    for module in info.config.lora.modules():
+        try:
+            found.append(loader.read_now(module.name, module.path))
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"--lora-modules {module.name}={module.path}: {error}") from error
+    return replace(info, adapters=tuple(found))
 
 
 def ring_totals(loads: LoadTotals, bounds_bytes: int) -> RingTotals:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from sluice.config import EngineConfig
-from sluice.types import SamplingDefaults, Tier
+from sluice.types import AdapterInfo, SamplingDefaults, Tier
 from sluice.types.footprint import Footprint, KVSizes, OffloadSizes, bounds_bytes, device_footprint, stored_bytes
 from sluice.types.request_limits import Limits
 from sluice.types.stored_weights import StoredWeights
@@ -52,6 +52,10 @@ class EngineInfo:
     """The tier that holds such contexts."""
     disabled_tiers: Mapping[Tier, str] = field(default_factory=dict)
     """Tiers that an engine before had, and that could not be opened again -> why."""
+    adapters: tuple[AdapterInfo, ...] = ()
+    """Adapters that a built engine has read, by name."""
+    lost_adapters: Mapping[str, str] = field(default_factory=dict)
+    """Digests of adapters that an engine before had, and this one cannot use -> why."""
 
     def predicted_memory(self, length: int) -> Footprint:
         """Return the bytes that a request of `length` tokens takes, prompt and output together.
@@ -64,6 +68,7 @@ class EngineInfo:
         predicted = replace(
             device_footprint(self.kv_sizes, self.pool_tokens, sizes, weights_bytes=self.memory.weights_bytes),
             draft_bytes=self.memory.draft_bytes,
+            adapter_bytes=self.memory.adapter_bytes,
         )
         above = self.config.offload.offload_above
         if sizes is None or above is None or length <= above:

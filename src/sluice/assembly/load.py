@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from sluice.assembly.adapters import new_bank
 from sluice.assembly.devices import TORCH, resolve_here
 from sluice.assembly.diffusion import with_diffusion, with_pages_of_blocks
 from sluice.assembly.drafting import DraftSetup, load_drafter
@@ -46,6 +47,7 @@ from sluice.parallel.layout import Place
 from sluice.parallel.member import ALONE, Member
 from sluice.text.token_ids import num_token_ids
 from sluice.types import Tier
+from sluice.types.adapters import AdapterLimits
 from sluice.types.footprint import Footprint
 from sluice.types.request_limits import Limits
 from sluice.types.stored_weights import StoredWeights
@@ -95,6 +97,7 @@ def load(
     member: Member = ALONE,
     agree: Callable[[RankPages], RankPages] | None = None,
     local_rank: int = 0,
+    adapter_limits: AdapterLimits | None = None,
 ) -> LoadedModel:
     """Load a model, or a rank's part of it, and resolve all options. This is the slow part of `build_engine`; engines
     may share the result.
@@ -109,6 +112,7 @@ def load(
         member: the rank.
         agree: returns how many pages every rank has room for, given how many this one has; None: it is alone.
         local_rank: its number among the ranks of this machine.
+        adapter_limits: of the adapters beside the model; None: what the options say.
 
     Raises:
         ConfigError: an option that cannot be honoured.
@@ -120,8 +124,11 @@ def load(
     checkpoint = find_checkpoint(here.config.model, partial(heartbeat.loading, LoadingPart.FILES))
     here = with_fast_dtype(here, checkpoint.folder, device)
     weights = load_weights(here, checkpoint.folder, checkpoint.name, device, heartbeat, member, progress=progress)
+    limits = here.config.lora.limits() if adapter_limits is None else adapter_limits
+    adapters = None if limits is None else new_bank(weights.model, limits)
+    adapter_bytes = 0 if adapters is None else adapters.num_bytes
     for_model = _resolve_for_model(here, checkpoint, weights, progress=progress)
-    sizes = _size(for_model, weights, config.offload, checkpoint.folder, member.place, disabled, agree)
+    sizes = _size(for_model, weights, config.offload, checkpoint.folder, member.place, disabled, agree, adapter_bytes)
     info = _info(sizes, checkpoint, weights, for_model.draft, disabled)
     memory = sizes.memory
     return LoadedModel(
@@ -139,6 +146,7 @@ def load(
         member,
         for_model.draft,
         _num_token_ids(checkpoint.tokenizer, info.eos_token_ids),
+        adapters,
     )
 
 
@@ -156,13 +164,14 @@ def _size(
     place: Place,
     disabled: Mapping[Tier, str],
     agree: Callable[[RankPages], RankPages] | None,
+    adapter_bytes: int,
 ) -> _Sizes:
     """Decide on the sizes of the ring, the KV pool and the tiers."""
     (resolved, backend, draft), (kernels, device, model, spec, logit_ops) = for_model, weights
     weights_bytes = module_bytes(model)
     with_ring = resolve_ring(resolved, asked, spec, backend, device)
     config = with_ring.config
-    memory = plan_memory(config, model, spec, backend, logit_ops, device, place, draft)
+    memory = plan_memory(config, model, spec, backend, logit_ops, device, place, draft, adapter_bytes)
     tiers = tier_setup(config, spec, memory.shape, folder, layout=backend.layout, disabled=disabled)
     memory, tiers = _with_pages_of_all(memory, tiers, agree)
     offload = _offload(config, spec, memory, weights_bytes, kernels)
@@ -232,7 +241,7 @@ def _resolve_for_model(here: Resolution, checkpoint: Checkpoint, weights: Weight
     resolved = with_diffusion(paged.because(replace(paged.config, model=options), **why), spec)
     tokenizer = checkpoint.tokenizer
     draft = load_drafter(resolved.config, model, spec, backend, device, kernels, tokenizer, progress=progress)
-    return _ForModel(with_slices(resolved, model, draft), backend, draft)
+    return _ForModel(with_slices(resolved, model, draft, device.type), backend, draft)
 
 
 def _supporting_backend(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from sluice.assembly.adapter_loader import NO_RANKS, AdapterLoader
 from sluice.assembly.cost_file import Key
 from sluice.assembly.diffusion import denoising_of, with_blocks
 from sluice.assembly.drafting import DraftSetup
@@ -33,12 +34,14 @@ from sluice.engine.trace import ChunkLog, PacingLog, RecentSteps, TraceSink
 from sluice.engine.transfer import Handover
 from sluice.kernels.cpu.library import Kernels
 from sluice.kv.events import NO_EVENTS, EventLog, NoEvents
+from sluice.models.adapter_bank import AdapterBank
 from sluice.models.base import PagedLM
 from sluice.models.decoder import Decoder
 from sluice.models.spec import ModelSpec
 from sluice.parallel.member import ALONE, Member
 from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
 from sluice.runner.features import NewGrammars
+from sluice.runner.features.adapters import none_loaded
 from sluice.runner.features.grammars import NO_GRAMMARS, GrammarMasks, Publish, keep
 from sluice.runner.forwards import EagerForwards, Forwards, Model
 from sluice.runner.grammar.base import CompiledGrammars
@@ -52,6 +55,7 @@ from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.nan_fault import NanFaultModel
 from sluice.runner.offload.loaders import Report
 from sluice.runner.open_blocks import Denoising
+from sluice.runner.parallel.leader import Leader
 from sluice.runner.runner import TorchRunner
 from sluice.scheduler.pacer import Pacing
 from sluice.scheduler.scheduler import Scheduler
@@ -93,6 +97,8 @@ class LoadedModel:
     """The runner's own drafter; None: the runner guesses nothing."""
     num_token_ids: int | None = None
     """Ids that the tokenizer has; those behind them are never sampled. None: all may be."""
+    adapters: AdapterBank | None = None
+    """The adapters beside the model; None: it takes none."""
 
     @property
     def new_kv(self) -> KVMaker:
@@ -140,7 +146,12 @@ class LoadedModel:
         """
         watched = self.info.config.model.debug_uninitialized_reads
         return DeviceState(
-            self.shape, self.new_kv, watched=watched, new_grammars=new_grammars, denoising=self.denoising
+            self.shape,
+            self.new_kv,
+            watched=watched,
+            new_grammars=new_grammars,
+            denoising=self.denoising,
+            adapter_slot_of=none_loaded if self.adapters is None else self.adapters.slot_of,
         )
 
     def runner(
@@ -224,6 +235,7 @@ class LoadedModel:
         allocated = replace(
             runner.footprint(),
             weights_bytes=info.memory.weights_bytes,
+            adapter_bytes=0 if self.adapters is None else self.adapters.num_bytes,
             prefill_buffer_bytes=planned.prefill_buffer_bytes,
             pipeline_buffer_bytes=planned.pipeline_buffer_bytes,
             decode_buffer_bytes=planned.decode_buffer_bytes,
@@ -241,6 +253,7 @@ class LoadedModel:
                     num_draft_tokens=config.speculative.drafts(),
                     experts=counts_of(self.spec),
                     num_layers=self.spec.num_layers if config.scheduler.sliced_chunk_size else 0,
+                    max_loras=0 if self.adapters is None else self.adapters.limits.max_loras,
                 ),
                 config.diffusion,
                 self.spec,
@@ -304,10 +317,18 @@ class LoadedModel:
             trace=recorder or log,
             grammars=grammars,
             feed=None if peers.events is None else PageFeed(page_log, peers.events),
+            adapters=self._loader(link, runner, peers),
         )
         if peers.answer is not None:
             engine.handover = Handover(peers.answer, transfer_of(scheduler.state.kv, self.tiers, tiers))
         return engine
+
+    def _loader(self, link: Link, runner: Runner | None, peers: Peers) -> AdapterLoader | None:
+        """Return what reads and loads adapters, if there is room for any."""
+        if self.adapters is None:
+            return None
+        ranks = runner if isinstance(runner, Leader) else NO_RANKS
+        return AdapterLoader(self.adapters, link.post, peers.answer, ranks)
 
     def _platform(self) -> Platform:
         key = Key.of(self.info.config, self.info.device)

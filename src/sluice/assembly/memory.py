@@ -66,6 +66,7 @@ def plan_memory(
     device: torch.device,
     place: Place,
     draft: DraftSetup | None = None,
+    adapter_bytes: int = 0,
 ) -> Memory:
     """Decide on CUDA graphs and on the size of the KV pool.
 
@@ -73,6 +74,7 @@ def plan_memory(
         spec: of this rank's part.
         place: of this rank. On a GPU all ranks call this alike, as the largest step runs on all of them.
         draft: the runner's own drafter, if there is one.
+        adapter_bytes: of slots of adapters. On a CPU the system has not committed their memory yet.
 
     Raises:
         ConfigError: an option that cannot be honoured; a `MemoryShortage` if there is too little memory.
@@ -99,7 +101,7 @@ def plan_memory(
         trial = StepTrial(model, replace(shape, num_slots=samples), backend, logit_ops, passes_on, draft)
         room = _cuda_room(config, model, spec, device, trial, rows, ring_bytes(config.offload, kv_sizes), samples)
     else:
-        free = free_memory(device) // ranks_per_node(config.parallel)
+        free = max(0, free_memory(device) // ranks_per_node(config.parallel) - adapter_bytes)
         room = cpu_room(room_beside_ring(config.offload, kv_sizes, free))
     of_draft = 0 if draft is None else draft.sizes.token_bytes
     shape, why_pool = _with_pool(shape, config, spec, kv_sizes.token_bytes + of_draft, room)

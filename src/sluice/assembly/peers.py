@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice.engine.messages import PagesOffered, PagesTaken
+from sluice.engine.messages import AdapterRead, PagesOffered, PagesTaken
 from sluice.engine.page_feed import PageListener
 
 
@@ -19,8 +19,8 @@ class Peers:
 
     events: PageListener | None = None
     """Receives what the prefix cache stores and gives up."""
-    answer: Callable[[PagesOffered | PagesTaken], None] | None = None
-    """Queues answers to messages about pages, and returns at once."""
+    answer: Callable[[PagesOffered | PagesTaken | AdapterRead], None] | None = None
+    """Queues answers to messages about pages and adapters, and returns at once."""
     remote: Path | None = None
     """Folder of the page files of other engines, whose pages this one takes."""
 

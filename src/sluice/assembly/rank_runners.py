@@ -122,7 +122,7 @@ def build_follower(
     """
     timer = StageTimer(member)
     loaded = load(config, progress=False, member=timer.member, agree=agree, local_rank=local_rank)
-    commands = Commands(link)
+    commands = Commands(link, loaded.adapters)
     state = loaded.state_with(partial(GrammarsElsewhere, receive=commands.masks))
     if loaded.info.config.scheduler.lookahead:
         exchange_last_tokens(state, timer.member)

@@ -18,15 +18,16 @@ from sluice.assembly.speculation import speculation_sizes
 from sluice.config import (
     CHUNKING_OFF,
     ENGINE_GROUPS,
-    ITL_DEFAULT,
     CacheConfig,
     ConfigError,
     EngineConfig,
+    LoraConfig,
     SchedulerConfig,
     check_values,
     flag,
     itl_micros,
 )
+from sluice.config.lora import check_lora
 from sluice.config.priority_classes import classes_of, default_classes
 from sluice.types import Tier
 
@@ -91,7 +92,6 @@ def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) ->
         check_values(getattr(config, group))
     defaults = replace(DEFAULTS[device_type], chunk=AMX_CHUNK) if has_amx else DEFAULTS[device_type]
     why: dict[str, str] = {}
-    config = _with_target(config, why)
     config = replace(config, scheduler=_with_policy(config.scheduler, why))
     refuse_contradictions(config, device_type)
     refuse_ranks(config)
@@ -107,6 +107,7 @@ def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) ->
     speculative = replace(config.speculative, **speculation_sizes(config.speculative, why))
     cache = replace(config.cache, page_size=page_size, **_tiers(config.cache, device_type, why))
     config = replace(config, cache=cache, scheduler=scheduler, speculative=speculative)
+    config = replace(config, lora=_with_places(config.lora, why))
     offload = replace(config.offload, **_offload(config, device_type, why))
     return Resolution(replace(config, offload=offload), why)
 
@@ -130,18 +131,18 @@ def _with_policy(config: SchedulerConfig, why: dict[str, str]) -> SchedulerConfi
     return config
 
 
-def _with_target(config: EngineConfig, why: dict[str, str]) -> EngineConfig:
-    """Return a config with the default ITL target, if none was given and nothing rules one out."""
-    scheduler = config.scheduler
-    rules_out = (
-        scheduler.chunked_prefill_size in CHUNKING_OFF
-        or scheduler.schedule != "mixed"
-        or scheduler.dynamic_chunking is not None
-    )
-    if ITL_DEFAULT is None or scheduler.itl_target is not None or rules_out:
+def _with_places(config: LoraConfig, why: dict[str, str]) -> LoraConfig:
+    """Return the options with the places for adapters, if there are to be any."""
+    check_lora(config)
+    limits = config.limits()
+    if limits is None:
         return config
-    why["itl_target"] = "default"
-    return replace(config, scheduler=replace(scheduler, itl_target=ITL_DEFAULT))
+    if not config.enable_lora:
+        why["enable_lora"] = "--lora-modules"
+    for name in ("max_loras", "max_lora_rank"):
+        if getattr(config, name) is None:
+            why[name] = "default"
+    return replace(config, enable_lora=True, max_loras=limits.max_loras, max_lora_rank=limits.max_lora_rank)
 
 
 def _tiers(cache: CacheConfig, device_type: str, why: dict[str, str]) -> dict[str, Any]:

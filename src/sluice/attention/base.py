@@ -40,6 +40,8 @@ class ForwardBatch:
     """The first `num_decodes` rows have exactly one query token."""
     shared_pages: int = 0
     """Leading pages that all decodes share. Every decode also sees tokens after them."""
+    adapters: torch.Tensor | None = None
+    """[N] int32, the slot of each token's adapter, -1 for none; None: no token has one."""
 
 
 class PagedKV(Protocol):

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sluice.cli.chat.command import check_adapter
 from sluice.cli.parsing import EXIT_FAILED, EXIT_USAGE
 from sluice.config import ConfigError, EngineConfig, ServerConfig, canonical, options_of
 from sluice.http.start import EarlyEngine, start_serving
@@ -77,14 +78,14 @@ def configs(given: dict[str, Any]) -> tuple[ServerConfig, EngineConfig, frozense
 def generate(given: dict[str, Any]) -> int:
     """`sluice generate`."""
     _warn_of_namesakes()
-    prompt = given.pop("prompt")
+    prompt, adapter = given.pop("prompt"), given.pop("adapter", "")
     names = {item.name for item in fields(SamplingParams)}
     asked = {"max_tokens": GENERATE_MAX_TOKENS} | {name: given.pop(name) for name in names & given.keys()}
     try:
         if not prompt:
             raise ValueError("--prompt must not be empty")
         sampling = SamplingParams(**asked)
-        EngineConfig.from_options(given)
+        check_adapter(adapter, EngineConfig.from_options(given))
     except ValueError as error:
         return fail("generate", error, EXIT_USAGE)
     from sluice.cli.chat.progress import PromptBar
@@ -99,7 +100,7 @@ def generate(given: dict[str, Any]) -> int:
                 print(DEFAULT.format(own_command(sys.argv[0], sys.executable)), file=sys.stderr)
             params = llm.info.sampling_defaults.fill(sampling, asked)
             with PromptBar() as bar:
-                for piece in llm.stream(prompt, params, on_prefill=bar.show):
+                for piece in llm.stream(prompt, params, adapter=adapter, on_prefill=bar.show):
                     bar.close()
                     screen.write(piece.text)
             screen.end()

@@ -111,6 +111,7 @@ def _add_generate(commands: Any) -> None:
     parser = add_command(commands, "generate", "generate text from a prompt in the terminal", run.generate)
     group = parser.add_argument_group("sampling")
     group.add_argument("--prompt", required=True, metavar="TEXT", help="the prompt")
+    group.add_argument("--adapter", metavar="NAME", help="adapter of --lora-modules that answers (default: none)")
     add_sampling_arguments(group, max_tokens=str(run.GENERATE_MAX_TOKENS))
     group.add_argument("--ignore-eos", action="store_true", help="continue after the end-of-text token")
     for group_name in ENGINE_GROUPS:

@@ -72,6 +72,8 @@ def _settings(option: Option, type_name: str, default: object) -> dict[str, Any]
     if option.choices:
         one_of = f"{{{','.join(option.choices)}}}"
         return settings | {"metavar": one_of if option.metavar == "N" else option.metavar}
+    if "tuple" in type_name:
+        return settings | {"nargs": "+", "action": "extend", "metavar": option.metavar}
     kind = float if "float" in type_name else whole_number if "int" in type_name else str
     return settings | {"type": kind, "metavar": option.metavar}
 

@@ -110,5 +110,8 @@ def check_values(group: Any) -> None:
                 raise ConfigError(f"{shown} must be an integer, got {value!r}")
             if meta.positive and value < 1:
                 raise ConfigError(f"{shown} must be at least 1, got {value}")
+        elif "tuple" in item.type:
+            if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
+                raise ConfigError(f"{shown} must be a list of texts, got {value!r}")
         elif not isinstance(value, str):
             raise ConfigError(f"{shown} must be a text, got {value!r}")

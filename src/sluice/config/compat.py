@@ -69,7 +69,8 @@ NO_EXPERTS = "--tp-size shares every layer evenly between devices"
 TEXT_ONLY = "models of text alone are served"
 NO_TREES = "guesses are a chain; --speculative-num-steps sets how many there are"
 EXACT = "a guess counts if it is the token that would have come"
-NO_LORA = "merge the adapter into the checkpoint"
+BY_NAME = "--lora-modules NAME=PATH loads an adapter, and requests name it as their model"
+ALL_LOADED = "adapters stay in host memory until they are unloaded"
 NO_TRANSFER = "leave it out; prefill and decode share one engine"
 NO_CLIENT_CERTIFICATES = "clients send API keys and no certificates; a proxy in front can check these"
 REQUEST_LOG = "--log-level info logs one line for every call"
@@ -108,9 +109,16 @@ FOREIGN: Mapping[str, Switch | Fixed | JsonFlag] = {
     "is_embedding": _on_or_off((True, False), "every model generates and embeds"),
     "language_model_only": _on_or_off((True,), TEXT_ONLY),
     "limit_mm_per_prompt": Fixed(("{}",), TEXT_ONLY),
-    "enable_lora": _on_or_off((False,), NO_LORA),
-    "lora_modules": Fixed((), NO_LORA),
-    "lora_paths": Fixed((), NO_LORA),
+    # Adapters
+    "lora": Fixed((), BY_NAME),
+    "lora_scaled": Fixed((), f"{BY_NAME}; its own scale counts"),
+    "max_cpu_loras": Fixed((), ALL_LOADED),
+    "max_loaded_loras": Fixed((), ALL_LOADED),
+    "fully_sharded_loras": _on_or_off((False,), "adapters are divided as the layers are that they change"),
+    "lora_dtype": Fixed(("auto",), "adapters have the dtype of the model"),
+    "lora_target_modules": Fixed(("all",), "adapters may change every linear layer"),
+    "lora_backend": Fixed((), "leave it out"),
+    "lora_eviction_policy": Fixed(("lru",), "the adapter that was used least recently gives up its place"),
     # Memory
     "swap_space": Fixed((0,), "--kv-host-bytes keeps KV in host memory, --kv-disk on a disk"),
     "cpu_offload_gb": Fixed((0,), "weights stay on the device"),

@@ -13,6 +13,7 @@ from sluice.config.compat import FOREIGN, Switch
 from sluice.config.diffusion import DiffusionConfig
 from sluice.config.json_flag import JsonFlag
 from sluice.config.kv_events import KvEventsConfig
+from sluice.config.lora import LoraConfig, listed
 from sluice.config.model import CacheConfig, ModelConfig, OffloadConfig, TraceConfig
 from sluice.config.parallel import ParallelConfig
 from sluice.config.scheduler import SchedulerConfig
@@ -46,6 +47,11 @@ def threads_from_environment() -> int | None:
     return int(first) if first.isascii() and first.isdecimal() and int(first) > 0 else None
 
 
+def _types(group: type) -> Iterable[tuple[str, str]]:
+    """Yield the fields of a group of options, and their types."""
+    return ((item.name, str(item.type)) for item in fields(group))
+
+
 GROUPS: Mapping[str, type] = {
     "model": ModelConfig,
     "cache": CacheConfig,
@@ -55,10 +61,17 @@ GROUPS: Mapping[str, type] = {
     "diffusion": DiffusionConfig,
     "parallel": ParallelConfig,
     "kv_events": KvEventsConfig,
+    "lora": LoraConfig,
     "trace": TraceConfig,
     "server": ServerConfig,
 }
-ENGINE_GROUPS = ("model", "cache", "scheduler", "speculative", "offload", "diffusion", "parallel", "kv_events", "trace")
+ENGINE_GROUPS = (
+    *("model", "cache", "scheduler", "speculative", "offload", "diffusion", "parallel", "kv_events", "lora", "trace"),
+)
+
+
+LISTS = frozenset(name for group in ENGINE_GROUPS for name, type_ in _types(GROUPS[group]) if "tuple" in type_)
+"""Options that are given several times."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,7 @@ class EngineConfig:
     diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
 
     @classmethod
@@ -113,7 +127,7 @@ def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
                 continue
             if name not in known:
                 raise ConfigError(_unknown(given, [*known, *aliases, *FOREIGN]))
-            value = known[name].spelled(value)
+            value = listed(value) if name in LISTS and value is not None else known[name].spelled(value)
             source = f"{flag(given)} {of_option}"
             if found.setdefault(name, value) != value:
                 raise ConfigError(f"{sources[name]} and {source} contradict each other; give one of them")

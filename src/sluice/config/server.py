@@ -96,9 +96,9 @@ class ServerConfig:
         None,
         "key for the routes of --enable-admin",
         unset="none",
-        more="Clients send it as `Authorization: Bearer KEY`. It must not be an API key: API keys do not open these"
-        " routes, and it opens no other. Other users of the machine can read the command line, so --admin-key-file is"
-        " safer.",
+        more="And of --lora-dir. Clients send it as `Authorization: Bearer KEY`. It must not be an API key: API keys do"
+        " not open these routes, and it opens no other. Other users of the machine can read the command line, so"
+        " --admin-key-file is safer.",
         metavar="KEY",
         secret=True,
     )
@@ -108,6 +108,14 @@ class ServerConfig:
         unset="none",
         more="Any one of these keys is accepted. The file is read at the start.",
         metavar="FILE",
+    )
+    lora_dir: str | None = option(
+        None,
+        "folder whose adapters may be loaded over HTTP",
+        unset="none may",
+        more="Serves /v1/load_lora_adapter and /v1/unload_lora_adapter, which refuse paths that lead out of it. Needs"
+        " --enable-lora and an admin key. See [lora.md](lora.md#over-http).",
+        metavar="FOLDER",
     )
     cache_isolation: str = option(
         "none",

@@ -15,21 +15,34 @@ from sluice.engine.clock import Clock, StepTimer, WallClock
 from sluice.engine.deadlines import Deadlines
 from sluice.engine.messages import (
     Abort,
+    AdapterLoaded,
+    AdapterRead,
     BlocksLoaded,
     Compiled,
     Copied,
     FlushCache,
+    LoadAdapter,
     Message,
     OfferPages,
     QueryStats,
     Shutdown,
     Stats,
     TakePages,
+    UnloadAdapter,
     WatchSteps,
 )
 from sluice.engine.meter import Meter, RingTotals, Totals
 from sluice.engine.page_feed import PageFeed
-from sluice.engine.protocols import Grammars, Link, NoGrammars, Pending, Planner, Runner
+from sluice.engine.protocols import (
+    Adapters,
+    Grammars,
+    Link,
+    NoAdapters,
+    NoGrammars,
+    Pending,
+    Planner,
+    Runner,
+)
 from sluice.engine.step_watch import StepWatch
 from sluice.engine.trace import NullTrace, StepTimes, TraceSink
 from sluice.engine.transfer import Handover
@@ -57,6 +70,7 @@ class Engine:
         trace: receives every step; None: keeps nothing.
         grammars: compiles the grammars of requests; None: those with one are ended with an error.
         timer: measures the steps for the scheduler; None: a new one.
+        adapters: reads and loads those of requests; None: requests with one are ended with an error.
         feed: hands on what the prefix cache stores and gives up; None: nothing is collected.
     """
 
@@ -72,6 +86,7 @@ class Engine:
         grammars: Grammars | None = None,
         timer: StepTimer | None = None,
         feed: PageFeed | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
@@ -82,6 +97,7 @@ class Engine:
         self.clock = WallClock() if clock is None else clock
         self.trace = NullTrace() if trace is None else trace
         self.grammars = NoGrammars() if grammars is None else grammars
+        self.adapters = NoAdapters() if adapters is None else adapters
         self.meter = Meter()
         self.watch = StepWatch(lambda seen: None)
         """Set where a server may ask what steps do."""
@@ -120,6 +136,7 @@ class Engine:
         self._receive()
         self.handover.go_on()
         self._expire()
+        self._swap_adapters()
         plan = self.scheduler.schedule()
         if plan is not None:
             self._launch(plan)
@@ -134,6 +151,7 @@ class Engine:
         """Close the trace, the runner and the compiler of grammars. No step may follow; may be called again."""
         try:
             self.grammars.close()
+            self.adapters.close()
             self.trace.close()
         finally:
             self.runner.close()
@@ -179,6 +197,17 @@ class Engine:
                 return self.scheduler.blocks_loaded(step, ready, error, lost_page)
             case Compiled(request_id, error):
                 return self.scheduler.compiled(request_id, error)
+            case LoadAdapter():
+                self.adapters.read(message)
+                return []
+            case AdapterRead():
+                self.adapters.answer(message)
+                return []
+            case UnloadAdapter(adapter):
+                self.adapters.forget(adapter)
+                return []
+            case AdapterLoaded():
+                return self._adapter_loaded(message)
             case OfferPages() | TakePages():
                 self.handover.handle(message)
                 return []
@@ -191,6 +220,9 @@ class Engine:
 
     def _submit(self, message: Submit) -> list[Output]:
         try:
+            problem = self.adapters.problem(message.adapter) if message.adapter else None
+            if problem is not None:
+                raise ValueError(problem)
             self.scheduler.add(message)
         except DuplicateRequest:
             return []  # the stream of this id belongs to the request that came first
@@ -204,6 +236,23 @@ class Engine:
         self._deadlines.watch(message)
         known = self.grammars.compile(message.request_id, message.grammar) if message.grammar else None
         return [] if known is None else self.scheduler.compiled(known.request_id, known.error)
+
+    def _swap_adapters(self) -> None:
+        """Begin to load the adapters that requests wait for."""
+        while swaps := self.scheduler.take_swaps():
+            known = [self.adapters.swap(swap) for swap in swaps]
+            for loaded in known:
+                if loaded is not None:
+                    self._send(self._adapter_loaded(loaded))
+
+    def _adapter_loaded(self, loaded: AdapterLoaded) -> list[Output]:
+        error = loaded.error
+        if error is None:
+            try:
+                self.adapters.loaded(loaded.adapter)
+            except ValueError as failure:
+                error = str(failure)
+        return self.scheduler.adapter_loaded(loaded.adapter, error)
 
     def _answer(self, query_id: int) -> list[Output]:
         stats = Stats(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from sluice.engine.meter import Totals
 from sluice.engine.prompt_meter import PromptProgress
 from sluice.engine.trace import StepRecord
-from sluice.types import CopyDone, FinishReason, Occupancy, PageOffer, Submit
+from sluice.types import AdapterInfo, CopyDone, FinishReason, Occupancy, PageOffer, Submit
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,42 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Read an adapter, keep it for requests, and answer with one `AdapterRead` of the same id."""
+
+    query_id: int
+    name: str
+    path: str
+    digest: str = ""
+    """Digest that it must have; empty: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRead:
+    """An adapter was read, or cannot be: the answer to a `LoadAdapter`. Posted by the thread that reads."""
+
+    query_id: int
+    info: AdapterInfo | None = None
+    error: str | None = None
+    """Why it cannot be used, in one line for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    """Forget an adapter, for which no request is open. Unknown ones are ignored."""
+
+    adapter: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLoaded:
+    """An adapter was loaded beside the model, or cannot be. Posted by the thread that loads."""
+
+    adapter: str
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WatchSteps:
     """Report what steps do (`step_watch.StepsSeen`), or no longer."""
 
@@ -135,9 +171,13 @@ Message = (
     | FlushCache
     | OfferPages
     | TakePages
+    | LoadAdapter
+    | UnloadAdapter
     | WatchSteps
     | Shutdown
     | Copied
     | BlocksLoaded
     | Compiled
+    | AdapterRead
+    | AdapterLoaded
 )

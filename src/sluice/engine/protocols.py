@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from sluice.engine.messages import Compiled, Message, Stats
+from sluice.engine.messages import AdapterLoaded, AdapterRead, Compiled, LoadAdapter, Message, Stats
 from sluice.engine.meter import GrammarTotals
-from sluice.types import BatchPlan, BatchResult, CopyDone, FinishReason, Occupancy, Output, StoredPage, Submit
+from sluice.types import (
+    AdapterSwap,
+    BatchPlan,
+    BatchResult,
+    CopyDone,
+    FinishReason,
+    Occupancy,
+    Output,
+    StoredPage,
+    Submit,
+)
 
 
 class Planner(Protocol):
@@ -76,6 +86,15 @@ class Planner(Protocol):
         with an error. Reports of requests that have ended are ignored."""
         ...
 
+    def take_swaps(self) -> Sequence[AdapterSwap]:
+        """Return the adapters that are to be loaded now, each once."""
+        ...
+
+    def adapter_loaded(self, adapter: str, error: str | None = None) -> list[Output]:
+        """Take the report that an adapter was loaded, or cannot be (`messages.AdapterLoaded`). The requests that wait
+        for it end with an error."""
+        ...
+
     def restore(self, pages: Sequence[StoredPage]) -> int:
         """Take over the pages that a disk tier held when it was opened, before any request. Returns how many."""
         ...
@@ -133,6 +152,50 @@ class Grammars(Protocol):
         ...
 
 
+class Adapters(Protocol):
+    """Reads adapters, keeps them on the host, and loads them beside the model."""
+
+    def problem(self, adapter: str) -> str | None:
+        """Return why no request may have the adapter of this digest, in words for an error; None: it was read."""
+        ...
+
+    def name_of(self, adapter: str) -> str:
+        """Return a name of an adapter; its digest if it has none."""
+        ...
+
+    def read(self, asked: LoadAdapter) -> None:
+        """Begin to read an adapter, which is kept until it is forgotten. Returns at once; the link gets a message."""
+        ...
+
+    def answer(self, read: AdapterRead) -> None:
+        """Tell the one who asked what came of it."""
+        ...
+
+    def forget(self, adapter: str) -> None:
+        """Forget an adapter, which no request will be added for."""
+        ...
+
+    def swap(self, swap: AdapterSwap) -> AdapterLoaded | None:
+        """Begin to load an adapter beside the model. Returns at once.
+
+        Returns:
+            What came of it, if that is known already. None: the link will get it as a message.
+        """
+        ...
+
+    def loaded(self, adapter: str) -> None:
+        """Note on the engine's thread, between two steps, that an adapter was loaded.
+
+        Raises:
+            ValueError: other ranks cannot load it.
+        """
+        ...
+
+    def close(self) -> None:
+        """Begin no other. May be called again."""
+        ...
+
+
 class Link(Protocol):
     """The source of messages and the target of outputs."""
 
@@ -168,6 +231,34 @@ class NoGrammars:
 
     def totals(self) -> GrammarTotals:
         return GrammarTotals()
+
+    def close(self) -> None:
+        """Return: nothing is open."""
+
+
+class NoAdapters:
+    """Has no adapters, and reads none."""
+
+    def problem(self, adapter: str) -> str | None:
+        return "this engine has no room for adapters (--enable-lora)"
+
+    def name_of(self, adapter: str) -> str:
+        return adapter
+
+    def read(self, asked: LoadAdapter) -> None:
+        """Return: nobody asks an engine without adapters."""
+
+    def answer(self, read: AdapterRead) -> None:
+        """Return: nobody has asked."""
+
+    def forget(self, adapter: str) -> None:
+        """Return: nothing is kept."""
+
+    def swap(self, swap: AdapterSwap) -> AdapterLoaded | None:
+        return AdapterLoaded(swap.adapter, self.problem(swap.adapter))
+
+    def loaded(self, adapter: str) -> None:
+        """Return: nothing is loaded."""
 
     def close(self) -> None:
         """Return: nothing is open."""

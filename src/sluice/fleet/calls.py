@@ -89,7 +89,7 @@ class ReplicaCall:
 
     @property
     def extra_key(self) -> str:
-        return self.request.extra_key
+        return self.request.namespace
 
     @property
     def session(self) -> str | None:

@@ -24,7 +24,7 @@ class Identity:
     model: str
     """Name of the model, for messages to people."""
     fingerprint: str
-    """Digest of the weights and of the options that change answers."""
+    """Digest of the weights, of the adapters, and of the options that change answers."""
     wire: str
     """Digest of the types that cross between replicas."""
 
@@ -34,6 +34,7 @@ class Identity:
         model = ready.config.model
         options = ", ".join(f"{name} {getattr(model, name)}" for name in RESULT_OPTIONS)
         text = f"{ready.fingerprint}\0{options}\0{ready.limits.max_model_len}"
+        text += "".join(f"\0{name} {digest}" for name, digest in sorted((a.name, a.digest) for a in ready.adapters))
         return cls(ready.model, hashlib.sha256(text.encode()).hexdigest()[:16], wire_digest())
 
     def difference(self, other: Identity) -> str | None:
@@ -41,7 +42,7 @@ class Identity:
         if self.fingerprint != other.fingerprint:
             return (
                 f"it has {self.model} with the fingerprint {self.fingerprint}, and not {other.model} with"
-                f" {other.fingerprint}: other weights, {', '.join(RESULT_OPTIONS)} or context"
+                f" {other.fingerprint}: other weights, adapters, {', '.join(RESULT_OPTIONS)} or context"
             )
         if self.wire != other.wire:
             return f"its messages have the form {self.wire}, and not {other.wire}: another version of Sluice"

@@ -97,6 +97,7 @@ class IngressParts:
             metrics.model, metrics.classes = model.names[0], ready.limits.classes
             backend = Backend(state)
             backend.open(replace(model.service(ready, client), prompts=None))  # replicas have their own numbers
+            client.adapters.start_with(ready.adapters)
             client.attach(link.send, EPOCH)
             state.serving(None, ready.disabled_tiers)
             freeze_gc()

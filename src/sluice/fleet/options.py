@@ -30,6 +30,7 @@ REFUSED: Mapping[str, str] = {
     "enable_admin": "the replicas are put to sleep by --replicas",
     "admin_key": "it needs --enable-admin",
     "admin_key_file": "it needs --enable-admin",
+    "lora_dir": "replicas that are started later would not know of them; name adapters in --lora-modules",
     "idle_unload": "the number of replicas is what Ray changes",
     "max_connections": "the connections are those of Ray Serve's proxies",
     "trace": "replicas would write one file",

@@ -88,7 +88,7 @@ class ReplicaServer:
         tokens, size = request.tokens(), self._page_size
         try:
             return PagesOffered(
-                0, await offered(self._client, tokens, size, request.extra_key, patience=STORING_SECONDS)
+                0, await offered(self._client, tokens, size, request.namespace, patience=STORING_SECONDS)
             )
         except HandoverError as error:
             return PagesOffered(0, None, str(error))

@@ -189,7 +189,7 @@ class ReplicaRouter:
         return ObservedOccupancy(
             queued_prefill_tokens=stats.queued_prefill_tokens,
             num_running=full.running + full.loading,
-            num_waiting=full.waiting + full.compiling,
+            num_waiting=full.waiting + full.compiling + full.held,
             free_tokens=(full.free_pages + full.cached_pages) * self._page_size,
             seconds_per_prefill_token=speed.seen(totals.prefill_squares, totals.prefill_products),
             speed_weight=speed.weight,

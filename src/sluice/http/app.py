@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sluice.http.apis.adapters import AdapterFolder, add_adapters
 from sluice.http.apis.anthropic.routes import add_anthropic
 from sluice.http.apis.infill import add_infill
 from sluice.http.apis.ollama.routes import add_ollama
@@ -85,6 +86,7 @@ def create_app(
     feed: TraceFeed | None = None,
     more_metrics: Callable[[Page], None] = lambda page: None,
     heartbeats: Heartbeats | None = None,
+    adapters: AdapterFolder | None = None,
 ) -> Starlette:
     """Return the HTTP application over a backend that may open and close at any time.
 
@@ -92,7 +94,7 @@ def create_app(
         body_limits: of every request.
         strict_fields: unknown fields are refused.
         api_keys: every request must carry one of them; without any, none needs a key.
-        admin_keys: a request that puts the server to sleep must carry one of them.
+        admin_keys: a request that puts the server to sleep, or loads adapters, must carry one of them.
         hosts: names that it answers to, besides localhost and IP addresses. None: any.
         origins: other sites whose pages may call it. None: no site.
         isolation: of cached prefixes; None: requests share them unless they send a salt.
@@ -104,6 +106,7 @@ def create_app(
         feed: of `/v1/trace`, beside the page at `/`, which needs no key. None: there is neither.
         more_metrics: adds to /metrics what only some servers have.
         heartbeats: of streams. None: by the time that passes.
+        adapters: may be loaded. None: there are no routes for it.
     """
     metrics = Metrics() if metrics is None else metrics
     bodies = BodyReader(body_limits or BodyLimits(), strict_fields=strict_fields)
@@ -113,6 +116,8 @@ def create_app(
     )
     if sleep is not None:
         add_sleep(routes, backend, sleep)
+    if adapters is not None:
+        add_adapters(routes, backend, bodies, adapters)
     app = Starlette(routes=routes.starlette_routes(), exception_handlers=ERROR_HANDLERS)
     if api_keys or admin_keys:
         app.add_middleware(KeyRequired, keys=api_keys, admin_keys=admin_keys, has_page=feed is not None)

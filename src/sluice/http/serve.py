@@ -24,6 +24,7 @@ from starlette.applications import Starlette
 from sluice.assembly.ranks import refuse_ranks
 from sluice.config import ConfigError, EngineConfig, ModelConfig, ServerConfig
 from sluice.engine.clock import WallClock
+from sluice.http.apis.adapters import AdapterFolder
 from sluice.http.apis.responses.store import ResponseStore
 from sluice.http.app import create_app
 from sluice.http.base.auth import read_admin_keys, read_keys
@@ -154,7 +155,7 @@ async def serve(
     _refuse_unloading(server, engine)
     keys = read_keys(server)
     admin_keys = read_admin_keys(server, keys)
-    tls, isolation = read_certificate(server), read_isolation(server, engine)
+    tls, isolation, folder = read_certificate(server), read_isolation(server, engine), _adapter_folder(server, engine)
     chat_template = await asyncio.to_thread(read_chat_template, server)
     check_parsers(server)
     server = replace(server, max_connections=max_connections(server.max_connections, descriptor_limit()))
@@ -173,7 +174,7 @@ async def serve(
         early=early,
     )
     access = Access(keys, admin_keys, answered_names(server, address), allowed_origins(server), isolation)
-    app = _new_app(server, access, backend, metrics, listeners, sleep, feed)
+    app = _new_app(server, access, backend, metrics, listeners, sleep, feed, folder)
     http = HttpServer.of(app, server.max_connections, tls)
     serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
     url = url_of(server.host, port, scheme="http" if tls is None else "https")
@@ -211,6 +212,7 @@ def _new_app(
     listeners: Sequence[Listener],
     sleep: Sleep,
     feed: TraceFeed | None,
+    adapters: AdapterFolder | None,
 ) -> Starlette:
     return create_app(
         backend,
@@ -226,7 +228,24 @@ def _new_app(
         sleep=sleep if server.enable_admin else None,
         responses=ResponseStore(server.max_stored_responses, server.max_stored_response_bytes),
         feed=feed,
+        adapters=adapters,
     )
+
+
+def _adapter_folder(server: ServerConfig, engine: EngineConfig) -> AdapterFolder | None:
+    """Return the folder whose adapters may be loaded over HTTP, if there is one.
+
+    Raises:
+        ConfigError: there is no such folder, or no room for adapters.
+    """
+    if server.lora_dir is None:
+        return None
+    if not engine.lora.is_on:
+        raise ConfigError(f"--lora-dir {server.lora_dir} needs --enable-lora")
+    try:
+        return AdapterFolder(Path(server.lora_dir))
+    except OSError as error:
+        raise ConfigError(f"--lora-dir {server.lora_dir} cannot be read: {error.strerror}") from error
 
 
 def _new_client(state: EngineState, metrics: Metrics, feed: TraceFeed | None) -> EngineClient:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Self
 
 from sluice.config import ServerConfig
 from sluice.llm.outputs import Embedding, GenerationError
-from sluice.llm.requests import Message, Prompt, Requests, engine_config, listed
+from sluice.llm.requests import Message, Prompt, Requests, digests_of, engine_config, listed
 from sluice.process.client import EngineClient, EngineGone, Inbox
 from sluice.process.engine_state import EngineState
 from sluice.process.supervisor import Supervisor
@@ -40,6 +40,7 @@ class AsyncLLM:
         model: folder or hub id of a Hugging Face checkpoint; None is the default model.
         max_engine_restarts: engines that may follow one that died, within ten minutes.
         factory: makes the engine in its process (`wire.Start.factory`); for tests.
+        lora: adapters of the model (LoRA): paths by the names that prompts choose them by.
         options: engine options by their flags' names, with underscores (`EngineConfig`).
 
     Raises:
@@ -52,9 +53,10 @@ class AsyncLLM:
         *,
         max_engine_restarts: int = ServerConfig.max_engine_restarts,
         factory: str = FACTORY,
+        lora: Mapping[str, str | PathLike[str]] | None = None,
         **options: Any,
     ) -> None:
-        self._config = engine_config(model, options)
+        self._config = engine_config(model, options, lora)
         self._state = EngineState()
         self._client = EngineClient(recovery=self._state.stats)
         start = Start(self._config, factory)
@@ -113,6 +115,7 @@ class AsyncLLM:
         *,
         cache_salt: str = "",
         priority: Priority = 0,
+        adapter: str = "",
         request_id: str | None = None,
     ) -> Pieces:
         """Continue a prompt, and yield a piece for each token as it comes. Closing the iterator ends the request.
@@ -120,7 +123,7 @@ class AsyncLLM:
         Args:
             prompt: a text or a list of token ids.
             sampling: None: the model's own settings (`default_sampling`). `n` must be 1, and `prompt_logprobs` None.
-            cache_salt, priority: as `LLM.generate`.
+            cache_salt, priority, adapter: as `LLM.generate`.
             request_id: a name for `abort`.
 
         Raises:
@@ -133,7 +136,8 @@ class AsyncLLM:
         requests = self._open()
         (params,) = requests.params(sampling, 1)
         requests.check_stream(params)
-        (submit,) = await asyncio.to_thread(requests.generated, 0, prompt, params, cache_salt, priority)
+        (digest,) = digests_of([adapter], self._client.adapters.by_name)
+        (submit,) = await asyncio.to_thread(requests.generated, 0, prompt, params, cache_salt, priority, digest)
         async with aclosing(self._pieces(submit, params, request_id)) as pieces:
             async for piece in pieces:
                 yield piece
@@ -147,6 +151,7 @@ class AsyncLLM:
         continue_final_message: bool = False,
         cache_salt: str = "",
         priority: Priority = 0,
+        adapter: str = "",
         request_id: str | None = None,
     ) -> Pieces:
         """Answer a conversation, whose prompt the model's chat template makes, and yield pieces as `generate`.
@@ -162,6 +167,7 @@ class AsyncLLM:
             self._open().chat_prompt, messages, variables=chat_template_kwargs, continues=continue_final_message
         )
         options: dict[str, Any] = {"cache_salt": cache_salt, "priority": priority, "request_id": request_id}
+        options |= {"adapter": adapter}
         async with aclosing(self.generate(prompt, sampling, **options)) as pieces:
             async for piece in pieces:
                 yield piece
@@ -173,13 +179,15 @@ class AsyncLLM:
         dimensions: int | None = None,
         cache_salt: str = "",
         priority: Priority = 0,
+        adapter: str = "",
     ) -> list[Embedding]:
         """Embed prompts, all of them together. Arguments and errors are those of `LLM.embed`."""
         requests = self._open()
         requests.limits.check_dimensions(dimensions)
         given = listed(prompts)
+        (digest,) = digests_of([adapter], self._client.adapters.by_name)
         submits = await asyncio.to_thread(
-            lambda: [requests.embedded(index, prompt, cache_salt, priority) for index, prompt in enumerate(given)]
+            lambda: [requests.embedded(number, each, cache_salt, priority, digest) for number, each in enumerate(given)]
         )
         found: dict[int, Output] = {}
         inbox = self._submit(submits)
@@ -193,6 +201,30 @@ class AsyncLLM:
             Embedding(submit.prompt, unit_vector(output.embedding, dimensions), output.num_cached_tokens)
             for submit, output in zip(submits, outputs, strict=True)
         ]
+
+    async def load_adapter(self, name: str, path: str | PathLike[str]) -> None:
+        """Read an adapter beside the requests that run. Prompts can choose it by its name afterwards.
+
+        Args:
+            path: a folder in PEFT's format, or a GGUF file.
+
+        Raises:
+            ValueError: the name is taken, or the files are no adapter of the model.
+            GenerationError: there is no engine at the moment.
+            RuntimeError: it is not open.
+        """
+        self._open()
+        with _engine_gone():
+            await self._client.adapters.load(name, fspath(path))
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. Requests that use it continue.
+
+        Raises:
+            ValueError: none has the name.
+        """
+        digests_of([name], self._client.adapters.by_name)
+        self._client.adapters.unload(name)
 
     def abort(self, request_id: str) -> None:
         """End a request: its iterator ends with a piece whose `finish_reason` is ABORT. Unknown names are ignored."""

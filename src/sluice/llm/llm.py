@@ -15,11 +15,12 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from os import PathLike
+from os import PathLike, fspath
 from typing import Any, Self
 
 from sluice.assembly.engine import build_engine
 from sluice.engine.engine import Engine
+from sluice.llm.local_adapters import LocalAdapters
 from sluice.llm.outputs import Embedding, Result
 from sluice.llm.prefill_watch import OnPrefill, PrefillWatch
 from sluice.llm.requests import (
@@ -43,6 +44,7 @@ class LLM:
     Args:
         model: folder or hub id of a Hugging Face checkpoint; None is the default model.
         progress: show a progress bar on stderr while weights load.
+        lora: adapters of the model (LoRA): paths by the names that prompts choose them by.
         options: engine options by their flags' names, with underscores (`EngineConfig`).
 
     Raises:
@@ -51,12 +53,21 @@ class LLM:
         TokenizerError: the tokenizer cannot be used. A checkpoint without one accepts token ids.
     """
 
-    def __init__(self, model: str | PathLike[str] | None = None, *, progress: bool = False, **options: Any) -> None:
-        config = engine_config(model, options)
+    def __init__(
+        self,
+        model: str | PathLike[str] | None = None,
+        *,
+        progress: bool = False,
+        lora: Mapping[str, str | PathLike[str]] | None = None,
+        **options: Any,
+    ) -> None:
+        # Nobody reads the answers while they are made, so no step need be short for them.
+        config = engine_config(model, {"itl_target": "off", **options}, lora)
         self._link = LocalLink()
         engine, self.info = build_engine(config, self._link, progress=progress)
         self._watch = PrefillWatch(engine.runner)
         engine.runner = self._watch
+        self._adapters = LocalAdapters(engine.adapters, self.info.adapters)
         self._engine: Engine | None = engine
         self._close = weakref.finalize(self, engine.close)  # also runs when an LLM is garbage
         try:
@@ -84,6 +95,7 @@ class LLM:
         *,
         cache_salt: str | Sequence[str] = "",
         priority: Priority | Sequence[Priority] = 0,
+        adapter: str | Sequence[str] = "",
     ) -> list[Result]:
         """Continue prompts, all of them together. An interrupt (Ctrl-C) ends them and closes the LLM.
 
@@ -93,6 +105,7 @@ class LLM:
             cache_salt: for all prompts, or one for each. Prompts share cached KV only if their salts are equal.
             priority: for all prompts, or one for each: a number, of which higher ones go first under
                 `schedule_policy="priority"`, or under `"deadline"` a class: "interactive", "standard" or "batch".
+            adapter: for all prompts, or one for each: the name of an adapter; empty: none.
 
         Returns:
             One result for each prompt, in order.
@@ -108,7 +121,8 @@ class LLM:
         params = self._requests.params(sampling, len(given))
         salts = one_each("cache_salt", str, cache_salt, len(given))
         priorities = one_each("priority", PRIORITIES, priority, len(given))
-        groups = [self._runs(*each) for each in zip(count(), given, params, salts, priorities, strict=False)]
+        digests = self._adapters.digests(adapter, len(given))
+        groups = [self._runs(*each) for each in zip(count(), given, params, salts, priorities, digests, strict=False)]
         runs = [run for group in groups for run in group]
         self._finish(runs)
         return [result_of(group) for group in groups]
@@ -120,12 +134,13 @@ class LLM:
         dimensions: int | None = None,
         cache_salt: str | Sequence[str] = "",
         priority: Priority | Sequence[Priority] = 0,
+        adapter: str | Sequence[str] = "",
     ) -> list[Embedding]:
         """Embed prompts, all of them together: the model's hidden state of each one's last token, as a vector of
         length 1.
 
         Args:
-            prompts, cache_salt, priority: as `generate`.
+            prompts, cache_salt, priority, adapter: as `generate`.
             dimensions: of each vector, which is cut and normalised again, for models that are made for it; None: all
                 that the model gives.
 
@@ -139,8 +154,10 @@ class LLM:
         given = listed(prompts)
         salts = one_each("cache_salt", str, cache_salt, len(given))
         priorities = one_each("priority", PRIORITIES, priority, len(given))
+        digests = self._adapters.digests(adapter, len(given))
         submits = [
-            self._requests.embedded(*each) for each in zip(range(len(given)), given, salts, priorities, strict=True)
+            self._requests.embedded(*each)
+            for each in zip(range(len(given)), given, salts, priorities, digests, strict=True)
         ]
         runs = [self._run(submit, NO_SAMPLING) for submit in submits]
         self._finish(runs)
@@ -181,6 +198,7 @@ class LLM:
         *,
         cache_salt: str = "",
         priority: Priority = 0,
+        adapter: str = "",
         on_prefill: OnPrefill | None = None,
     ) -> Generator[Piece, None, None]:
         """Continue one prompt, and return an iterator over its tokens as they come. Closing it ends the request.
@@ -195,7 +213,7 @@ class LLM:
         """
         (params,) = self._requests.params(sampling, 1)
         self._requests.check_stream(params)
-        (run,) = self._runs(0, prompt, params, cache_salt, priority)
+        (run,) = self._runs(0, prompt, params, cache_salt, priority, *self._adapters.digests(adapter, 1))
         return self._pieces(run, on_prefill)
 
     def stream_chat(
@@ -220,6 +238,28 @@ class LLM:
         self._open_engine()
         prompt = self._requests.chat_prompt(messages, variables=chat_template_kwargs, continues=continue_final_message)
         return self.stream(prompt, sampling, **others)
+
+    def load_adapter(self, name: str, path: str | PathLike[str]) -> None:
+        """Read an adapter, which prompts can choose by its name afterwards.
+
+        Args:
+            path: a folder in PEFT's format, or a GGUF file.
+
+        Raises:
+            ValueError: the name is taken, or the files are no adapter of the model.
+            RuntimeError: the LLM is closed.
+        """
+        self._open_engine()
+        self._adapters.load(name, fspath(path))
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. Streams that use it continue.
+
+        Raises:
+            ValueError: none has the name.
+        """
+        self._adapters.unload(name)
+        self._adapters.forget_unused({run.submit.adapter for run in self._link.runs.values()})
 
     def memory_report(self, length: int | None = None) -> dict[str, int]:
         """Return bytes by part (`Footprint`): what is allocated, or with `length` what one request needs.
@@ -283,11 +323,17 @@ class LLM:
             self._end(run)
 
     def _runs(
-        self, index: int, prompt: Prompt, sampling: SamplingParams, cache_salt: str, priority: Priority
+        self,
+        index: int,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        cache_salt: str,
+        priority: Priority,
+        adapter: str,
     ) -> list[LocalRequest]:
         """Check the arguments for one prompt, and return a run for each of its samples, not submitted yet."""
         self._open_engine()
-        submits = self._requests.generated(index, prompt, sampling, cache_salt, priority)
+        submits = self._requests.generated(index, prompt, sampling, cache_salt, priority, adapter)
         return [self._run(submit, sampling) for submit in submits]
 
     def _run(self, submit: Submit, sampling: SamplingParams) -> LocalRequest:
@@ -311,5 +357,6 @@ class LLM:
         """Forget runs and abort those that are not done. If none is left, step until the engine is idle."""
         self._link.forget(*runs)
         link = self._link
+        self._adapters.forget_unused({run.submit.adapter for run in link.runs.values()})
         while self._engine is not None and not link.runs and not (self._engine.is_idle and link.inbox.empty()):
             self._step()

@@ -18,7 +18,7 @@ from sluice.text.detokenizer import Detokenizer, Vocabulary, spelling_of
 from sluice.text.text_stream import TextStream
 from sluice.text.tokenizer import Tokenizer
 from sluice.text.tokenizer_files import TokenizerFiles, has_tokenizer, load_tokenizer
-from sluice.types import NO_SAMPLING, Priority, SamplingDefaults, SamplingParams, Submit, seed_source
+from sluice.types import NO_SAMPLING, AdapterInfo, Priority, SamplingDefaults, SamplingParams, Submit, seed_source
 from sluice.types.request_limits import LimitError, Limits, check_cache_salt, split_priority
 
 Prompt = str | Sequence[int]
@@ -31,17 +31,24 @@ NO_TEXT = Vocabulary(spelling_of(None), lambda token_id: None, frozenset())
 MAX_REMEMBERED = 256
 
 
-def engine_config(model: str | PathLike[str] | None, options: Mapping[str, Any]) -> EngineConfig:
+def engine_config(
+    model: str | PathLike[str] | None,
+    options: Mapping[str, Any],
+    lora: Mapping[str, str | PathLike[str]] | None = None,
+) -> EngineConfig:
     """Return the options of an engine.
 
     Args:
         model: folder or hub id; None is the default model.
         options: by their flags' names, with underscores.
+        lora: paths of adapters by name.
 
     Raises:
         ConfigError: an option is unknown.
     """
     given = {name: fspath(value) if isinstance(value, PathLike) else value for name, value in options.items()}
+    if lora:
+        given["lora_modules"] = {name: fspath(path) for name, path in lora.items()}
     return EngineConfig.from_options({"model": "" if model is None else fspath(model), **given})
 
 
@@ -100,12 +107,19 @@ class Requests:
             raise ValueError(f"in a stream, prompt_logprobs must be None, got {got}; use LLM.generate")
 
     def generated(
-        self, index: int, prompt: Prompt, sampling: SamplingParams, cache_salt: str, priority: Priority
+        self,
+        index: int,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        cache_salt: str,
+        priority: Priority,
+        adapter: str = "",
     ) -> list[Submit]:
         """Return a request for each sample of a prompt.
 
         Args:
             index: number of the prompt, for errors.
+            adapter: digest of the adapter that it is computed with; empty: none.
 
         Raises:
             LimitError, ValueError: as `LLM.generate`.
@@ -130,11 +144,12 @@ class Requests:
                 priority_class=self.limits.class_of(name),
                 arrived=arrived,
                 grammar=grammar,
+                adapter=adapter,
             )
             for sample in range(sampling.n)
         ]
 
-    def embedded(self, index: int, prompt: Prompt, cache_salt: str, priority: Priority) -> Submit:
+    def embedded(self, index: int, prompt: Prompt, cache_salt: str, priority: Priority, adapter: str = "") -> Submit:
         """Return the request for the embedding of a prompt. The arguments are those of `generated`.
 
         Raises:
@@ -154,6 +169,7 @@ class Requests:
             priority_class=self.limits.class_of(name),
             arrived=micros_at(self._clock.now()),
             embeds=True,
+            adapter=adapter,
         )
 
     def text(self, submit: Submit, sampling: SamplingParams) -> TextStream:
@@ -203,6 +219,19 @@ class Requests:
             return tuple(operator.index(token) for token in prompt)
         except TypeError:
             raise ValueError(f"prompt {index} must be a text or a list of token ids, got {prompt!r}") from None
+
+
+def digests_of(names: Sequence[str], adapters: Mapping[str, AdapterInfo]) -> list[str]:
+    """Return the digest of each adapter that is named; empty for an empty name.
+
+    Raises:
+        ValueError: none has the name.
+    """
+    for name in names:
+        if name and name not in adapters:
+            known = f"; loaded: {', '.join(adapters)}" if adapters else "; none is (LLM(lora={NAME: PATH}))"
+            raise ValueError(f"no adapter {name!r} is loaded{known}")
+    return [adapters[name].digest if name else "" for name in names]
 
 
 @contextmanager

@@ -130,29 +130,34 @@ def decoder_config(
     )
 
 
-def read_router(config: Fields, **options: Any) -> Router:
+def read_router(config: Fields, of_chosen: str = "num_experts_per_tok", **options: Any) -> Router:
     """Read the numbers of experts.
 
     Args:
+        of_chosen: the field with the number of a token's experts.
         options: further fields of `Router`.
 
     Raises:
         CheckpointError: a number is missing, or out of range.
     """
     name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
-    experts, chosen = config.integer(name), config.integer("num_experts_per_tok")
+    experts, chosen = config.integer(name), config.integer(of_chosen)
     if chosen > experts:
-        raise config.error("num_experts_per_tok", f"at most {name} = {experts}")
+        raise config.error(of_chosen, f"at most {name} = {experts}")
     return Router(experts=experts, chosen=chosen, **options)
 
 
-def with_experts(config: DecoderConfig, plans: Sequence[ExpertsPlan | None]) -> DecoderConfig:
+def with_experts(config: DecoderConfig, plans: Sequence[ExpertsPlan | None], *, has_mlp: bool = False) -> DecoderConfig:
     """Return a config whose layers have mixtures of experts.
 
     Args:
         plans: of each layer; None: it has an MLP. The others are equal.
+        has_mlp: they have an MLP beside the experts.
     """
-    layers = tuple(replace(layer, experts=plan) for layer, plan in zip(config.layers, plans, strict=True))
+    layers = tuple(
+        replace(layer, experts=plan, has_mlp=plan is None or has_mlp)
+        for layer, plan in zip(config.layers, plans, strict=True)
+    )
     sparse = [plan for plan in plans if plan is not None]
     if not sparse:
         return config

@@ -43,6 +43,8 @@ class Decoder(CausalLM):
         spec, place = config.spec, member.place
         super().__init__(spec, tied=config.tied, member=member)
         self.config = config
+        self.has_adapters = False
+        """Whether its layers have slots for adapters (`adapter_bank.py`)."""
         self.embed_tokens: Layer | None = (
             new_embedding(spec.vocab_size, spec.hidden_size, spec.dtype) if place.is_first else None
         )
@@ -70,7 +72,7 @@ class Decoder(CausalLM):
                 f"--pp-size {layout.pipeline_size}: this {checkpoint.architecture} runs in one stage, as its last"
                 " layers read keys and values, or embeddings, of the first ones: leave out --pp-size"
             )
-        inner = {plan.inner_size or config.inner_size for plan in config.layers if plan.experts is None}
+        inner = {plan.inner_size or config.inner_size for plan in config.layers if plan.has_mlp}
         inner |= {plan.experts.inner_size for plan in config.layers if plan.experts is not None}
         check_layout(config.spec, inner, layout)
 
@@ -130,6 +132,7 @@ class Decoder(CausalLM):
         extras = self.extras(batch, x)
         angles = [rotary(batch.positions) for rotary in self.rotaries]
         growth = None if self.config.query_growth is None else query_factors(batch, self.config.query_growth, x.dtype)
+        adapters = batch.adapters if self.has_adapters else None
         states: list[torch.Tensor] = []
         last = len(self.layers) - 1 if self.member.place.is_last else None
         for number, layer in enumerate(self.layers.values()):
@@ -137,7 +140,8 @@ class Decoder(CausalLM):
                 states.append(x.clone() if delta is None else x + delta)
             rotary = self._rotary_of[number]
             own = None if rotary is None else angles[rotary]
-            context = LayerContext(batch, kv[self._kv_of[number]], attention, self.ops, own, growth, extras[number])
+            pages, extra = kv[self._kv_of[number]], extras[number]
+            context = LayerContext(batch, pages, attention, self.ops, own, growth, extra, adapters)
             # Of the model's last layer's other tokens only the keys and values are needed.
             x, delta = layer(x, delta, context, batch.logit_rows if number == last else None)
             yield

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import torch
 from torch import nn
 
+from sluice.models.blocks.lora import LoraPart, LoraSlots
 from sluice.models.checkpoint import Fields
 from sluice.models.fp8_rows import Rows, plain
-from sluice.models.linear import EmptyLinear, Gated, Layer, Packer, takes_fp8
+from sluice.models.linear import EmptyLinear, Gated, Layer, Packer, takes_fp8, with_added
 from sluice.models.ops import ACTIVATIONS, Angles, Norm, Ops, compute_dtype
-from sluice.models.plan import DecoderConfig
+from sluice.models.plan import DecoderConfig, LayerPlan
 from sluice.models.rope import Rope
 from sluice.models.shards import BY_INPUT, BY_OUTPUT, INSIDE_GATE_UP, Block
 from sluice.parallel.member import Member
@@ -94,6 +96,20 @@ class Rotary(nn.Module):
         return Angles(*(torch.cat((half, half), dim=-1).to(self.dtype) for half in (cos, sin)))
 
 
+def mlp_parts(config: DecoderConfig, plan: LayerPlan) -> Mapping[str, tuple[LoraPart, ...]]:
+    """Return the layers of an MLP that adapters may change, by the packed layer that they are in. Without a gate, the
+    activation is a part of the first one, which is left as it is. Those of experts cannot be changed."""
+    if plan.has_moe:
+        return {}
+    hidden, inner = config.spec.hidden_size, plan.inner_size or config.inner_size
+    down = {"down_proj": (LoraPart("down_proj", inner, hidden),)}
+    if not config.is_gated:
+        return down
+    if config.is_fused:
+        return {"gate_up_proj": (LoraPart("gate_up_proj", hidden, 2 * inner),), **down}
+    return {"gate_up_proj": tuple(LoraPart(name, hidden, inner) for name in ("gate_proj", "up_proj")), **down}
+
+
 class MLP(Block):
     """A shard's part of `down(activation(gate(x)) * up(x))`, summed over the shards; without a gate,
     `down(activation(up(x)))`."""
@@ -120,6 +136,7 @@ class MLP(Block):
             self.up_proj: Layer = EmptyLinear(hidden, inner, bias=bias, dtype=dtype)
         self.down_proj: Layer = EmptyLinear(inner, hidden, bias=bias and member.place.shard == 0, dtype=dtype)
         self._group = member.tensor_group
+        self.lora: dict[str, LoraSlots] = {}
 
     def pack(self, packer: Packer) -> None:
         """Join gate and up into one layer."""
@@ -134,9 +151,24 @@ class MLP(Block):
         if self._is_gated and isinstance(self.gate_up_proj, Gated):
             self.gate_up_proj.to_fp8 = takes_fp8(self.down_proj)
 
-    def forward(self, x: Rows, ops: Ops) -> torch.Tensor:
-        """[N, hidden_size] to the same."""
+    def forward(self, x: Rows, ops: Ops, adapters: torch.Tensor | None = None) -> torch.Tensor:
+        """[N, hidden_size] to the same.
+
+        Args:
+            adapters: [N] int32, the slot of each row's adapter; None: no row has one.
+        """
+        if adapters is not None:
+            return self._adapted(x, ops, adapters)
         return self.down_proj(self.gate_up_proj(x, ops) if self._is_gated else self.up_proj(x))
+
+    def _adapted(self, x: Rows, ops: Ops, adapters: torch.Tensor) -> torch.Tensor:
+        if self._is_gated:
+            both = self.gate_up_proj.both(x)
+            ops.add_lora(both, x, adapters, self.lora["gate_up_proj"])
+            inner = self.gate_up_proj.gated(both, ops)
+        else:
+            inner = self.up_proj(x)
+        return with_added(self.down_proj, inner, lambda y: ops.add_lora(y, inner, adapters, self.lora["down_proj"]))
 
     @property
     def first(self) -> nn.Module:

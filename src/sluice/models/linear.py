@@ -163,7 +163,16 @@ class Gated(nn.Module):
 
     def forward(self, x: Rows, ops: Ops) -> Rows:
         """[N, in_features] to [N, half of the layer's outputs]."""
-        gate, up = self.layer(x).chunk(2, dim=-1)
+        return self.gated(self.both(x), ops)
+
+    def both(self, x: Rows) -> torch.Tensor:
+        """Return gate and up side by side, which may be changed before they are `gated`."""
+        found: torch.Tensor = self.layer(x)
+        return found
+
+    def gated(self, both: torch.Tensor, ops: Ops) -> Rows:
+        """Return what `forward` does, of what `both` returned."""
+        gate, up = both.chunk(2, dim=-1)
         return ops.gate_and_mul(gate, up, self.activation, to_fp8=self.to_fp8)
 
 
@@ -187,6 +196,18 @@ class RowParallel(nn.Module):
     def forward(self, x: Rows) -> torch.Tensor:
         """[N, the shard's in_features] to [N, out_features]."""
         return self.group.all_reduce(self.layer(x))
+
+
+def with_added(layer: Layer, x: Rows, add: Callable[[torch.Tensor], None]) -> torch.Tensor:
+    """Return the outputs of a packed layer, with what `add` adds in place to those that a shard computes."""
+    y: torch.Tensor
+    if isinstance(layer, RowParallel):
+        y = layer.layer(x)
+        add(y)
+        return layer.group.all_reduce(y)
+    y = layer(x)
+    add(y)
+    return y
 
 
 class Packer:

@@ -10,7 +10,8 @@ from torch import nn
 
 from sluice.kernels.cpu.abi import PackedLinearCall
 from sluice.kernels.cpu.library import Kernels
-from sluice.models.experts import ClampedSwiGLU
+from sluice.models.experts import ClampedSwiGLU, ExpertActivation
+from sluice.models.fp8_rows import plain
 from sluice.models.grouped_layers import BLOCK, GroupedLinear
 from sluice.models.ops import Ops
 
@@ -102,25 +103,50 @@ class NativeLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in_features] to [N, out_features]; the rows of x may be strided."""
+        return self._run(self.call, x, torch.empty((x.shape[0], self.out_features), dtype=self._dtype))
+
+    def ungated(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of a gated layer before the gate, [N, 2 * out_features] in float32: gate and up."""
+        y = torch.empty((x.shape[0], 2 * self.out_features), dtype=torch.float32)
+        call = PackedLinearCall.from_buffer_copy(self.call)
+        call.out_features = call.y_stride = y.shape[1]
+        call.activation, call.is_gated, call.is_float_y = CODES[None], False, True
+        return self._run(call, x, y)
+
+    def _run(self, call: PackedLinearCall, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if x.stride(1) != 1:
             x = x.contiguous()
-        y = torch.empty((x.shape[0], self.out_features), dtype=self._dtype)
-        call = self.call
         call.x, call.x_stride, call.rows, call.y = x.data_ptr(), x.stride(0), x.shape[0], y.data_ptr()
         self._kernels.packed_linear(call)
         return y
 
 
 class NativeGated(nn.Module):
-    """A gated product in one kernel. It does not need the model's `Ops`."""
+    """A gated product in one kernel. It does not need the model's `Ops`.
 
-    def __init__(self, layer: NativeLinear | GroupedLinear) -> None:
+    Args:
+        activation: of the gate.
+    """
+
+    def __init__(self, layer: NativeLinear | GroupedLinear, activation: ExpertActivation) -> None:
         super().__init__()
         self.layer = layer
+        self._activation = activation
 
     def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
         """[N, in_features] to [N, out_features]."""
         return self.layer(x)
+
+    def both(self, x: torch.Tensor) -> torch.Tensor:
+        """As of `Gated`, in float32: what is `gated` of them is rounded once, as by `forward`."""
+        return self.layer.ungated(x)
+
+    def gated(self, both: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """As of `Gated`."""
+        gate, up = both.chunk(2, dim=-1)
+        if isinstance(self._activation, ClampedSwiGLU):
+            return self._activation.apply(gate, up).to(torch.bfloat16)
+        return plain(ops.gate_and_mul(gate, up, self._activation)).to(torch.bfloat16)
 
 
 class PackedEmbedding(nn.Module):

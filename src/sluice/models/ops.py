@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from sluice.attention.base import PagedKV
+from sluice.models.blocks.lora import LoraSlots, add_lora
 from sluice.models.fp8_rows import Rows, fp8_rows
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -132,6 +133,10 @@ class Ops:
         """
         rows = ACTIVATIONS[activation](gate) * up
         return fp8_rows(rows) if to_fp8 else rows
+
+    def add_lora(self, y: torch.Tensor, x: Rows, tokens: torch.Tensor, slots: LoraSlots) -> None:
+        """Add to the outputs y of a layer what the adapters of their rows give: see `blocks.lora.add_lora`."""
+        add_lora(y, x, tokens, slots)
 
 
 def dense_rows(x: torch.Tensor) -> torch.Tensor:

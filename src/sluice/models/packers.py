@@ -118,9 +118,10 @@ class NativePacker(Packer):
         blocks = _blocks_of(parts)
         if blocks is not None:
             blocks = blocks[0].halves() if len(blocks) == 1 else blocks  # a matrix for both
-            return NativeGated(self._grouped(blocks, joined_bias(parts), activation, is_gated=True))
+            return NativeGated(self._grouped(blocks, joined_bias(parts), activation, is_gated=True), activation)
         weight, bias = self._joined(*parts)
-        return NativeGated(NativeLinear(self._kernels, self._packed(weight), bias, outputs, activation, is_gated=True))
+        layer = NativeLinear(self._kernels, self._packed(weight), bias, outputs, activation, is_gated=True)
+        return NativeGated(layer, activation)
 
     def tied(self, embedding: nn.Embedding | QuantizedLinear, rows: range) -> Tied:
         if isinstance(embedding, QuantizedLinear) and isinstance(embedding.weight, StoredBlocks):

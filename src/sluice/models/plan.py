@@ -56,7 +56,14 @@ class LayerPlan:
     has_values: bool = True
     """Whether a matrix computes v. Otherwise v is what k is before its norm and rotation."""
     experts: ExpertsPlan | None = None
-    """In the place of its MLP; None: it has none."""
+    """None: it has none."""
+    has_mlp: bool = True
+    """Whether it has an MLP, beside experts if there are some."""
+
+    @property
+    def has_moe(self) -> bool:
+        """Whether a mixture of experts is in the place of its MLP."""
+        return self.experts is not None and not self.has_mlp
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from sluice.engine.clock import WallClock
 from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Stats, WatchSteps
 from sluice.engine.step_watch import StepsSeen
+from sluice.process.adapters import AdapterBook
 from sluice.process.delivery import Delivery
 from sluice.process.engine_state import RecoveryStats
 from sluice.process.observer import Observer, OpenRequest
@@ -74,6 +75,7 @@ class EngineClient:
         self._open: dict[int, _OpenRequest] = {}
         self._quarantine = Quarantine()
         self._queries = Queries()
+        self.adapters = AdapterBook(self.ask, self.tell)
         self._died_at: float | None = None
         """When the last engine died; None again once a request has continued."""
         self._is_watched = False
@@ -105,8 +107,7 @@ class EngineClient:
     def watch_steps(self, is_on: bool) -> None:
         """Let the engine, and those after it, report their steps to the observer, or no longer."""
         self._is_watched = is_on
-        if self._send is not None:
-            self._send(WatchSteps(is_on))
+        self.tell(WatchSteps(is_on))
 
     def attach(self, send: Send, epoch: int) -> None:
         """Use a new engine: send it the open requests, oldest first. Messages of earlier engines are dropped.
@@ -166,15 +167,14 @@ class EngineClient:
         entry = self._open.get(request_id)
         if entry is None or self._send is None:
             return
-        if self._died_at is None:
-            self._died_at = self.now()
+        self._died_at = self.now() if self._died_at is None else self._died_at
         self._send_request(entry.delivery, self._send)
 
     def go_on(self, request_id: int) -> None:
         """Send a request on, with what was delivered of it, if it is open: it has left what had worked on it."""
         entry = self._open.get(request_id)
-        if entry is not None and self._send is not None:
-            self._send(entry.delivery.message())
+        if entry is not None:
+            self.tell(entry.delivery.message())
 
     def next_id(self) -> int:
         """Return the id of a new request."""
@@ -201,6 +201,7 @@ class EngineClient:
             self._open[request_id] = _OpenRequest(inbox, Delivery.of(request))
             self._set_idle()
             self._quarantine.add(request_id)
+            self.adapters.began(request.adapter)
             self._start_rate.arrived()
             self._observer.submitted(request)
         self._send_admitted()
@@ -244,6 +245,11 @@ class EngineClient:
             raise EngineGone(self._closed_reason or NO_ENGINE)
         query_id = self.next_id()
         return await self._queries.ask(self._send, query_id, query(query_id))
+
+    def tell(self, message: Message) -> None:
+        """Send a message that is not answered; nothing happens without an engine."""
+        if self._send is not None:
+            self._send(message)
 
     def deliver(self, frame: Delivered, epoch: int = 0) -> None:
         """Handle a message from the engine of this epoch, unless another engine has replaced it.
@@ -296,9 +302,8 @@ class EngineClient:
         if not entry.delivery.has_output:
             self._start_rate.left()
         self._remove(request_id)
-        if self._send is not None:
-            self._send(Abort(request_id, reason))
-            self._send_admitted()
+        self.tell(Abort(request_id, reason))
+        self._send_admitted()
 
     def fail(self, message: str) -> None:
         """Close the client: every open inbox and query, and every later call, raises `EngineGone`."""
@@ -334,8 +339,9 @@ class EngineClient:
             self._died_at = None
 
     def _remove(self, request_id: int) -> None:
-        del self._open[request_id]
+        request = self._open.pop(request_id).delivery.request
         self._quarantine.remove(request_id)
+        self.adapters.ended(request.adapter)
         self._set_idle()
 
     def _set_idle(self) -> None:

@@ -143,6 +143,7 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         from sluice.assembly.engine import build_engine
         from sluice.assembly.rank_facts import OtherWeights, sampled_fingerprint
 
+    events = KvEventSender(link.send_frame) if start.reports_kv_events else None
     engine, info = build_engine(
         start.config,
         link,
@@ -152,11 +153,14 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         follows=start.epoch > 0,
         ranks=ranks,
         peers=Peers(
-            KvEventSender(link.send_frame) if start.reports_kv_events else None,
+            events,
             link.send_frame,
             Path(start.remote) if start.remote else None,
         ),
+        adapters=start.adapters,
     )
+    if events is not None:
+        events.name_of = engine.adapters.name_of
     fingerprint = sampled_fingerprint(info.folder)
     if start.fingerprint not in ("", fingerprint):
         engine.close()
@@ -175,6 +179,8 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         stored=info.stored,
         disabled_tiers=info.disabled_tiers,
         fingerprint=fingerprint,
+        adapters=info.adapters,
+        lost_adapters=info.lost_adapters,
     )
 
 

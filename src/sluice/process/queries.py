@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from sluice.engine.messages import Message, PagesOffered, PagesTaken, Stats
+from sluice.engine.messages import AdapterRead, Message, PagesOffered, PagesTaken, Stats
 
-Answer = Stats | PagesOffered | PagesTaken
+Answer = Stats | PagesOffered | PagesTaken | AdapterRead
 
 
 class Queries:

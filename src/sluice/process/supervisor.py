@@ -187,7 +187,8 @@ class Supervisor:
         """
         config = config_of(self._message.config, self._epoch, self._pool_tokens)
         fingerprint = "" if self._sleep.takes_new_weights else self._fingerprint
-        message = replace(self._message, config=config, epoch=self._epoch, fingerprint=fingerprint)
+        adapters = self._client.adapters.kept() if self._epoch else None
+        message = replace(self._message, config=config, epoch=self._epoch, fingerprint=fingerprint, adapters=adapters)
         try:
             self._reserve.fill()  # as many as a start needs; with fewer, libzmq may abort this process
         except OSError as error:
@@ -208,6 +209,10 @@ class Supervisor:
         self._sleep.takes_new_weights = False
         self._state.serving(engine.pid, ready.disabled_tiers)
         self._client.attach(engine.send, engine.epoch)
+        if self._epoch:
+            self._client.adapters.served(ready.adapters, ready.lost_adapters)
+        else:
+            self._client.adapters.start_with(ready.adapters)
         self._sleep.announce()
 
     async def _run_engine(self) -> str | None:

@@ -16,10 +16,13 @@ import msgspec
 from sluice.config import EngineConfig, ServerConfig
 from sluice.engine.messages import (
     Abort,
+    AdapterLoaded,
+    AdapterRead,
     BlocksLoaded,
     Compiled,
     Copied,
     FlushCache,
+    LoadAdapter,
     Message,
     OfferPages,
     PagesOffered,
@@ -28,10 +31,11 @@ from sluice.engine.messages import (
     Shutdown,
     Stats,
     TakePages,
+    UnloadAdapter,
     WatchSteps,
 )
 from sluice.engine.step_watch import StepsSeen
-from sluice.types import Output, SamplingDefaults, Submit, Tier, TokenLogprobs
+from sluice.types import AdapterInfo, Output, SamplingDefaults, Submit, Tier, TokenLogprobs
 from sluice.types.footprint import Footprint
 from sluice.types.request_limits import Limits
 from sluice.types.stored_weights import StoredWeights
@@ -62,6 +66,8 @@ class Start:
     """Folder of the page files of other engines, whose pages this one takes; empty: it takes none."""
     fingerprint: str = ""
     """Fingerprint of the weights that it must have, as streams began with them; empty: any."""
+    adapters: tuple[AdapterInfo, ...] | None = None
+    """Adapters that an engine before had read, with the digests that they must have; None: those of the options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,10 @@ class Ready:
     """Tiers that an engine before had, and that could not be opened again -> why."""
     fingerprint: str = ""
     """Fingerprint of the weights (`rank_facts.sampled_fingerprint`)."""
+    adapters: tuple[AdapterInfo, ...] = ()
+    """Adapters that it has read."""
+    lost_adapters: Mapping[str, str] = field(default_factory=dict)
+    """Digests of those of `Start.adapters` that it cannot use -> why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +137,7 @@ class SubmitDelta:
     """Whether its `logit_bias` is that of the request before it."""
 
 
-Delivered = Outputs | Stats | StepsSeen | KvEvents | PagesOffered | PagesTaken
+Delivered = Outputs | Stats | StepsSeen | KvEvents | PagesOffered | PagesTaken | AdapterRead
 """What an engine sends while it serves."""
 Frame = Message | Delivered | Start | Ready | Failed | SubmitDelta
 
@@ -136,6 +146,10 @@ _TYPES: dict[str, Any] = {
     "abort": Abort,
     "query_stats": QueryStats,
     "flush_cache": FlushCache,
+    "load_adapter": LoadAdapter,
+    "adapter_read": AdapterRead,
+    "unload_adapter": UnloadAdapter,
+    "adapter_loaded": AdapterLoaded,
     "watch_steps": WatchSteps,
     "offer_pages": OfferPages,
     "take_pages": TakePages,

@@ -24,12 +24,14 @@ from sluice.engine.heartbeat import Phase
 from sluice.engine.messages import (
     Abort,
     FlushCache,
+    LoadAdapter,
     Message,
     OfferPages,
     QueryStats,
     Shutdown,
     Stats,
     TakePages,
+    UnloadAdapter,
     WatchSteps,
 )
 from sluice.process.heartbeat import SharedHeartbeat
@@ -51,7 +53,18 @@ TICK_MS = 1000
 """Time between two ticks of an engine that waits for messages."""
 RECONNECT_MS = 20
 """Time between two attempts of the server to connect to an engine that has not bound its sockets yet."""
-FROM_SERVER = Submit | Abort | QueryStats | FlushCache | OfferPages | TakePages | WatchSteps | Shutdown
+FROM_SERVER = (
+    Submit
+    | Abort
+    | QueryStats
+    | FlushCache
+    | OfferPages
+    | TakePages
+    | LoadAdapter
+    | UnloadAdapter
+    | WatchSteps
+    | Shutdown
+)
 """Messages that an engine accepts from its server."""
 
 

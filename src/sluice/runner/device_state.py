@@ -17,6 +17,7 @@ from sluice.attention.base import ForwardBatch, LayerKV, PagedKV
 from sluice.attention.spec import KVShape, LayerHeads
 from sluice.models.spec import ModelSpec
 from sluice.runner.features import NewGrammars, make_features
+from sluice.runner.features.adapters import Adapters, SlotOf, none_loaded
 from sluice.runner.features.grammars import GrammarMasks
 from sluice.runner.host_blocks import HostBlocks
 from sluice.runner.inputs import HostBatch, Ints, Ints32, host_batch
@@ -107,6 +108,7 @@ class DeviceState:
             operations a step.
         new_grammars: makes the feature of grammars.
         denoising: how blocks are filled, for a model of block diffusion.
+        adapter_slot_of: of the model's bank of adapters.
 
     KV is left uninitialised. On a CPU the system then commits memory page by page as it is written, so a large pool
     takes only what is used of it. What was never written may be NaN, and attention must not let it through.
@@ -120,6 +122,7 @@ class DeviceState:
         watched: bool = False,
         new_grammars: NewGrammars = GrammarMasks,
         denoising: Denoising | None = None,
+        adapter_slot_of: SlotOf = none_loaded,
     ) -> None:
         self.shape = shape
         self.kv = tuple(new_kv(layer) for layer in shape.layers)
@@ -135,7 +138,8 @@ class DeviceState:
             new_blocks = WatchedOpenBlocks if watched else OpenBlocks
             self.last_tokens = blocks = new_blocks(shape.num_slots, shape.device, denoising)
         sizes = shape.num_slots, shape.vocab_size, shape.device
-        self.features = make_features(*sizes, new_grammars, shape.vocabulary, blocks)
+        self.adapters = Adapters(shape.num_slots, adapter_slot_of)
+        self.features = (self.adapters, *make_features(*sizes, new_grammars, shape.vocabulary, blocks))
         self._filled = np.zeros(shape.num_slots, dtype=bool)
         self._open_at: Ints = np.full(shape.num_slots, -1, dtype=np.int64)
         """Place of the block that a slot has open."""
@@ -232,6 +236,9 @@ class DeviceState:
     def laid_out(self, plan: BatchPlan) -> HostBatch:
         """Lay an applied plan out as arrays."""
         host = host_batch(plan, self.page_table.host, self.shape.page_size)
+        adapters = self.adapters.of_tokens(host.row_slots, np.diff(host.q_starts).astype(np.int64))
+        if adapters is not None:
+            host = replace(host, adapters=adapters)
         if not self._block_size:
             return host
         blocks = HostBlocks.of(plan.chunks, self._block_size, self._open_at)
@@ -249,7 +256,7 @@ class DeviceState:
         Args:
             tensors: `host.arrays` on the device.
         """
-        ids, positions, kv_slots, row_slots, kv_lens, q_starts, logit_rows, late_tokens, late_slots = tensors
+        ids, positions, kv_slots, row_slots, kv_lens, q_starts, logit_rows, late_tokens, late_slots, adapters = tensors
         return ForwardBatch(
             input_ids=ids.index_copy(0, late_tokens, self.last_tokens.read(late_slots)),
             positions=positions,
@@ -262,6 +269,7 @@ class DeviceState:
             kv_lens_host=tuple(host.kv_lens.tolist()),
             num_decodes=host.num_decodes,
             shared_pages=host.shared_pages,
+            adapters=None if host.adapters is None else adapters,
         )
 
 

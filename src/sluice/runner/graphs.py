@@ -30,7 +30,7 @@ from sluice.device.queues import noop
 from sluice.device.transport import Arrived, lay_out, views
 from sluice.runner.device_state import DeviceState
 from sluice.runner.forwards import Forwards, Model
-from sluice.runner.inputs import NUM_ARRAYS, PER_ROW, HostBatch
+from sluice.runner.inputs import LATE_SLOTS, LOGIT_ROWS, PER_ROW, HostBatch
 
 MOST_DRAFTED = 32
 """Tokens of the largest step with drafts that is captured. With more, Python's share of it is small."""
@@ -181,7 +181,7 @@ class DecodeGraphs:
         if shape is None:
             return self._eager.run(laid, arrived)
         self._busy()
-        logit_rows, late_tokens, late_slots = arrived.tensors[NUM_ARRAYS - 3 : NUM_ARRAYS]
+        logit_rows, late_tokens, late_slots = arrived.tensors[LOGIT_ROWS : LATE_SLOTS + 1]
         if shape not in self._static:
             self._static[shape] = self._static_step(shape)
         static = self._static[shape]
@@ -202,7 +202,7 @@ class DecodeGraphs:
 
     def _shape_for(self, host: HostBatch) -> GraphShape | None:
         rows = len(host.row_slots)
-        if rows > self._sizes[-1] or len(host.target_ids) or len(host.embed_rows):
+        if rows > self._sizes[-1] or len(host.target_ids) or len(host.embed_rows) or host.adapters is not None:
             return None
         if not (self._graphs or self._on_demand):
             return None

@@ -122,6 +122,8 @@ class HostBatch:
     """Drafts of the step; None if no row has any."""
     blocks: HostBlocks | None = None
     """Open blocks of a model of block diffusion, whose rows sample at masked positions; None if no row has one."""
+    adapters: Ints32 | None = None
+    """[N] the slot of each token's adapter, -1 for none; None if no token has one."""
 
     def with_blocks(self, blocks: HostBlocks) -> HostBatch:
         """Return the step with the open blocks of its rows in the place of drafts."""
@@ -157,15 +159,17 @@ class HostBatch:
             self.logit_rows,
             self.late_tokens,
             self.late_slots,
+            NO_TOKENS if self.adapters is None else self.adapters,
         )
 
 
 PER_ROW = 5
 """The first arrays of a `HostBatch`: in a step that only decodes, each has one entry a row."""
-NUM_ARRAYS = 9
+NUM_ARRAYS = 10
 """Length of `HostBatch.arrays`."""
-KV_SLOTS, LOGIT_ROWS = 2, 6
+KV_SLOTS, LOGIT_ROWS, LATE_TOKENS, LATE_SLOTS, ADAPTERS = 2, 6, 7, 8, 9
 """Indices into `HostBatch.arrays`."""
+NO_TOKENS: Ints32 = np.empty(0, dtype=np.int32)
 
 
 def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch:

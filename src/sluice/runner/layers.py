@@ -16,7 +16,6 @@ import torch
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.runner.device_state import DeviceState
-from sluice.runner.inputs import host_batch
 from sluice.types import BatchPlan, Chunk, ChunkSlice
 
 Walk = Generator[None, None, tuple[torch.Tensor, list[torch.Tensor]]]
@@ -88,7 +87,7 @@ class LayerSlices:
 
     def _begin(self, chunk: Chunk) -> _HalfDone:
         state = self._state
-        host = host_batch(BatchPlan(0, (), (chunk,)), state.page_table.host, state.shape.page_size)
+        host = state.laid_out(BatchPlan(0, (), (chunk,)))
         batch = state.forward_batch(host, [_on_device(each, state.shape.device) for each in host.arrays])
         return _HalfDone(chunk, batch, self._new_walk(batch, state.kv, self._attention))
 

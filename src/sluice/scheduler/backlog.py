@@ -15,10 +15,8 @@ def queued_prefill_tokens(state: SchedulerState) -> int:
     """Return how many prompt tokens are not computed and in no cache, of all requests. A waiting request is compared
     with the cache as it is now. What it remembers of the cache is brought up to date; no plan is changed by that."""
     begun = sum(max(0, request.prefill_end - request.computed) for request in state.seated())
-    waiting = sum(
-        len(request.tokens) - _cached_len(state.kv, request) for request in (*state.waiting, *state.compiling.values())
-    )
-    return begun + waiting
+    others = (*state.waiting, *state.compiling.values(), *state.adapters.requests.values())
+    return begun + sum(len(request.tokens) - _cached_len(state.kv, request) for request in others)
 
 
 def _cached_len(kv: KVManager, request: Request) -> int:

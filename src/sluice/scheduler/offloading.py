@@ -26,6 +26,8 @@ from sluice.types import Bound, Chunk, ChunkSlice, OffloadLimits
 ALONE = 8
 """Times a step's budget that offloaded work may cost while no other request waits for it: each step has its price, and
 a newcomer waits for one of them."""
+MOST_LOSSES = 64
+"""Pages that a request may lose before it gets further than it had been: a disk that loses all of them ends it."""
 
 
 class Kinds(NamedTuple):
@@ -264,3 +266,22 @@ def load_of(limits: OffloadLimits, piece: ChunkSlice, page_size: int) -> StepLoa
 def lease_of(request: Request) -> OffloadLease:
     assert isinstance(request.lease, OffloadLease), f"request {request.id} is offloaded with {request.lease}"
     return request.lease
+
+
+def lose_page(state: SchedulerState, request: Request, page: int) -> bool:
+    """Give up a page that an offloaded request reads, and let the request wait to be admitted again.
+
+    Args:
+        page: of the tier; one that the request holds.
+
+    Returns:
+        Whether it waits; False: it has lost too many, and is to end.
+    """
+    lease_of(request).lose(page)
+    if request.computed > request.furthest:
+        request.furthest, request.num_losses = request.computed, 0
+    request.num_losses += 1
+    if request.num_losses > MOST_LOSSES:
+        return False
+    state.set_back(request)
+    return True

@@ -18,9 +18,9 @@ class QueueFull(ValueError):
 class QueueLimits:
     """Bounds on what waits, in requests and in tokens.
 
-    The tokens are those to be prefilled before a newcomer gets its turn: of waiting and compiling requests those that
-    no tier holds; of half-computed ones those that are not planned. They are counted when a request comes, and counted
-    again, once a step at most, before a request is refused because of them.
+    The tokens are those to be prefilled before a newcomer gets its turn: of requests that wait, compile or are held
+    those that no tier holds; of half-computed ones those that are not planned. They are counted when a request comes,
+    and counted again, once a step at most, before a request is refused because of them.
     """
 
     def __init__(self, state: SchedulerState, limits: SchedulerLimits) -> None:
@@ -36,7 +36,8 @@ class QueueLimits:
             QueueFull: as many requests wait as may. Requests that came since the last plan do not count as far as there
                 are free slots, unless that plan left requests waiting all the same.
         """
-        waiting = len(self._state.waiting) + len(self._state.compiling)
+        state = self._state
+        waiting = len(state.waiting) + len(state.compiling) + len(state.adapters.requests)
         free = 0 if self._state.left_waiting else len(self._state.free_slots)
         if self._max_requests and waiting >= self._max_requests + free:
             raise QueueFull(
@@ -67,8 +68,8 @@ class QueueLimits:
     def _waiting_tokens(self) -> int:
         partial = sum(request.extend_len for request in self._state.partial.values())
         loading = sum(self._to_compute(request) for request in self._state.loading.values())
-        compiling = sum(request.uncached for request in self._state.compiling.values())
-        return partial + loading + compiling + self._state.waiting.uncached_tokens
+        others = (*self._state.compiling.values(), *self._state.adapters.requests.values())
+        return partial + loading + sum(each.uncached for each in others) + self._state.waiting.uncached_tokens
 
     def _to_compute(self, request: Request) -> int:
         """Return the tokens left to compute of a request whose prefix is being loaded, if all of it arrives."""

@@ -15,6 +15,7 @@ class Status(Enum):
     """Where a request is; it has exactly one status at any time."""
 
     COMPILING = "compiling"
+    HELD = "held"
     WAITING = "waiting"
     LOADING = "loading"
     PARTIAL = "partial"
@@ -60,6 +61,7 @@ class Request:
     prompt_len: int = field(init=False)
     tokens: array[int] = field(init=False)
     extra_key: str = field(init=False)
+    """Its namespace of the prefix cache."""
     priority: int = field(init=False)
     itl_target: int = field(init=False)
     """ITL target in microseconds; 0: the scheduler's."""
@@ -137,7 +139,7 @@ class Request:
     def __post_init__(self) -> None:
         submit, sampling = self.submit, self.submit.sampling
         assert sampling.max_tokens is not None and sampling.seed is not None, sampling
-        self.id, self.extra_key, self.priority = submit.request_id, submit.extra_key, submit.priority
+        self.id, self.extra_key, self.priority = submit.request_id, submit.namespace, submit.priority
         self.itl_target = submit.itl_target
         self.tokens = submit.tokens()
         self.prompt_len = len(self.tokens)

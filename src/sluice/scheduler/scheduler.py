@@ -21,7 +21,7 @@ from sluice.scheduler.backlog import queued_prefill_tokens
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.chunk_sizer import ChunkSizer
 from sluice.scheduler.drafting.drafter import Drafter
-from sluice.scheduler.offloading import awaits_loads, is_prefill, lease_of
+from sluice.scheduler.offloading import awaits_loads, is_prefill, lease_of, lose_page
 from sluice.scheduler.pacer import Pacer, Pacing
 from sluice.scheduler.passes import Pass, groups_of
 from sluice.scheduler.prefill import PrefillAdder
@@ -31,6 +31,7 @@ from sluice.scheduler.rows import advance, end_request
 from sluice.scheduler.state import SchedulerState
 from sluice.types import (
     CHUNKS_BY_TIME,
+    AdapterSwap,
     BatchPlan,
     BatchResult,
     CopyDone,
@@ -42,9 +43,6 @@ from sluice.types import (
     Submit,
     Tier,
 )
-
-MOST_LOSSES = 64
-"""Pages that a request may lose before it gets further than it had been: a disk that loses all of them ends it."""
 
 
 class DuplicateRequest(ValueError):
@@ -86,9 +84,11 @@ class Scheduler:
 
     @property
     def awaits_report(self) -> bool:
-        """Copies, loads of an offloaded chunk, or grammars, are not done; with no step in flight, no copy or load is
-        with the device."""
-        return self.state.kv.tiers.num_in_flight > 0 or awaits_loads(self.state) or bool(self.state.compiling)
+        """Copies, loads of an offloaded chunk or of an adapter, or grammars, are not done; with no step in flight, no
+        copy or load is with the device."""
+        state = self.state
+        awaits_others = bool(state.compiling or state.adapters.requests)
+        return state.kv.tiers.num_in_flight > 0 or awaits_loads(state) or awaits_others
 
     def add(self, submit: Submit) -> None:
         """Queue a request.
@@ -127,6 +127,8 @@ class Scheduler:
             raise ValueError(f"a request that embeds has no outputs, got {request.num_outputs}")
         if not request.embeds and request.num_outputs >= request.max_tokens:
             raise ValueError(f"{request.num_outputs} tokens were already sent, max_tokens is {request.max_tokens}")
+        if request.submit.adapter and not self.limits.max_loras:
+            raise ValueError("this engine has no room for adapters (--enable-lora)")
         if request.block_size and (request.embeds or request.submit.grammar or request.num_targets):
             raise ValueError(
                 f"a model that fills in blocks of {request.block_size} tokens makes no embeddings, follows no grammar"
@@ -149,6 +151,8 @@ class Scheduler:
             loading=len(state.loading),
             compiling=len(state.compiling),
             tiers=kv.tiers.uses(),
+            held=len(state.adapters.requests),
+            adapters=state.adapters.uses(),
         )
 
     def queued_prefill_tokens(self) -> int:
@@ -309,6 +313,18 @@ class Scheduler:
         self.state.compiled(request)
         return []
 
+    def take_swaps(self) -> Sequence[AdapterSwap]:
+        """Return the adapters that are to be loaded now, each once. `adapter_loaded` reports what became of one."""
+        return self.state.adapters.take_swaps()
+
+    def adapter_loaded(self, adapter: str, error: str | None = None) -> list[Output]:
+        """An adapter was loaded, so that its requests wait like the others; or it cannot be, so they end."""
+        if error is None:
+            self.state.loaded_adapter(adapter)
+            return []
+        lost = self.state.failed_adapter(adapter)
+        return [end_request(self.state, request, FinishReason.ERROR, error) for request in lost]
+
     def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
         """End the requests of the oldest plan in flight, which failed as a whole; the others continue.
 
@@ -366,22 +382,3 @@ class Scheduler:
             ValueError: pages that cannot be this scheduler's.
         """
         return self.state.kv.tiers.restore(pages)
-
-
-def lose_page(state: SchedulerState, request: Request, page: int) -> bool:
-    """Give up a page that an offloaded request reads, and let the request wait to be admitted again.
-
-    Args:
-        page: of the tier; one that the request holds.
-
-    Returns:
-        Whether it waits; False: it has lost too many, and is to end.
-    """
-    lease_of(request).lose(page)
-    if request.computed > request.furthest:
-        request.furthest, request.num_losses = request.computed, 0
-    request.num_losses += 1
-    if request.num_losses > MOST_LOSSES:
-        return False
-    state.set_back(request)
-    return True

@@ -5,7 +5,7 @@
       |     |  |  +-> LOADING   +-> FORCED         |
       |     |  |  +-> OFFLOADED ------->-----------+
       |     |  +------------- preempted -----------+
-      +-> COMPILING
+      +-> COMPILING, HELD
 
 A request may leave its slot at any moment: because it ends, is aborted, fails or is preempted. It then drains: it keeps
 its slot and pages until its last row in flight is committed, because a step on the device may still use them. A LOADING
@@ -15,12 +15,13 @@ scheduler does not have to know about any of that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sluice.kv.flights import PageLoad
 from sluice.kv.manager import KVManager, Lease, ResidentLease
 from sluice.kv.offload import OffloadLease
+from sluice.scheduler.adapters import AdapterPlaces
 from sluice.scheduler.chunk_sizer import ChunkSizer
 from sluice.scheduler.drafting.drafter import Drafter
 from sluice.scheduler.pacer import Pacer
@@ -89,6 +90,8 @@ class SchedulerState:
         self.compiling: dict[int, Request] = {}
         """Requests whose grammar is not ready."""
         self.waiting = WaitingQueue(limits)
+        self.adapters = AdapterPlaces(limits.max_loras, self.waiting.rank)
+        """Which adapters are loaded, and the requests that wait for theirs."""
         self.left_waiting = False
         """The last plan left requests waiting."""
         self.loading: dict[int, Request] = {}
@@ -112,13 +115,35 @@ class SchedulerState:
             request.status = Status.COMPILING
             self.compiling[request.id] = request
         else:
-            self.waiting.push(request, self.step)
+            self._enqueue(request)
 
     def compiled(self, request: Request) -> None:
-        """Move a request from COMPILING to WAITING."""
+        """Move a request from COMPILING to WAITING, or to HELD."""
         del self.compiling[request.id]
-        request.status = Status.WAITING
-        self.waiting.push(request, self.step)
+        self._enqueue(request)
+
+    def loaded_adapter(self, adapter: str) -> None:
+        """Move the requests that are held for an adapter to WAITING."""
+        self._push(self.adapters.loaded(adapter))
+
+    def failed_adapter(self, adapter: str) -> list[Request]:
+        """Note that an adapter cannot be loaded. Returns the requests that were held for it, which are to end."""
+        lost, passed = self.adapters.failed(adapter)
+        self._push(passed)
+        return lost
+
+    def _enqueue(self, request: Request) -> None:
+        """Let a request wait: for its turn, or for its adapter before that."""
+        if request.submit.adapter:
+            request.status = Status.HELD
+            self._push(self.adapters.enter(request))
+        else:
+            self._push([request])
+
+    def _push(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            request.status = Status.WAITING
+            self.waiting.push(request, self.step)
 
     def running(self) -> Iterator[Request]:
         """Yield the requests that have chunks computed on the device."""
@@ -243,6 +268,10 @@ class SchedulerState:
         request.finish_reason = reason
         if request.status is Status.WAITING:
             self.waiting.remove(request)
+            self._leave(request)
+        elif request.status is Status.HELD:
+            if request.id in self.adapters.requests:
+                self._push(self.adapters.withdraw(request))
             self._forget(request)
         elif request.status is Status.COMPILING:
             del self.compiling[request.id]
@@ -281,7 +310,13 @@ class SchedulerState:
             request.sliced = None
             self.waiting.push(request, self.step)
         else:
-            self._forget(request)
+            self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        """Let a request that has ended go, which was in the queue at least."""
+        self._forget(request)
+        if request.submit.adapter:
+            self._push(self.adapters.leave(request))
 
     def _give_back(self, request: Request) -> None:
         """Give all pages of a request back; those of a failed request are not cached."""

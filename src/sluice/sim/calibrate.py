@@ -12,7 +12,7 @@ from sluice.scheduler.cost import CostPrior, StepCost
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.world import CopyRates, Residual, StepWork, World, kinds_of, work_of
 from sluice.tracing.file import Line, TraceReader
-from sluice.tracing.format import Abort, Add, Compiled, Copied, Header, Loaded, Step, TraceError
+from sluice.tracing.format import Abort, AdapterLoaded, Add, Compiled, Copied, Header, Loaded, Step, TraceError
 from sluice.types import Regime, Tier
 
 LEAST_STEPS = 20
@@ -82,7 +82,7 @@ def observe(header: Header, lines: Iterable[Line]) -> Observed:
                 starts = [began.pop(copy.ticket) for copy in record.done if copy.ticket in began]
                 if starts:
                     found.disk.append((len(starts), max(0.0, record.at - min(starts))))
-        if isinstance(record, Step | Abort | Copied | Loaded | Compiled):
+        if isinstance(record, Step | Abort | Copied | Loaded | Compiled | AdapterLoaded):
             open_requests.difference_update(end.request_id for end in record.ends)
         if isinstance(record, Step) and record.ended_at is not None and record.launched_at is not None:
             steps.append(record)

@@ -17,12 +17,13 @@ from sluice.bench.records import CountedBy, Failure, Record, TokenArrival
 from sluice.engine import messages
 from sluice.engine.clock import StepTimer, VirtualClock
 from sluice.engine.engine import Engine
-from sluice.engine.protocols import NoGrammars
+from sluice.engine.protocols import NoAdapters, NoGrammars
 from sluice.sim.loop import NEVER, EngineLoop, SimLink
 from sluice.sim.simulate import with_kinds
 from sluice.tracing.file import TraceReader
 from sluice.tracing.format import (
     Abort,
+    AdapterLoaded,
     Add,
     Compiled,
     Copied,
@@ -48,7 +49,7 @@ from sluice.tracing.replay import (
     in_order,
 )
 from sluice.tracing.run import RequestRun, read_run
-from sluice.types import BatchPlan, BatchResult
+from sluice.types import AdapterSwap, BatchPlan, BatchResult
 
 ANY_QUERY = 0
 NOT_RECORDED = "the plan is not the recorded one"
@@ -108,6 +109,7 @@ def follow(trace: TraceReader) -> Followed:
         depth=header.depth,
         clock=clock,
         grammars=_Awaited(),
+        adapters=_AdaptersAwaited(),
         timer=_RecordedTimer([step.micros for step in script.ended]),
     )
     for at, message in script.messages:
@@ -149,7 +151,7 @@ def script_of(calls: Iterable[NumberedCall]) -> Script:
                 script.restored.append(call.action)
             case ForgetDevice():
                 raise TraceError(f"line {call.line}: the device lost its state; such a trace cannot be followed")
-            case Add() | Abort() | FlushCache() | Copied() | Loaded() | Compiled():
+            case Add() | Abort() | FlushCache() | Copied() | Loaded() | Compiled() | AdapterLoaded():
                 latest = _behind(call.action.at, latest, turned_at)
                 script.messages.append((latest, _message(call.action)))
     return script
@@ -160,7 +162,7 @@ def _behind(at: float, latest: float, turned_at: float) -> float:
     return max(at, latest) if max(at, latest) > turned_at else math.nextafter(turned_at, math.inf)
 
 
-def _message(action: Add | Abort | FlushCache | Copied | Loaded | Compiled) -> messages.Message:
+def _message(action: Add | Abort | FlushCache | Copied | Loaded | Compiled | AdapterLoaded) -> messages.Message:
     match action:
         case Add():
             return action
@@ -174,6 +176,8 @@ def _message(action: Add | Abort | FlushCache | Copied | Loaded | Compiled) -> m
             return messages.BlocksLoaded(step, ready, error, lost_page)
         case Compiled(request_id=request_id, error=error):
             return messages.Compiled(request_id, error)
+        case AdapterLoaded(adapter=adapter, error=error):
+            return messages.AdapterLoaded(adapter, error)
 
 
 class _RecordedTimes:
@@ -199,6 +203,16 @@ class _RecordedTimer(StepTimer):
 
     def ended(self, now: float, launch_seconds: float) -> int:
         return next(self._micros)
+
+
+class _AdaptersAwaited(NoAdapters):
+    """Loads nothing: the trace reports when adapters were loaded."""
+
+    def problem(self, adapter: str) -> None:
+        """Return: there is none."""
+
+    def swap(self, swap: AdapterSwap) -> None:
+        """Return: it is reported later."""
 
 
 class _Awaited(NoGrammars):

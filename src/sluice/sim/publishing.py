@@ -74,11 +74,11 @@ class Publisher:
         waiting = list(unseen)
         for arrival in waiting:
             length = arrival.prompt.length
-            queued += length - cached_anywhere(kv, array("i", arrival.tokens()), length - 1, arrival.extra_key)
+            queued += length - cached_anywhere(kv, array("i", arrival.tokens()), length - 1, arrival.namespace)
         self._taken = ObservedOccupancy(
             queued_prefill_tokens=queued,
             num_running=full.running + full.loading,
-            num_waiting=full.waiting + full.compiling + len(waiting),
+            num_waiting=full.waiting + full.compiling + full.held + len(waiting),
             free_tokens=(full.free_pages + full.cached_pages) * kv.page_size,
             seconds_per_prefill_token=self._speed.seen(totals.prefill_squares, totals.prefill_products),
             speed_weight=self._speed.weight,

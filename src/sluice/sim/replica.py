@@ -11,7 +11,8 @@ from sluice.bench.records import TokenArrival
 from sluice.config import ConfigError
 from sluice.engine.clock import VirtualClock, micros_at
 from sluice.engine.engine import Engine
-from sluice.engine.messages import Abort
+from sluice.engine.messages import Abort, AdapterLoaded
+from sluice.engine.protocols import NoAdapters
 from sluice.kv.events import NO_EVENTS
 from sluice.kv.nodes import Node
 from sluice.scheduler.setup import SchedulerSetup
@@ -23,7 +24,7 @@ from sluice.sim.remote import keep_remote, let_go, load_of
 from sluice.sim.runner import KnownAnswer, SimRunner
 from sluice.sim.workload import STOP_TOKEN, Arrival
 from sluice.sim.world import CopyRates, WorldTimes
-from sluice.types import FinishReason, Occupancy, Output, SamplingParams, Submit
+from sluice.types import AdapterSwap, FinishReason, Occupancy, Output, SamplingParams, Submit
 
 
 @lru_cache(maxsize=4096)
@@ -59,6 +60,16 @@ class _Open:
         self.leave_after = arrival.leaves.after_tokens if arrival.leaves is not None else 0
 
 
+class AdaptersAtOnce(NoAdapters):
+    """Has every adapter, and loads it in no time."""
+
+    def problem(self, adapter: str) -> None:
+        """Return: there is none."""
+
+    def swap(self, swap: AdapterSwap) -> AdapterLoaded:
+        return AdapterLoaded(swap.adapter)
+
+
 class SimulatedReplica:
     """An engine that runs when it is told to.
 
@@ -90,7 +101,9 @@ class SimulatedReplica:
         scheduler = setup.build(NO_EVENTS if self._publisher is None else self._publisher.log)
         copies = SimulatedCopies(setup, rates or CopyRates(), self.link.put, load_of(scheduler.state.kv))
         self.runner = SimRunner(self.clock, times, copies)
-        self.engine = Engine(scheduler, self.runner, self.link, depth=depth, clock=self.clock)
+        self.engine = Engine(
+            scheduler, self.runner, self.link, depth=depth, clock=self.clock, adapters=AdaptersAtOnce()
+        )
         self.engine.exit_on_error = True
         self.started: list[int] = []
         """Tickets of requests that have their first token, for the caller to take out."""
@@ -153,13 +166,14 @@ class SimulatedReplica:
         answer = KnownAnswer(self._next_id, len(prompt), arrival.output_tokens, stops=stops, tokens=arrival.answer)
         request = _Open(arrival, due, ticket)
         if first is not None:
-            request.remote = keep_remote(self._scheduler.state.kv, array("i", prompt), arrival.extra_key)
+            request.remote = keep_remote(self._scheduler.state.kv, array("i", prompt), arrival.namespace)
             request.tokens.append(first)
         submit = Submit(
             self._next_id,
             prompt,
             sampling_of(arrival.max_tokens, stops=stops),
             extra_key=arrival.extra_key,
+            adapter=arrival.adapter,
             priority=arrival.priority,
             priority_class=arrival.priority_class,
             arrived=micros_at(due),

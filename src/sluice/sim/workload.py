@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from sluice.config import ConfigError
 from sluice.kv.digests import page_digests
+from sluice.types import namespace_of
 
 STOP_TOKEN = 0
 """The id that ends an answer before its `max_tokens`. No segment contains it."""
@@ -134,7 +135,9 @@ class Arrival:
     priority_class: str = ""
     """Class under the policy `deadline`."""
     extra_key: str = ""
-    """Namespace of the prefix cache."""
+    """Salt of the prefix cache."""
+    adapter: str = ""
+    """Adapter that it is computed with, as `Submit.adapter`."""
     itl_target: int = 0
     """Microseconds, as `Submit.itl_target`."""
     answer: TokenSource | None = None
@@ -160,13 +163,18 @@ class Arrival:
         """Tokens of its prompt (see `routing.dispatch.RoutedRequest`)."""
         return self.prompt.length
 
+    @property
+    def namespace(self) -> str:
+        """Its namespace of the prefix cache, as `Submit.namespace`."""
+        return namespace_of(self.adapter, self.extra_key)
+
     def tokens(self) -> Sequence[int]:
         """Return the ids of its prompt."""
         return self.prompt.tokens()
 
     def digests(self, page_size: int) -> Sequence[bytes]:
         """Return the digests of the full pages of its prompt (see `routing.dispatch.RoutedRequest`)."""
-        return list(page_digests(self.tokens(), page_size, self.extra_key))
+        return list(page_digests(self.tokens(), page_size, self.namespace))
 
 
 Workload = Iterable[Arrival]

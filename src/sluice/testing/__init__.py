@@ -1,5 +1,6 @@
 """Public fakes: a runner, its tiers, a link and faults, behind the interfaces of the real ones. Imports no torch."""
 
+from sluice.testing.adapters import ShadowAdapters
 from sluice.testing.blocks import block_oracle
 from sluice.testing.drafts import OracleDrafter
 from sluice.testing.faults import Faults, FaultyRunner, FaultyStep, InjectedFault, without_row
@@ -29,6 +30,7 @@ __all__ = [
     "InjectedFault",
     "ManualLink",
     "OracleDrafter",
+    "ShadowAdapters",
     "ShadowGrammars",
     "ShadowRunner",
     "ShadowStep",

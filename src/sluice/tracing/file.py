@@ -32,7 +32,7 @@ from sluice.tracing.format import (
     encode,
     without_tokens,
 )
-from sluice.types import BatchPlan, SamplingParams, StoredPage
+from sluice.types import BatchPlan, SamplingParams, StoredPage, namespace_of, parts_of
 
 LOGGER = logging.getLogger("sluice.trace")
 BUFFER_BYTES = 1 << 16
@@ -162,9 +162,13 @@ class TraceFile:
         """Hash a page's key: a digest is a function of a cache salt, too."""
         key = page.key
         hidden = key._replace(
-            digest=self._hidden(key.digest), parent=self._hidden(key.parent), extra_key=self._hashed(key.extra_key)
+            digest=self._hidden(key.digest), parent=self._hidden(key.parent), extra_key=self._hidden_salt(key.extra_key)
         )
         return page._replace(key=hidden)
+
+    def _hidden_salt(self, namespace: str) -> str:
+        adapter, salt = parts_of(namespace)
+        return namespace_of(adapter, self._hashed(salt))
 
     def _hidden(self, digest: bytes) -> bytes:
         return hashlib.blake2b(digest, digest_size=len(digest), key=self._key).digest() if digest else b""

@@ -163,6 +163,15 @@ class Compiled(_Call, frozen=True, kw_only=True, omit_defaults=True, tag="compil
     ends: tuple[End, ...] = ()
 
 
+class AdapterLoaded(_Call, frozen=True, kw_only=True, omit_defaults=True, tag="adapter_loaded"):
+    """An adapter was loaded beside the model, or cannot be."""
+
+    adapter: str
+    """Its digest."""
+    error: str | None = None
+    ends: tuple[End, ...] = ()
+
+
 class Restored(_Call, frozen=True, kw_only=True, omit_defaults=True, tag="restored"):
     """The prefix cache was filled from what a disk held."""
 
@@ -217,8 +226,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     ends: tuple[End, ...] = ()
 
 
-Record = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Loaded | Compiled | Restored | Step
-STRUCTS = (Abort, Nothing, FlushCache, ForgetDevice, Copied, Loaded, Compiled, Restored, Step)
+Record = (
+    Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Loaded | Compiled | AdapterLoaded | Restored | Step
+)
+STRUCTS = (Abort, Nothing, FlushCache, ForgetDevice, Copied, Loaded, Compiled, AdapterLoaded, Restored, Step)
 KINDS: Mapping[str, type[Record]] = {"add": Add} | {str(kind.__struct_config__.tag): kind for kind in STRUCTS}
 
 

@@ -16,6 +16,7 @@ from sluice.engine.trace import StepRecord, StepTimes, TraceSink
 from sluice.tracing.file import TraceFile
 from sluice.tracing.format import (
     Abort,
+    AdapterLoaded,
     Add,
     Compiled,
     Copied,
@@ -28,7 +29,17 @@ from sluice.tracing.format import (
     Step,
     ends_of,
 )
-from sluice.types import BatchPlan, BatchResult, CopyDone, FinishReason, Occupancy, Output, StoredPage, Submit
+from sluice.types import (
+    AdapterSwap,
+    BatchPlan,
+    BatchResult,
+    CopyDone,
+    FinishReason,
+    Occupancy,
+    Output,
+    StoredPage,
+    Submit,
+)
 
 
 @dataclass(slots=True)
@@ -180,6 +191,17 @@ class Recorder:
         outputs = self._planner.compiled(request_id, error)
         self._write(
             Compiled(number=number, at=self._time(at), request_id=request_id, error=error, ends=ends_of(outputs))
+        )
+        return outputs
+
+    def take_swaps(self) -> Sequence[AdapterSwap]:
+        return self._planner.take_swaps()
+
+    def adapter_loaded(self, adapter: str, error: str | None = None) -> list[Output]:
+        number, at = self._call()
+        outputs = self._planner.adapter_loaded(adapter, error)
+        self._write(
+            AdapterLoaded(number=number, at=self._time(at), adapter=adapter, error=error, ends=ends_of(outputs))
         )
         return outputs
 

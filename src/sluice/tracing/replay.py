@@ -10,6 +10,7 @@ from sluice.scheduler.scheduler import Scheduler
 from sluice.tracing.file import Line, TraceReader
 from sluice.tracing.format import (
     Abort,
+    AdapterLoaded,
     Add,
     Compiled,
     Copied,
@@ -39,6 +40,7 @@ PLACES: Mapping[type, str] = {
     Copied: "copies that ended",
     Loaded: "blocks that were loaded",
     Compiled: "a grammar that was compiled",
+    AdapterLoaded: "an adapter that was loaded",
     Restored: "the cache, restored from a disk",
 }
 Difference = tuple[str, str, str]
@@ -62,7 +64,18 @@ class Ended(NamedTuple):
 
 
 Action = (
-    Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Loaded | Compiled | Restored | PlanningCall | Ended
+    Add
+    | Abort
+    | Nothing
+    | FlushCache
+    | ForgetDevice
+    | Copied
+    | Loaded
+    | Compiled
+    | AdapterLoaded
+    | Restored
+    | PlanningCall
+    | Ended
 )
 
 
@@ -204,6 +217,8 @@ class Player:
                 return different_ends(action.ends, self._scheduler.blocks_loaded(step, ready, error, lost_page))
             case Compiled(request_id=request_id, error=error):
                 return different_ends(action.ends, self._scheduler.compiled(request_id, error))
+            case AdapterLoaded(adapter=adapter, error=error):
+                return different_ends(action.ends, self._scheduler.adapter_loaded(adapter, error))
             case Restored(pages=pages, taken=taken):
                 found = self._scheduler.restore(pages or ())
                 return None if found == taken else ("pages", str(taken), str(found))

@@ -4,6 +4,7 @@ A request is two counters and a step closes the gap between them. A step is one 
 is one `BatchResult`. Everything here is plain data: no tensor, no clock, no text.
 """
 
+from sluice.types.adapters import AdapterInfo, AdapterLimits, AdapterSwap, AdapterUse
 from sluice.types.experts import DENSE, ExpertCounts
 from sluice.types.plan import BatchPlan, Chunk, ChunkSlice, NewSlot, PlanError, PredictedStep, Regime
 from sluice.types.result import (
@@ -47,7 +48,7 @@ from sluice.types.scheduler_limits import (
     SchedulerLimits,
     WorkItems,
 )
-from sluice.types.submit import NO_SAMPLING, Submit
+from sluice.types.submit import NO_SAMPLING, Submit, namespace_of, parts_of
 from sluice.types.tiers import (
     CopyDone,
     PageCopy,

@@ -66,6 +66,8 @@ class Footprint:
     """Part of this window: the page of the latest tokens."""
     draft_bytes: int = 0
     """What a draft model or head keeps of each position of the pool, beside `device_kv_bytes`."""
+    adapter_bytes: int = 0
+    """Slots of adapters, beside `weights_bytes`."""
     bounds_bytes: int = 0
     """What a sparse policy keeps of the pages of offloaded contexts, beside `device_kv_bytes`; it grows with them."""
     host_bytes: int = 0

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from sluice.types import CLASS_NAMES, DEFAULT_CLASS, Priority, PriorityClass, SamplingParams, Tier, why_none_longer
 from sluice.types.sampling import CONSTRAINTS
+from sluice.types.shown import shown
+from sluice.types.submit import ADAPTER_MARK
 
 MAX_CACHE_SALT = 256
 """Characters of a `cache_salt`."""
@@ -62,7 +64,7 @@ class Limits:
     no_embeddings: str | None = None
     """Why the model makes no embeddings, if it does not."""
     itl_target: int = 0
-    """Microseconds of the engine's ITL target; 0: it has none; `ITL_AUTO`: it follows the time of decodes."""
+    """Microseconds of the engine's ITL target; 0: it has none; below 0: it follows the time of decodes."""
     classes: tuple[PriorityClass, ...] = ()
     """Priority classes, from the most urgent to the least; empty where requests are not ordered by deadline."""
     block_size: int = 0
@@ -160,8 +162,7 @@ class Limits:
             raise self._too_long(what, len(prompt) + sampling.min_tokens, "min_tokens")
         named = {"stop_token_ids": sampling.stop_token_ids, "logprob_token_ids": sampling.logprob_token_ids}
         highest = {param: max(ids) for param, ids in named.items() if ids}
-        if sampling.logit_bias:
-            highest["logit_bias"] = max(sampling.logit_bias)[0]  # pairs, of which the first number decides
+        highest["logit_bias"] = sampling.highest_bias
         for param, token in highest.items():
             if token >= self.vocab_size:
                 raise LimitError(
@@ -313,7 +314,7 @@ def split_priority(priority: Priority) -> tuple[int, str]:
         return priority, ""
     if priority not in CLASS_NAMES:
         raise LimitError(
-            f"priority must be an integer, or one of {', '.join(CLASS_NAMES)}, got {priority!r}", param="priority"
+            f"priority must be an integer, or one of {', '.join(CLASS_NAMES)}, got {shown(priority)}", param="priority"
         )
     return 0, priority
 
@@ -337,13 +338,16 @@ def check_cache_salt(salt: str) -> None:
     """Check the name of a part of the prefix cache.
 
     Raises:
-        LimitError: it is no text, empty, longer than `MAX_CACHE_SALT` characters, or no valid Unicode.
+        LimitError: it is no text, empty, longer than `MAX_CACHE_SALT` characters, no valid Unicode, or begins with
+            what marks the parts of adapters.
     """
     if not isinstance(salt, str) or not 0 < len(salt) <= MAX_CACHE_SALT:
         got = f"{len(salt)} characters" if isinstance(salt, str) else repr(salt)
         raise LimitError(
             f"cache_salt must be a text of 1 to {MAX_CACHE_SALT} characters, got {got}", param="cache_salt"
         )
+    if salt.startswith(ADAPTER_MARK):
+        raise LimitError(f"cache_salt must not begin with U+0000, got {salt!r}", param="cache_salt")
     try:
         salt.encode()
     except UnicodeEncodeError as error:

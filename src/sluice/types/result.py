@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from sluice.types.adapters import AdapterUse
 from sluice.types.tiers import CopyDone, TierUse
 
 
@@ -172,3 +173,7 @@ class Occupancy(NamedTuple):
     """The tiers behind the device, fastest first."""
     compiling: int = 0
     """Requests whose grammar is being compiled."""
+    held: int = 0
+    """Requests whose adapter is not loaded."""
+    adapters: tuple[AdapterUse, ...] = ()
+    """Adapters that are loaded, or waited for."""

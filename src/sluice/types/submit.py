@@ -4,11 +4,39 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from sluice.types.sampling import SamplingParams
 
 NO_SAMPLING = SamplingParams(max_tokens=1, seed=0)
 """The parameters of a request that samples nothing."""
+
+ADAPTER_MARK = "\0"
+"""Begins the namespaces of adapters. No salt of a client begins with it (`request_limits.check_cache_salt`)."""
+LONGEST_SALT = 900
+"""Bytes of a salt that stands behind an adapter as it is. Page files have room for 1,024."""
+
+
+def namespace_of(adapter: str, extra_key: str) -> str:
+    """Return the namespace of the prefix cache for an adapter and a salt; the salt itself without an adapter.
+
+    Args:
+        adapter: digest of its content, so that another adapter that is loaded under the same name finds nothing of
+            this one; empty: none.
+    """
+    if not adapter:
+        return extra_key
+    salt = extra_key.encode()
+    shown = extra_key if len(salt) <= LONGEST_SALT else blake2b(salt).hexdigest()
+    return f"{ADAPTER_MARK}{adapter}:{shown}"
+
+
+def parts_of(namespace: str) -> tuple[str, str]:
+    """Return the adapter and the salt of a namespace."""
+    if not namespace.startswith(ADAPTER_MARK):
+        return "", namespace
+    adapter, _, salt = namespace.removeprefix(ADAPTER_MARK).partition(":")
+    return adapter, salt
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +56,7 @@ class Submit:
     sample_index: int = 0
     """Index among the samples of one prompt, which differ by it alone."""
     extra_key: str = ""
-    """Namespace of the prefix cache: equal tokens under different keys share nothing."""
+    """Salt of the prefix cache: equal tokens under different keys share nothing."""
     priority: int = 0
     """Class under the policy `priority`, ignored under the others."""
     priority_class: str = ""
@@ -60,9 +88,17 @@ class Submit:
     grammar: str = ""
     """What its output must match, as llguidance reads it: a grammar in its dialect of Lark, or in JSON; empty:
     anything. The next token is planned when the last one is known, whatever `lookahead` is."""
+    adapter: str = ""
+    """The digest of the adapter (`AdapterInfo`) that its tokens are computed with; empty: none. It is loaded, and stays
+    so until the request has ended."""
     packed: bytes = b""
     """The prompt as 32-bit integers, if it is long, in the place of `prompt`: a message of a million integers takes
     long to read, and every stream waits for it."""
+
+    @property
+    def namespace(self) -> str:
+        """Its namespace of the prefix cache, of its salt and its adapter."""
+        return namespace_of(self.adapter, self.extra_key)
 
     def tokens(self) -> array[int]:
         """Return a copy of the prompt, however it came."""

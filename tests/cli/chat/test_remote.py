@@ -114,6 +114,13 @@ def test_several_models(
     assert server.calls[0].body["model"] == "two"
 
 
+def test_adapters_beside_the_only_model(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server with adapters lists several names, and a user who names none means the model."""
+    server.models = {"data": [{"id": "one"}, {"id": "sql", "parent": "one"}]}
+    assert piped(monkeypatch, "Hello", "--url", server.url) == 0
+    assert server.calls[0].body["model"] == "one"
+
+
 async def refuse(call: Call) -> None:
     call.chunked = False
     await call.head(400, "application/json")

@@ -95,6 +95,19 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
             "final_logit_softcapping": 1.5,
         },
     ),
+    "gemma4-26b": (
+        tiny_families.gemma4_26b,
+        GEMMA4 | {"hidden_size_per_layer_input": 0, "moe_intermediate_size": 32},
+        {
+            **GEMMA4_FIELDS,
+            "attention.sliding_window_pattern": [True, False] * 2,
+            "attention.shared_kv_layers": 0,
+            "embedding_length_per_layer_input": 0,
+            "expert_count": 10,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 32,
+        },
+    ),
     "ministral3": (
         tiny_families.ministral3,
         {"head_dim": 16},
@@ -175,7 +188,9 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def tensors_of(family: str) -> dict[str, np.ndarray]:
     """Return what a converter writes beside the weights."""
     factors = {f"rope_factors_{name}.weight": np.array(each, dtype=np.float32) for name, each in FACTORS.items()}
-    return {"phi4-mini": factors, "gemma4": ROTATED_HALF, "gemma4-31b": ROTATED_HALF}.get(family, {})
+    return {"phi4-mini": factors, "gemma4": ROTATED_HALF, "gemma4-31b": ROTATED_HALF, "gemma4-26b": ROTATED_HALF}.get(
+        family, {}
+    )
 
 
 @pytest.mark.parametrize("family", CASES)
@@ -228,7 +243,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "gemma4, sizes": ("gemma4", {"attention.value_length_swa": 32}, "value_length_swa must be the head size, 16"),
     "gemma4, heads": ("gemma4", {"attention.head_count_kv": [2, 2, 1, 2, 2, 2]}, "one number for layers with a window"),
     "gemma4, inner": ("gemma4", {"feed_forward_length": [96] * 5 + [192]}, "twice as many for layers that share"),
-    "gemma4, experts": ("gemma4", {"expert_count": 4}, "expert_count must be 0"),
+    "gemma4, experts": ("gemma4", {"expert_count": 4}, "blk.0.ffn_gate_inp.weight is missing"),
 }
 
 

@@ -12,11 +12,13 @@ from sluice.kv.events import PageEvent, PagesCleared, PagesRemoved, PagesStored
 from sluice.process.kv_events.board import KvEventSender
 from sluice.process.kv_events.wire import EventBatch, decode_batch, encode_batch
 from sluice.process.wire import KvEvents, WireError, decode, encode
-from sluice.types import Tier
+from sluice.types import Tier, namespace_of
 
 FIRST = PagesStored(None, (b"a" * 16, b"b" * 16), (1, 200, 70_000, 4), 2, "", Tier.DEVICE)
 SALTED = PagesStored(None, (b"c" * 16, b"d" * 16), (5, 6, 7, 8), 2, "tenant", Tier.HOST)
 BEHIND = PagesStored(b"d" * 16, (b"e" * 16,), (9, 9), 2, "tenant", Tier.DISK)
+DIGEST = "0123456789abcdef" * 4
+WITH_ADAPTER = PagesStored(None, (b"f" * 16, b"g" * 16), (1, 2, 3, 4), 2, namespace_of(DIGEST, "tenant"), Tier.DEVICE)
 EVENTS: tuple[PageEvent, ...] = (FIRST, SALTED, BEHIND, PagesRemoved((b"a" * 16,), Tier.DISK), PagesCleared())
 
 
@@ -114,6 +116,17 @@ def test_what_is_sent_comes_back() -> None:
     found = decode_batch(encode_batch(EventBatch(12.5, EVENTS)))
     unnamed = PagesStored(BEHIND.parent, BEHIND.digests, BEHIND.token_ids, 2, "", Tier.DISK)
     assert found == EventBatch(12.5, (FIRST, SALTED, unnamed, *EVENTS[3:]))
+
+
+def test_an_adapter_is_a_key_of_each_block() -> None:
+    """A router that took the blocks of two adapters for the same would send requests to a replica without their KV."""
+    behind = PagesStored(b"g" * 16, (b"h" * 16,), (5, 6), 2, WITH_ADAPTER.extra_key, Tier.DEVICE)
+    data = encode_batch(EventBatch(0.0, (WITH_ADAPTER, behind)), {DIGEST: "sql"}.__getitem__)
+    first, second = Plain(data).read()["events"]
+    assert (first["lora_id"], first["lora_name"]) == (0x0123456789ABC, "sql")
+    assert first["extra_keys"] == [[DIGEST, "tenant"], [DIGEST]]
+    assert second["extra_keys"] == [[DIGEST]]
+    assert decode_batch(data).events[0] == WITH_ADAPTER
 
 
 @pytest.mark.parametrize("data", [b"", b"\x93", b"\xc0", encode_batch(EventBatch(0.0, EVENTS))[:-9]])

@@ -37,6 +37,7 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
         help="key for --url (default: SLUICE_API_KEY of the environment, which other users of the machine cannot see;"
         " or OPENAI_API_KEY, which is not sent over plain http to other machines)",
     )
+    group.add_argument("--adapter", metavar="NAME", help="adapter of --lora-modules that answers (default: none)")
     group.add_argument("--system", metavar="TEXT", help="system prompt (default: none)")
     group.add_argument(
         "--history",
@@ -91,11 +92,14 @@ def _source(given: dict[str, Any], asked: Mapping[str, Any], keys: Keys) -> Call
         ConfigError: options that do not go together, or a bad one.
     """
     url, api_key = given.pop("url", None), given.pop("api_key", None)
+    adapter = given.pop("adapter", "")
     if url is None:
         if api_key is not None:
             raise ConfigError("--api-key is for --url, which is not given")
-        EngineConfig.from_options(given)
-        return lambda: _local(given, asked)
+        check_adapter(adapter, EngineConfig.from_options(given))
+        return lambda: _local(given, asked, adapter)
+    if adapter:
+        raise ConfigError(f"--adapter {adapter} is of an engine in this process; name it as MODEL beside --url")
     from sluice.cli.chat.remote import Address, RemoteSource, served_model
 
     names = {given.pop(name) for name in ("model", "model_path") if name in given}
@@ -111,7 +115,18 @@ def _source(given: dict[str, Any], asked: Mapping[str, Any], keys: Keys) -> Call
     return lambda: RemoteSource(address, served_model(address, next(iter(names), None)), asked)
 
 
-def _local(given: Mapping[str, Any], asked: Mapping[str, Any]) -> AnswerSource:
+def check_adapter(adapter: str, config: EngineConfig) -> None:
+    """
+    Raises:
+        ConfigError: no adapter has the name.
+    """
+    names = [module.name for module in config.lora.modules()]
+    if adapter and adapter not in names:
+        known = f"one of {', '.join(names)}" if names else "one of --lora-modules, which is not given"
+        raise ConfigError(f"--adapter must be {known}, got {adapter!r}")
+
+
+def _local(given: Mapping[str, Any], asked: Mapping[str, Any], adapter: str) -> AnswerSource:
     """Load a model.
 
     Raises:
@@ -122,7 +137,7 @@ def _local(given: Mapping[str, Any], asked: Mapping[str, Any]) -> AnswerSource:
 
     llm = LLM(progress=sys.stderr.isatty(), **given)
     try:
-        source = LocalSource(llm, asked)
+        source = LocalSource(llm, asked, adapter)
     except BaseException:
         llm.close()
         raise

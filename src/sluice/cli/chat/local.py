@@ -24,13 +24,15 @@ class LocalSource:
     Args:
         llm: closed with the source.
         asked: sampling parameters that the user set.
+        adapter: name of the adapter that answers; empty: none.
 
     Raises:
         ValueError: the model has no chat template, or there is too little room for its answers.
     """
 
-    def __init__(self, llm: LLM, asked: Mapping[str, Any]) -> None:
+    def __init__(self, llm: LLM, asked: Mapping[str, Any], adapter: str = "") -> None:
         self._llm = llm
+        self._adapter = adapter
         # The library's default is 16 tokens; a conversation's answers are as long as the context allows.
         params = SamplingParams(**{"max_tokens": None, **asked})
         self._sampling = llm.info.sampling_defaults.fill(params, asked)
@@ -39,7 +41,7 @@ class LocalSource:
 
     @property
     def model(self) -> str:
-        return self._llm.info.model
+        return self._adapter or self._llm.info.model
 
     @property
     def where(self) -> str:
@@ -58,7 +60,8 @@ class LocalSource:
                     raise _Stopped
 
             try:
-                with closing(self._llm.stream_chat(messages, self._sampling, on_prefill=read)) as pieces:
+                answer = self._llm.stream_chat(messages, self._sampling, adapter=self._adapter, on_prefill=read)
+                with closing(answer) as pieces:
                     for piece in pieces:
                         bar.close()
                         written += piece.token_id is not None

@@ -180,7 +180,7 @@ def served_model(address: Address, wanted: str | None) -> str:
     """Return the name of the model to talk to.
 
     Args:
-        wanted: the user's choice; None: the server's only one.
+        wanted: the user's choice; None: the server's only one, beside its adapters.
 
     Raises:
         AnswerError: the server does not answer, or has not this model or several.
@@ -193,8 +193,10 @@ def served_model(address: Address, wanted: str | None) -> str:
         response = connection.getresponse()
         if response.status != 200:
             raise AnswerError(f"{address.url}/v1/models: {error_of(response)}")
-        names = [str(item["id"]) for item in json.loads(response.read())["data"]]
-    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        listed = json.loads(response.read())["data"]
+        names = [str(item["id"]) for item in listed]
+        models = [str(item["id"]) for item in listed if not item.get("parent")]
+    except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
         raise AnswerError(f"{address.url} does not list its models as OpenAI's API does: {error}") from error
     finally:
         connection.close()
@@ -202,7 +204,7 @@ def served_model(address: Address, wanted: str | None) -> str:
         if wanted not in names:
             raise AnswerError(f"{address.url} has no model {wanted!r}; it has {', '.join(map(repr, names)) or 'none'}")
         return wanted
-    if len(names) != 1:
+    if len(models) != 1:
         shown = ", ".join(map(repr, names)) or "none"
         raise AnswerError(f"{address.url} has not one model but these: {shown}; name one: sluice chat NAME --url ...")
-    return names[0]
+    return models[0]

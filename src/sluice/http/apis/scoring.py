@@ -137,7 +137,7 @@ class RerankAnswer:
     """The answer to `POST /rerank`: the documents, the one most like the query first."""
 
     def __init__(self, call: GenerateCall[RerankFields], generation: Generation) -> None:
-        self._head: dict[str, Any] = {"id": f"rerank-{generation.id}", "model": generation.service.model}
+        self._head: dict[str, Any] = {"id": f"rerank-{generation.id}", "model": generation.model}
         self._texts = _texts(call.fields)
         self._most = call.fields.top_n or len(self._texts)
         self._returns_documents = call.fields.return_documents
@@ -170,7 +170,7 @@ class ScoreAnswer:
             id=f"score-{generation.id}",
             object="list",
             created=generation.created,
-            model=generation.service.model,
+            model=generation.model,
             data=[Score(index=index, object="score", score=cosine(*pair)) for index, pair in enumerate(pairs)],
             usage=usage_json(usage),
         )

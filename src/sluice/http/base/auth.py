@@ -20,7 +20,10 @@ KEY_HEADER = b"x-api-key"
 GOOD_KEY = re.compile(r"[\x21-\x7e]+")
 OPEN_PATHS = frozenset({"/health", "/live", "/ping", "/ready"})
 """A load balancer has no key, and no name of ours."""
-ADMIN_PATHS = frozenset({"/is_sleeping", "/sleep", "/wake_up"})
+ADMIN_PATHS = frozenset(
+    {"/is_sleeping", "/sleep", "/wake_up"}
+    | {f"{prefix}/{verb}_lora_adapter" for prefix in ("", "/v1") for verb in ("load", "unload")}
+)
 """Paths that need a key of the administrator's, and no other."""
 DESCRIPTION = re.compile(r"/openapi\.json|/docs(/.*)?")
 """Paths that need no key: they describe every server alike, and a browser opens the page without one."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from sluice.assembly.explain import Setting
-from sluice.http.base.errors import RETRY_SECONDS, ApiError, shown, unavailable
+from sluice.http.base.errors import RETRY_SECONDS, ApiError, unavailable
 from sluice.http.base.model_names import is_same
 from sluice.http.base.progress import PromptQueries
 from sluice.process.client import EngineClient
@@ -15,9 +15,10 @@ from sluice.process.engine_state import LOADING, SLEEPING, EngineState
 from sluice.process.sleep import PUT_TO_SLEEP
 from sluice.text.parsers.replies import PLAIN, ReplyFormat
 from sluice.text.tokenizer import Tokenizer
-from sluice.types import SamplingDefaults, seed_source
+from sluice.types import AdapterInfo, SamplingDefaults, seed_source
 from sluice.types.footprint import Footprint
 from sluice.types.request_limits import Limits
+from sluice.types.shown import shown
 from sluice.types.stored_weights import StoredWeights
 
 
@@ -51,19 +52,41 @@ class Service:
         """The first name, which answers have."""
         return self.models[0]
 
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """The adapters of the model by name. Requests name them in the place of the model."""
+        return self.client.adapters.by_name
+
+    def adapter_of(self, model: str | None, *, param: str = "model") -> AdapterInfo | None:
+        """Return the adapter that a request is for; None: it is for the model alone.
+
+        Args:
+            model: the name that it has; SGLang's clients send `MODEL:ADAPTER`.
+            param: the field that has it.
+
+        Raises:
+            ApiError: 404, neither the model nor an adapter has this name.
+        """
+        if model is None or any(is_same(model, own) for own in self.models):
+            return None
+        for name, info in self.adapters.items():
+            if is_same(model, name) or any(model == f"{own}:{name}" for own in self.models):
+                return info
+        raise ApiError(
+            404,
+            f"the model {shown(model)} does not exist; this server has"
+            f" {' and '.join(map(repr, [*self.models, *self.adapters]))}",
+            param=param,
+            code="model_not_found",
+        )
+
     def check_model(self, model: str | None) -> None:
         """Refuse a request for another model.
 
         Raises:
             ApiError: 404.
         """
-        if model is not None and not any(is_same(model, own) for own in self.models):
-            raise ApiError(
-                404,
-                f"the model {shown(model)} does not exist; this server has {' and '.join(map(repr, self.models))}",
-                param="model",
-                code="model_not_found",
-            )
+        self.adapter_of(model)
 
 
 class Backend:

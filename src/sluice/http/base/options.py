@@ -48,8 +48,15 @@ def check_server(config: ServerConfig) -> None:
     has_key = config.admin_key is not None or config.admin_key_file is not None
     if config.enable_admin and not has_key:
         raise ConfigError("--enable-admin needs a key of its own (--admin-key-file FILE or --admin-key KEY)")
-    if has_key and not config.enable_admin:
-        raise ConfigError("an admin key (--admin-key-file or --admin-key) has no use without --enable-admin")
+    if config.lora_dir is not None and not has_key:
+        raise ConfigError(
+            f"--lora-dir {config.lora_dir} needs an admin key (--admin-key-file FILE or --admin-key KEY): who loads"
+            " adapters decides what is answered"
+        )
+    if has_key and not config.enable_admin and config.lora_dir is None:
+        raise ConfigError(
+            "an admin key (--admin-key-file or --admin-key) has no use without --enable-admin or --lora-dir"
+        )
     model_names(config, "")
     _check_faults(config)
 

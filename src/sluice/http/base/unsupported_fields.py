@@ -21,7 +21,7 @@ _OF_ANSWERS = (
     *("custom_params", "documents", "dry_multiplier", "dynatemp_range", "ebnf", "echo", "enable_thinking"),
     *("frequency_penalty", "function_call", "functions", "grammar", "guided_choice", "guided_grammar", "guided_regex"),
     *("image_data", "images", "input_embeds", "input_ids", "kv_transfer_params", "length_penalty", "logits_processors"),
-    *("logprobs", "lora_path", "messages", "min_p", "mirostat", "mm_processor_kwargs", "num_ctx", "options"),
+    *("logprobs", "messages", "min_p", "mirostat", "mm_processor_kwargs", "num_ctx", "options"),
     *("prediction", "presence_penalty", "prompt", "prompt_embeds", "raw", "reasoning_effort", "regex"),
     *("repeat_penalty", "repetition_penalty", "return_hidden_states", "return_routed_experts"),
     *("sampling_params", "seed", "stop", "stream_interval", "structural_tag", "structured_outputs", "suffix", "system"),
@@ -77,7 +77,7 @@ OF_TEXTS: Mapping[str, Accepted] = dict.fromkeys(_OF_PROMPTS, ())
 none."""
 OF_EMBEDDINGS: Mapping[str, Accepted] = _table(
     *("chat_template", "embed_dtype", "embedding_only", "endianness", "ids", "image_data", "images", "input"),
-    *("input_embeds", "input_ids", "input_type", "instruction", "lora_path", "max_tokens_per_doc", "messages"),
+    *("input_embeds", "input_ids", "input_type", "instruction", "max_tokens_per_doc", "messages"),
     *("mm_processor_kwargs", "normalize", "output_format", "pooling", "prompt", "prompt_embeds", "rank_fields", "task"),
     *("text", "texts", "truncate_prompt_tokens", "truncation", "use_activation"),
 )
@@ -133,6 +133,7 @@ _OWN: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("stop", "stop_sequences"), ("",)),
     **dict.fromkeys(("guided_json", "json_schema"), ("", [], {})),
     "logit_bias": ([],),
+    "lora_path": ("", []),
     "num_ctx": (0, -1),
     "sampling_seed": (-1,),
     "truncate_prompt_tokens": (-1,),

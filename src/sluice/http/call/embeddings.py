@@ -123,7 +123,7 @@ class EmbeddingAnswer:
 
     def __init__(self, call: GenerateCall[EmbeddingFields], generation: Generation) -> None:
         self._id, self._created = f"embd-{generation.id}", generation.created
-        self._model = generation.service.model
+        self._model = generation.model
         self._dimensions = checked_dimensions(generation, call.fields.dimensions)
         self._is_base64 = call.fields.encoding_format == "base64"
 

@@ -27,7 +27,7 @@ from sluice.http.call.samples import samples
 from sluice.http.call.tokenize import prompt_ids
 from sluice.http.call.tools import check_readable
 from sluice.text.constraints.checker import ConstraintChecker
-from sluice.types import SamplingParams, Submit
+from sluice.types import AdapterInfo, SamplingParams, Submit
 
 C = TypeVar("C", bound=GenerateCall[Any])
 L = TypeVar("L")
@@ -50,6 +50,8 @@ class Accepted(NamedTuple, Generic[C]):
     """The namespace of its cached prefixes."""
     service: Service
     """Which will run it."""
+    adapter: AdapterInfo | None = None
+    """The adapter of the service's model that it is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class CallHandler:
             parse: checks the fields of the body, in the order of its API.
             marker: as in `BodyReader.read`.
         """
-        call, extra_key, service = await self.accepted(request, parse, marker)
+        call, extra_key, service, adapter = await self.accepted(request, parse, marker)
         last_event = _last_event(request, call)
         sampling = service.sampling_defaults.fill(call.sampling, call.given)
         if last_event is not None and sampling.seed is None:
@@ -97,7 +99,7 @@ class CallHandler:
             if shape is not None and not call.is_empty:
                 grammar = await grammar_of(self.checker, shape, client_of(request.scope))
             self.bodies.check_ignored()
-            settled = Settled(sampling, extra_key, shape, grammar, last_event)
+            settled = Settled(sampling, extra_key, shape, grammar, last_event, adapter)
             generation = await self._prepared(service, call, settled, prompts, came_at)
             answer = make_answer(call, generation)
             if call.fields.stream:
@@ -116,12 +118,13 @@ class CallHandler:
         self, request: Request, accepted: Accepted[C], make_answer: Callable[[C, Generation], EmbedAnswer]
     ) -> Response:
         """Do what `embed` does, for a call that was accepted."""
-        call, extra_key, service = accepted
+        call, extra_key, service, adapter = accepted
         came_at = service.client.now()
 
         async def answered() -> Response:
             prompts = await prompt_ids(service, self.threads, call)
-            generation = await self._prepared(service, call, Settled(call.sampling, extra_key), prompts, came_at)
+            settled = Settled(call.sampling, extra_key, adapter=adapter)
+            generation = await self._prepared(service, call, settled, prompts, came_at)
             answer = make_answer(call, generation)
             return await json_response(await embedded(generation, answer), self.turns)
 
@@ -139,13 +142,13 @@ class CallHandler:
         Args:
             settle: returns what the engine is asked, given the prompts of the call.
         """
-        call, extra_key, service = accepted
+        call, extra_key, service, adapter = accepted
         came_at = service.client.now()
 
         async def answered() -> Response:
             prompts = await prompt_ids(service, self.threads, call)
             scored = await settle(service, self.threads, call, prompts)
-            settled = Settled(scored.sampling, extra_key)
+            settled = Settled(scored.sampling, extra_key, adapter=adapter)
             generation = await self._prepared(service, call, settled, scored.prompts, came_at)
             answer = make_answer(call, generation, scored.needed)
             return await json_response(await whole(generation, answer), self.turns)
@@ -163,10 +166,10 @@ class CallHandler:
         Args:
             make_answer: returns the answer, given the sampling parameters of the call and a request for each prompt.
         """
-        call, extra_key, service = await self.accepted(request, parse)
+        call, extra_key, service, adapter = await self.accepted(request, parse)
         sampling = service.sampling_defaults.fill(call.sampling, call.given)
         check_readable(call.tools, service.replies)
-        settled, came_at = Settled(sampling, extra_key), service.client.now()
+        settled, came_at = Settled(sampling, extra_key, adapter=adapter), service.client.now()
 
         async def answered() -> Response:
             prompts = await prompt_ids(service, self.threads, call)
@@ -191,8 +194,10 @@ class CallHandler:
         call = await self.bodies.read(request, parse, marker=marker)
         extra_key = self._extra_key(request, call)
         service = self.backend.service(for_new=True)
-        service.check_model(call.model)
-        return Accepted(call, extra_key, service)
+        adapter = service.adapter_of(call.model)
+        if call.fields.lora_path:
+            adapter = service.adapter_of(call.fields.lora_path, param="lora_path")
+        return Accepted(call, extra_key, service, adapter)
 
     async def _prepared(
         self,

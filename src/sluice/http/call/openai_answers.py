@@ -141,7 +141,7 @@ class _OpenAIAnswer(ABC):
 
         def head(kind: str) -> dict[str, Any]:
             id = f"{prefix}-{generation.id}"
-            head = {"id": id, "object": kind, "created": generation.created, "model": service.model}
+            head = {"id": id, "object": kind, "created": generation.created, "model": generation.model}
             return head | {"store": False} if call.fields.store else head
 
         self._head, self._last_head = head(kind), head(event_kind)

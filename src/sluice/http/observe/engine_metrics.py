@@ -6,6 +6,7 @@ Names are vLLM's where vLLM has the metric, else they begin with `sluice:`.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 
@@ -24,9 +25,10 @@ from sluice.engine.prompt_meter import PromptProgress
 from sluice.http.base.backend import Backend
 from sluice.http.base.routes import Routes
 from sluice.http.observe.http_metrics import Metrics
+from sluice.process.adapters import AdapterBook
 from sluice.process.client import EngineClient, EngineGone
 from sluice.process.engine_state import KvEventCounts, RecoveryStats
-from sluice.types import Bound, FinishReason, Regime, Tier, TierUse
+from sluice.types import AdapterUse, Bound, FinishReason, Regime, Tier, TierUse
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("model_name", "engine")
@@ -122,7 +124,7 @@ class Page(Collector):
         bound_by = {limit.value: counts.get(limit, 0) for limit in Bound}
         self.gauge("vllm:num_requests_running", "Requests on the device.", now.running)
         self.gauge("vllm:num_requests_waiting", "Requests that wait.", now.waiting)
-        waits = {"capacity": now.waiting, "deferred": now.loading}
+        waits = {"capacity": now.waiting, "deferred": now.loading + now.held}
         self.gauge("vllm:num_requests_waiting_by_reason", "Those, and those that load a prefix.", waits, "reason")
         self.gauge("vllm:kv_cache_usage_perc", "Pages in use; 1 is all of them.", used / now.total_pages)
         self.counter("vllm:num_preemptions", "Preemptions of running requests.", now.preemptions)
@@ -134,6 +136,7 @@ class Page(Collector):
         self.gauge("sluice:total_pages", "Pages of the KV pool.", now.total_pages)
         self.gauge("sluice:loading_requests", "Requests whose prefix comes from another tier.", now.loading)
         self.gauge("sluice:compiling_requests", "Requests whose grammar is compiled.", now.compiling)
+        self.gauge("sluice:held_requests", "Requests that wait until their adapter is loaded.", now.held)
         self.counter("sluice:grammars", "Grammars of requests, by event.", totals.grammars.events(), "event")
         self.counter("sluice:grammar_compile_seconds", "Spent compiling them.", totals.grammars.seconds)
         self.add_tiers(now.tiers)
@@ -157,6 +160,15 @@ class Page(Collector):
         self.histogram("vllm:request_prefill_time_seconds", "From there to the first token.", totals.prefill_seconds)
         self.histogram("vllm:request_decode_time_seconds", "From there to the last.", totals.decode_seconds)
         self.histogram("vllm:request_inference_time_seconds", "The two together.", totals.inference_seconds)
+
+    def add_adapters(self, uses: Sequence[AdapterUse], places: object, names: AdapterBook) -> None:
+        """Add vLLM's `lora_requests_info`: which adapters requests use, and which they wait for, in its labels."""
+        running = ",".join(names.name_of(use.adapter) for use in uses if use.users)
+        waiting = ",".join(names.name_of(use.adapter) for use in uses if use.held)
+        labels = (*LABELS, "max_lora", "running_lora_adapters", "waiting_lora_adapters")
+        info = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in use, and when.", labels=labels)
+        info.add_metric((*self._labels, str(places), running, waiting), time.time())
+        self._families.append(info)
 
     def add_prompts(self, prompts: Sequence[PromptProgress]) -> None:
         """Add how much there is to read of the prompts that were begun."""
@@ -279,6 +291,9 @@ def add_metrics(
             page.add_engine(stats)
             (page_size,) = (setting.value for setting in service.settings if setting.name == "page_size")
             page.add_cache_config(page_size, stats.occupancy.total_pages)
+            (places,) = (setting.value for setting in service.settings if setting.name == "max_loras")
+            if places:
+                page.add_adapters(stats.occupancy.adapters, places, service.client.adapters)
         more(page)
         return Response(page.render(), media_type=CONTENT_TYPE)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Any
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,6 +19,7 @@ from sluice.http.base.errors import RETRY_SECONDS
 from sluice.http.base.openapi import openapi
 from sluice.http.base.routes import Routes, json_answer
 from sluice.http.observe.info_types import (
+    AdapterState,
     CacheFlushed,
     ClassTargets,
     EffectiveOption,
@@ -41,7 +43,7 @@ from sluice.http.observe.info_types import (
 )
 from sluice.process.client import EngineGone
 from sluice.process.engine_state import EngineState
-from sluice.types import Occupancy, PriorityClass
+from sluice.types import AdapterUse, Occupancy, PriorityClass
 from sluice.version import VERSION
 
 
@@ -104,14 +106,15 @@ def add_info(routes: Routes, backend: Backend, started: int) -> None:
     @routes.add("GET", "/v1/models", summary="The model that is served (OpenAI)", answer=ModelList)
     async def models(request: Request) -> Response:
         service = backend.service()
-        return json_answer(ModelList("list", [_model(service, name, started) for name in service.models]))
+        names = (*service.models, *service.adapters)
+        return json_answer(ModelList("list", [_model(service, name, started) for name in names]))
 
     @routes.add("GET", "/v1/models/{name:path}", summary="One model (OpenAI)", answer=Model)
     async def model(request: Request) -> Response:
         service = backend.service()
         name = request.path_params["name"]
-        service.check_model(name)
-        return json_answer(_model(service, name, started))
+        adapter = service.adapter_of(name)
+        return json_answer(_model(service, name if adapter is None else adapter.name, started))
 
     @routes.add(
         "GET",
@@ -166,7 +169,8 @@ def _tokenizer_info(service: Service) -> TokenizerInfo:
 
 
 def _model(service: Service, name: str, created: int) -> Model:
-    return Model(name, "model", created, "sluice", service.limits.max_request_tokens)
+    parent = service.model if name in service.adapters else UNSET
+    return Model(name, "model", created, "sluice", service.limits.max_request_tokens, parent)
 
 
 async def server_info(service: Service, engine: EngineState) -> ServerInfo:
@@ -195,8 +199,12 @@ async def server_info(service: Service, engine: EngineState) -> ServerInfo:
         ring=RingState(**(RingTotals() if stats is None else stats.totals.ring)._asdict()),
         itl=None if stats is None or stats.totals.itl is None else _itl(stats.totals.itl),
         last_step=None if stats is None or stats.last_step is None else _step(stats.last_step),
-        **occupancy_fields(occupancy),
+        **occupancy_fields(occupancy) | {"adapters": [_adapter(service, use) for use in occupancy.adapters]},
     )
+
+
+def _adapter(service: Service, use: AdapterUse) -> AdapterState:
+    return AdapterState(service.client.adapters.name_of(use.adapter), *use)
 
 
 def occupancy_fields(occupancy: Occupancy) -> dict[str, Any]:

@@ -52,6 +52,8 @@ class Model(msgspec.Struct):
     owned_by: str
     max_model_len: int
     """vLLM's addition, here the most tokens of one request."""
+    parent: str | UnsetType = UNSET
+    """vLLM's addition: the model, of which this is an adapter."""
 
 
 class ModelList(msgspec.Struct):
@@ -209,6 +211,18 @@ class RingState(msgspec.Struct):
     """What a sparse policy keeps of pages now."""
 
 
+class AdapterState(msgspec.Struct):
+    """An adapter beside the model."""
+
+    name: str
+    """Empty if it was unloaded and is still in use, or in its place."""
+    digest: str
+    users: int
+    """Requests that wait for their turn or run."""
+    held: int
+    """Requests that wait until it is loaded."""
+
+
 class ServerInfo(msgspec.Struct):
     """Every option with its reason, and the state of the engine at the end of its step."""
 
@@ -226,6 +240,10 @@ class ServerInfo(msgspec.Struct):
     waiting: int
     compiling: int
     """Requests whose grammar is compiled."""
+    held: int
+    """Requests whose adapter is not loaded."""
+    adapters: list[AdapterState]
+    """Adapters that are loaded, or waited for."""
     free_pages: int
     cached_pages: int
     total_pages: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -10,10 +11,11 @@ import torch
 from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
+from sluice.models.blocks.lora import LoraPart, LoraSlots
 from sluice.models.fp8_rows import Rows, plain
 from sluice.models.key_offset import key_offset
 from sluice.models.layers import RMSNorm
-from sluice.models.linear import EmptyLinear, Layer, Packer
+from sluice.models.linear import EmptyLinear, Layer, Packer, with_added
 from sluice.models.ops import Angles, HeadNorms, Ops, compute_dtype
 from sluice.models.plan import DecoderConfig, LayerPlan, QKNorm
 from sluice.models.shards import BY_INPUT, BY_OUTPUT, INSIDE_QKV, Block, by_kv_heads
@@ -35,6 +37,36 @@ class LayerContext(NamedTuple):
     """[N, 1, 1] in the model's dtype, factors of the rotated queries; None: there are none."""
     extra: torch.Tensor | None = None
     """[N, size], what some models give each layer of each token, beside the residual."""
+    adapters: torch.Tensor | None = None
+    """[N] int32, the slot of each token's adapter; None: no token has one."""
+
+    def adapters_of(self, rows: torch.Tensor | None) -> torch.Tensor | None:
+        """Return `adapters` of some tokens, or of all."""
+        return self.adapters if self.adapters is None or rows is None else self.adapters[rows]
+
+
+def attention_parts(config: DecoderConfig, plan: LayerPlan) -> Mapping[str, tuple[LoraPart, ...]]:
+    """Return the layers that adapters may change, by the packed layer that they are in."""
+    spec, head_dim = config.spec, plan.head_dim or config.spec.head_dim
+    heads = _heads(config, plan, spec.num_heads, plan.num_kv_heads or spec.num_kv_heads)
+    parts = (LoraPart(name, spec.hidden_size, count * head_dim) for name, count in _stored(config, heads).items())
+    return {
+        "qkv_proj": tuple(parts),
+        "o_proj": (LoraPart("o_proj", spec.num_heads * head_dim, spec.hidden_size),),
+    }
+
+
+def _heads(config: DecoderConfig, plan: LayerPlan, heads: int, kv_heads: int) -> dict[str, int]:
+    """Return the heads that q, k and v have, as far as a layer has them."""
+    if plan.donor is not None:
+        return {"q_proj": heads}
+    of_keys = {"q_proj": heads, "k_proj": kv_heads}
+    return {**of_keys, "v_proj": kv_heads} if plan.has_values else of_keys
+
+
+def _stored(config: DecoderConfig, heads: dict[str, int]) -> dict[str, int]:
+    """Return the heads by matrix of the checkpoint."""
+    return {"qkv_proj": sum(heads.values())} if config.is_fused else heads
 
 
 class GroupedAttention(Block):
@@ -63,10 +95,8 @@ class GroupedAttention(Block):
         self.cuts = MappingProxyType({**self.cuts, "k_proj": of_kv, "v_proj": of_kv})
         same = replace(spec.attention, num_kv_heads=kv_heads, head_dim=head_dim)
         self.spec = replace(same, window=plan.window, scale=plan.scale, softcap=config.softcap)
-        own = {"q_proj": spec.num_heads}
-        if plan.donor is None:
-            own |= {"k_proj": kv_heads, "v_proj": kv_heads} if plan.has_values else {"k_proj": kv_heads}
-        self._parts = {"qkv_proj": sum(own.values())} if config.is_fused else own
+        own = _heads(config, plan, spec.num_heads, kv_heads)
+        self._parts = _stored(config, own)
         self.head_counts = tuple(own.values())
         hidden, dtype, eps = spec.hidden_size, spec.dtype, config.norm_eps
         for name, heads in self._parts.items():
@@ -74,6 +104,7 @@ class GroupedAttention(Block):
         has_bias = config.output_bias and member.place.shard == 0
         self.o_proj: Layer = EmptyLinear(spec.num_heads * head_dim, hidden, bias=has_bias, dtype=dtype)
         self._group = member.tensor_group
+        self.lora: dict[str, LoraSlots] = {}
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if config.qk_norm is not QKNorm.NONE:
@@ -105,7 +136,10 @@ class GroupedAttention(Block):
 
     def forward(self, x: Rows, context: LayerContext, rows: torch.Tensor | None) -> torch.Tensor:
         """[N, hidden_size] to the same, or to those of `rows`."""
-        heads = self.qkv_proj(x).unflatten(-1, (-1, self.spec.head_dim)).split(self.head_counts, dim=1)
+        joined = self.qkv_proj(x)
+        if context.adapters is not None:
+            context.ops.add_lora(joined, x, context.adapters, self.lora["qkv_proj"])
+        heads = joined.unflatten(-1, (-1, self.spec.head_dim)).split(self.head_counts, dim=1)
         if len(heads) == 1:  # keys and values are another layer's
             norm = None if self.q_norm is None else self.q_norm.norm
             q = context.ops.rotate_queries(heads[0], context.angles, norm)
@@ -117,7 +151,11 @@ class GroupedAttention(Block):
         if self.sinks is not None:
             assert lse is not None, "it was asked for"
             out = out * torch.sigmoid(lse - self.sinks).unsqueeze(-1).to(out.dtype)
-        return self.o_proj(out.flatten(1) if rows is None else out.flatten(1)[rows])
+        inner = out.flatten(1) if rows is None else out.flatten(1)[rows]
+        adapters = context.adapters_of(rows)
+        if adapters is None:
+            return self.o_proj(inner)
+        return with_added(self.o_proj, inner, lambda y: context.ops.add_lora(y, inner, adapters, self.lora["o_proj"]))
 
     def _stored(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: LayerContext) -> torch.Tensor:
         """Write the keys and values of a step's tokens, and return their queries, all normalised and rotated."""

@@ -39,9 +39,11 @@ class DecoderLayer(Block):
     def __init__(self, config: DecoderConfig, plan: LayerPlan, member: Member) -> None:
         super().__init__()
         self.self_attn = GroupedAttention(config, plan, member)
-        self.mlp: MLP | MoE = (
-            MLP(config, member, plan.inner_size) if plan.experts is None else MoE(config, plan.experts, member)
-        )
+        self.mlp: MLP | MoE
+        if plan.experts is None or plan.has_mlp:
+            self.mlp = MLP(config, member, plan.inner_size)
+        else:
+            self.mlp = MoE(config, plan.experts, member)
 
     def pack(self, packer: Packer) -> None:
         """Pack both parts."""
@@ -89,7 +91,7 @@ class PreNormLayer(DecoderLayer):
         attended = self._scaled(self.self_attn(normed, context, rows))
         x = x if rows is None else x[rows]
         x, normed = context.ops.add_norm(x, attended, self.post_attention_layernorm.norm)
-        return x, self._scaled(self.mlp(normed, context.ops))
+        return x, self._scaled(self.mlp(normed, context.ops, context.adapters_of(rows)))
 
     def _scaled(self, delta: torch.Tensor) -> torch.Tensor:
         return delta if self._scale == 1 else delta * self._scale
@@ -110,7 +112,7 @@ class PostNormLayer(DecoderLayer):
         x = x if delta is None else x + delta
         attended = plain(ops.norm(self.self_attn(x, context, rows), self.post_attention_layernorm.norm))
         x = (x if rows is None else x[rows]) + attended
-        return x, plain(ops.norm(self.mlp(x, ops), self.post_feedforward_layernorm.norm))
+        return x, plain(ops.norm(self.mlp(x, ops, context.adapters_of(rows)), self.post_feedforward_layernorm.norm))
 
 
 class SandwichLayer(DecoderLayer):
@@ -138,4 +140,13 @@ class SandwichLayer(DecoderLayer):
         attended = plain(ops.norm(self.self_attn(normed, context, rows), self.post_attention_layernorm.norm))
         x = x if rows is None else x[rows]
         x, normed = ops.add_norm(x, attended, self.pre_feedforward_layernorm.norm)
-        return x, plain(ops.norm(self.mlp(normed, ops), self.post_feedforward_layernorm.norm))
+        return x, plain(ops.norm(self.inner(x, normed, context, rows), self.post_feedforward_layernorm.norm))
+
+    def inner(self, x: torch.Tensor, normed: Rows, context: LayerContext, rows: torch.Tensor | None) -> torch.Tensor:
+        """Return what is between the norms before and after the MLP.
+
+        Args:
+            x: the residual.
+            normed: its norm.
+        """
+        return self.mlp(normed, context.ops, context.adapters_of(rows))

@@ -14,7 +14,7 @@ from sluice.models.layers import MLP
 from sluice.models.linear import EmptyLinear, Layer, Packer, WideLinear
 from sluice.models.ops import Ops, compute_dtype
 from sluice.models.plan import DecoderConfig, ExpertsPlan
-from sluice.models.router import Chooser
+from sluice.models.router import Choice, Chooser
 from sluice.models.shards import Block
 from sluice.parallel.member import Member
 
@@ -56,19 +56,19 @@ class Experts(Block):
         self.chooser, self.gate = packer.router(self._router), packer.head(self.gate)
         self.experts = packer.experts(_taken(self.experts), self._activation)
 
-    def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """[T, hidden_size] to the same."""
-        return self.routed(x, x, ops)
-
     def routed(self, x: torch.Tensor, of_router: torch.Tensor, ops: Ops) -> torch.Tensor:
         """Return what the experts of each token make of x [T, hidden_size].
 
         Args:
             of_router: [T, hidden_size], by which the experts are chosen.
         """
-        ids, weights = self.chooser.choose(self.gate(of_router.to(self._wide)), self.select_bias)
+        ids, weights = self.chosen(of_router)
         out: torch.Tensor = self.experts(x, ids, weights, ops)
         return out if self._group.size == 1 else self._group.all_reduce(out)
+
+    def chosen(self, of_router: torch.Tensor) -> Choice:
+        """Return the experts of each token, by what the router takes of it [T, hidden_size]."""
+        return self.chooser.choose(self.gate(of_router.to(self._wide)), self.select_bias)
 
 
 def _taken(experts: nn.ModuleList) -> Iterator[ExpertLayers]:
@@ -91,10 +91,10 @@ class MoE(Experts):
         if self.shared_mlp is not None:
             self.shared_mlp.pack(packer)
 
-    def forward(self, x: Rows, ops: Ops) -> torch.Tensor:
-        """[T, hidden_size] to the same."""
+    def forward(self, x: Rows, ops: Ops, adapters: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden_size] to the same. Adapters change no experts."""
         rows = plain(x)
-        out = super().forward(rows, ops)
+        out = self.routed(rows, rows, ops)
         return out if self.shared_mlp is None else out + self.shared_mlp(rows, ops)
 
     @property

@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 from sluice.models.checkpoint import CheckpointError, Fields
 
+BESIDE_MLPS = "Gemma4ForCausalLM"
+"""The architecture whose layers have experts and MLPs."""
 ARCHITECTURES = (
-    "Qwen3MoeForCausalLM",
-    "MixtralForCausalLM",
-    "GraniteMoeForCausalLM",
-    "GraniteMoeSharedForCausalLM",
-    "GptOssForCausalLM",
+    *("Qwen3MoeForCausalLM", "MixtralForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
+    *("GptOssForCausalLM", BESIDE_MLPS),
 )
 """Architectures whose experts are known."""
 
@@ -29,6 +28,8 @@ class ExpertNumbers(NamedTuple):
     """Numbers of one expert."""
     beside: int
     """Numbers of all routers, and of MLPs beside experts."""
+    replaced: int
+    """Numbers of the MLPs that would be in the place of experts."""
 
     @property
     def idle(self) -> int:
@@ -54,5 +55,6 @@ def expert_numbers(config: Fields, architecture: str) -> ExpertNumbers | None:
     listed = dense if isinstance(dense, list) else []
     sparse = sum((number + 1) % step == 0 and number not in listed for number in range(layers))
     shared = 3 * hidden * config.integer("shared_intermediate_size", 0, minimum=0)
-    chosen = config.integer("num_experts_per_tok")
-    return ExpertNumbers(sparse, count, chosen, 3 * hidden * inner, sparse * (hidden * count + shared))
+    chosen = config.integer("top_k_experts" if architecture == BESIDE_MLPS else "num_experts_per_tok")
+    replaced = 0 if architecture == BESIDE_MLPS else sparse * 3 * hidden * config.integer("intermediate_size")
+    return ExpertNumbers(sparse, count, chosen, 3 * hidden * inner, sparse * (hidden * count + shared), replaced)

@@ -133,8 +133,8 @@ def _with_experts(
         raise SizesError(str(error)) from error
     if found is None:
         return None, dense
-    mlps = found.layers * 3 * content["hidden_size"] * content["intermediate_size"]
-    return found, dense._replace(layers=dense.layers - mlps + found.layers * found.chosen * found.each + found.beside)
+    layers = dense.layers - found.replaced + found.layers * found.chosen * found.each + found.beside
+    return found, dense._replace(layers=layers)
 
 
 def _gemma4(content: Mapping[str, Any], source: str, head_dim: int, kv_heads: int) -> Numbers:

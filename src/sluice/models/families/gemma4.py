@@ -11,17 +11,27 @@ from torch import nn
 
 from sluice.attention.base import ForwardBatch
 from sluice.attention.spec import LayerHeads
-from sluice.models.base import Report, WeightRules, no_report
+from sluice.models.base import DOWN, GATE_UP, Report, Stack, WeightRules, no_report
 from sluice.models.blocks.attention import LayerContext
+from sluice.models.blocks.gemma4_moe import Gemma4Experts
 from sluice.models.blocks.layer import SandwichLayer
 from sluice.models.checkpoint import FULL, SLIDING, CheckpointConfig, Fields
-from sluice.models.config_fields import decoder_config, read_bias, read_cap, read_kinds, read_spec, windows_of
+from sluice.models.config_fields import (
+    decoder_config,
+    read_bias,
+    read_cap,
+    read_kinds,
+    read_router,
+    read_spec,
+    windows_of,
+    with_experts,
+)
 from sluice.models.decoder import Decoder
-from sluice.models.fp8_rows import plain
+from sluice.models.fp8_rows import Rows, plain
 from sluice.models.layers import RMSNorm, new_embedding
 from sluice.models.linear import EmptyLinear, Layer, Packer
 from sluice.models.ops import ACTIVATIONS
-from sluice.models.plan import DecoderConfig, LayerPlan, QKNorm
+from sluice.models.plan import DecoderConfig, ExpertsPlan, LayerPlan, QKNorm
 from sluice.models.rope import Rope, read_ropes
 from sluice.parallel.member import ALONE, Member
 
@@ -104,6 +114,7 @@ class Gemma4Layer(SandwichLayer):
             **dict.fromkeys(
                 ("layer_scalar", "per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm")
             ),
+            **dict.fromkeys(("post_feedforward_layernorm_1", "post_feedforward_layernorm_2")),
         }
     )
 
@@ -112,6 +123,11 @@ class Gemma4Layer(SandwichLayer):
         hidden, size, dtype = config.spec.hidden_size, config.extra_size, config.spec.dtype
         self.layer_scalar = nn.Parameter(torch.empty(1, dtype=dtype))
         self._activation, self._has_extra = ACTIVATIONS[config.activation], size > 0
+        self.moe = None if plan.experts is None else Gemma4Experts(config, plan.experts, member)
+        if self.moe is not None:
+            self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2 = (
+                RMSNorm(hidden, config.norm_eps, dtype) for _ in range(2)
+            )
         if size:
             self.per_layer_input_gate: Layer = EmptyLinear(hidden, size, bias=False, dtype=dtype)
             self.per_layer_projection: Layer = EmptyLinear(size, hidden, bias=False, dtype=dtype)
@@ -120,9 +136,19 @@ class Gemma4Layer(SandwichLayer):
     def pack(self, packer: Packer) -> None:
         """Pack all parts."""
         super().pack(packer)
+        if self.moe is not None:
+            self.moe.pack(packer)
         if self._has_extra:
             self.per_layer_input_gate = packer.linear(self.per_layer_input_gate)
             self.per_layer_projection = packer.linear(self.per_layer_projection)
+
+    def inner(self, x: torch.Tensor, normed: Rows, context: LayerContext, rows: torch.Tensor | None) -> torch.Tensor:
+        dense = super().inner(x, normed, context, rows)
+        if self.moe is None:
+            return dense
+        ops = context.ops
+        routed = ops.norm(self.moe(x, ops), self.post_feedforward_layernorm_2.norm)
+        return plain(ops.norm(dense, self.post_feedforward_layernorm_1.norm)) + plain(routed)
 
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, context: LayerContext, rows: torch.Tensor | None
@@ -147,7 +173,18 @@ class Gemma4(Decoder):
             **dict.fromkeys(("embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm")),
         }
     )
-    rules = WeightRules()
+    rules = WeightRules(
+        renamed=(
+            ("router.proj", "moe.gate"),
+            ("router.scale", "moe.router_norm.weight"),
+            ("router.per_expert_scale", "moe.expert_scale"),
+            ("pre_feedforward_layernorm_2", "moe.pre_norm"),
+        ),
+        stacks=(
+            Stack("experts.gate_up_proj", GATE_UP, into="moe.experts"),
+            Stack("experts.down_proj", DOWN, into="moe.experts"),
+        ),
+    )
     reads = ("final_logit_softcapping", "use_bidirectional_attention", "num_experts")
 
     def __init__(self, config: DecoderConfig, member: Member = ALONE) -> None:
@@ -185,8 +222,6 @@ class Gemma4(Decoder):
     def read(cls, checkpoint: CheckpointConfig, dtype: torch.dtype) -> DecoderConfig:
         checkpoint = checkpoint.with_defaults(DEFAULTS)
         config, num_layers = checkpoint.fields, checkpoint.fields.integer("num_hidden_layers")
-        if config.flag("enable_moe_block", False):
-            raise config.error("enable_moe_block", "false: mixtures of experts are not supported")
         if config.get("use_bidirectional_attention") not in (None, False, "vision"):
             raise config.error("use_bidirectional_attention", "null, or 'vision'")
         kinds = list(read_kinds(config, num_layers, [SLIDING if (n + 1) % PERIOD else FULL for n in range(num_layers)]))
@@ -200,7 +235,7 @@ class Gemma4(Decoder):
         )
         bias = read_bias(config, "attention_bias")
         size = config.integer("hidden_size_per_layer_input", 0, minimum=0)
-        return decoder_config(
+        read = decoder_config(
             config,
             replace(spec, unequal_kv=own),
             plans,
@@ -215,3 +250,11 @@ class Gemma4(Decoder):
             extra_size=size,
             extra_vocab_size=config.integer("vocab_size_per_layer_input") if size else 0,
         )
+        if not config.flag("enable_moe_block", False):
+            return read
+        plan = ExpertsPlan(
+            router=read_router(config, "top_k_experts", renorm_eps=0.0),
+            inner_size=config.integer("moe_intermediate_size"),
+            activation=read.activation,
+        )
+        return with_experts(read, [plan] * num_layers, has_mlp=True)

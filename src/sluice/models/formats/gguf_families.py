@@ -79,7 +79,7 @@ GEMMA4_SIZES = ("feed_forward_length", "attention.head_count_kv")
 GEMMA4_READS = (
     *(*GEMMA_READS, LOCAL_THETA, LOCAL_SIZE, "attention.value_length", "attention.value_length_swa"),
     *("rope.dimension_count", "rope.dimension_count_swa", "attention.shared_kv_layers"),
-    *("embedding_length_per_layer_input", "expert_feed_forward_length"),
+    *("embedding_length_per_layer_input", "expert_feed_forward_length", EXPERT_COUNT),
 )
 GEMMA4_MODULES = MappingProxyType(
     {
@@ -91,6 +91,12 @@ GEMMA4_MODULES = MappingProxyType(
         "embed_tokens_per_layer": "per_layer_token_embd",
         "per_layer_model_projection": "per_layer_model_proj",
         "per_layer_projection_norm": "per_layer_proj_norm",
+        "post_feedforward_layernorm_1": "post_ffw_norm_1",
+        "post_feedforward_layernorm_2": "post_ffw_norm_2",
+        "moe.pre_norm": "pre_ffw_norm_2",
+        "moe.gate": "ffn_gate_inp",
+        "moe.router_norm": "ffn_gate_inp.scale",
+        "moe.expert_scale": "ffn_down_exps.scale",
     }
 )
 
@@ -117,8 +123,17 @@ def _gemma4(fields: ArchitectureFields, base: Values) -> Values:
     if inner != [inner[0]] * own + [wide * inner[0]] * shared:
         raise fields.error("feed_forward_length", "a number, or twice as many for layers that share keys and values")
     has_values = any(f"blk.{n}.attn_v.weight" in fields.tensors for n in range(own) if kinds[n] == FULL)
+    experts: Values = {}
+    if fields.count(EXPERT_COUNT):
+        experts = {
+            "enable_moe_block": True,
+            "num_experts": fields.integer(EXPERT_COUNT),
+            "top_k_experts": fields.integer("expert_used_count"),
+            "moe_intermediate_size": fields.integer("expert_feed_forward_length"),
+        }
     return {
         **_gemma3(fields, base),
+        **experts,
         "intermediate_size": inner[0],
         "use_double_wide_mlp": wide == 2,
         "num_key_value_heads": local[0],

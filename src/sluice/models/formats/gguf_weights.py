@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -60,6 +60,8 @@ EXPERTS: Mapping[str, tuple[str, ...]] = {
 }
 """Tensors of all experts of a layer -> what they hold of each expert."""
 EXPERT = re.compile(r"(?P<experts>.*experts)\.(?P<number>\d+)\.(?P<module>.+)")
+FACTOR = ".scale"
+"""End of the names of tensors that are neither a weight nor a bias."""
 LAYER = re.compile(r"layers\.(?P<number>\d+)\.(?P<module>.+)")
 BLOCK = re.compile(r"blk\.(?P<number>\d+)\.(?P<module>.+)\.(?P<part>weight|bias)")
 
@@ -115,7 +117,7 @@ class GGUF(WeightFormat):
             if not rows(name):
                 yield StoredTensor(name, tensor.file, torch.empty(tensor.shape, device="meta"), tensor.nbytes)
                 continue
-            order = _order(name, tensor.shape[0], model)
+            order = order_of(name, tensor.shape[0], model)
             kept = _kept(tensor, order, model.spec.quantization)
             value = tensor.dequantized(dtype, order, memory) if kept is None else kept
             yield StoredTensor(name, tensor.file, value, tensor.nbytes)
@@ -183,7 +185,18 @@ def _names(model: CausalLM) -> dict[str, str | list[str]]:
                     names[f"blk.{layer['number']}.{theirs}.{part}"] = held
             continue
         found = modules[stem] if layer is None else f"blk.{layer['number']}.{modules[layer['module']]}"
-        names[f"{found}.{part}"] = parameter
+        names[found if found.endswith(FACTOR) else f"{found}.{part}"] = parameter
+    return names
+
+
+def layer_names(model: CausalLM, layers: Iterable[str]) -> dict[str, str]:
+    """Return the names of layers in a GGUF file -> those in the model."""
+    modules = {**MODULES, **_special(model).modules}
+    names = {}
+    for name in layers:
+        layer = LAYER.fullmatch(name)
+        assert layer is not None, f"{name} is no layer"
+        names[f"blk.{layer['number']}.{modules[layer['module']]}"] = name
     return names
 
 
@@ -203,7 +216,7 @@ def _special(model: CausalLM) -> GGUFNames:
     return NAMES[name]
 
 
-def _order(name: str, rows: int, model: CausalLM) -> torch.Tensor | None:
+def order_of(name: str, rows: int, model: CausalLM) -> torch.Tensor | None:
     """Return the stored row of each row of a weight, or of each element of a bias; None if they are in order."""
     module = name.rpartition(".")[0]
     if not _special(model).is_permuted or not module.endswith(PERMUTED):

@@ -90,6 +90,8 @@ class KvEventSender:
     def __init__(self, send: Callable[[KvEvents], None], now: Callable[[], float] = time.time) -> None:
         self._send = send
         self._now = now
+        self.name_of: Callable[[str], str] = str
+        """Returns a name of the adapter with a digest. Set when there is an engine."""
 
     def publish(self, events: Sequence[PageEvent]) -> None:
-        self._send(KvEvents(encode_batch(EventBatch(self._now(), tuple(events)))))
+        self._send(KvEvents(encode_batch(EventBatch(self._now(), tuple(events)), self.name_of)))

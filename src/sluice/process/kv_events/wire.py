@@ -4,20 +4,21 @@ A batch is a MessagePack map, and so is each of its events:
 
     {"ts": time, "events": [event, ...], "data_parallel_rank": 0}
     {"type": "BlockStored", "block_hashes": [hash, ...], "parent_block_hash": hash or nil, "token_ids": [id, ...],
-     "block_size": tokens, "lora_id": nil, "medium": medium, "lora_name": nil, "extra_keys": [[namespace], nil, ...]}
+     "block_size": tokens, "lora_id": nil, "medium": medium, "lora_name": nil, "extra_keys": [[salt], nil, ...]}
     {"type": "BlockRemoved", "block_hashes": [hash, ...], "medium": medium}
     {"type": "AllBlocksCleared"}
 
 Hashes are bytes: the digests of pages. The medium is GPU for the device, whatever it is, CPU or STORAGE. As in vLLM the
-salt of a namespace is a key of the first block of a context alone, since the hashes of those behind it cover it. Of
-other blocks `extra_keys` is left out.
+salt of a namespace is a key of the first block of a context alone, since the hashes of those behind it cover it, and an
+adapter is a key of each block, before the salt. It is named by the digest of its content there, and by `lora_id`, a
+number made of that; `lora_name` is a name that it has. Of other blocks `extra_keys` is left out.
 
 Until 0.31 vLLM wrote arrays of the same fields, without their names, and DISK for STORAGE. Both are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -25,11 +26,13 @@ import msgspec
 
 from sluice.kv.events import PageEvent, PagesCleared, PagesRemoved, PagesStored
 from sluice.process.wire import WireError
-from sluice.types import Tier
+from sluice.types import Tier, namespace_of, parts_of
 
 STORED, REMOVED, CLEARED = "BlockStored", "BlockRemoved", "AllBlocksCleared"
 MEDIA: Mapping[Tier, str] = MappingProxyType({Tier.DEVICE: "GPU", Tier.HOST: "CPU", Tier.DISK: "STORAGE"})
 TIERS: Mapping[str, Tier] = MappingProxyType({medium: tier for tier, medium in MEDIA.items()} | {"DISK": Tier.DISK})
+ID_DIGITS = 13
+"""Hexadecimal digits of an adapter's digest that make its number: a JSON number holds them exactly."""
 RANK = 0
 """vLLM's data-parallel rank: an engine here has none."""
 
@@ -75,9 +78,13 @@ class EventBatch(NamedTuple):
     events: tuple[PageEvent, ...]
 
 
-def encode_batch(batch: EventBatch) -> bytes:
-    """Return a batch as bytes."""
-    return _ENCODER.encode(_Batch(batch.time, [_encoded(event) for event in batch.events], RANK))
+def encode_batch(batch: EventBatch, name_of: Callable[[str], str] = str) -> bytes:
+    """Return a batch as bytes.
+
+    Args:
+        name_of: returns a name of the adapter with a digest.
+    """
+    return _ENCODER.encode(_Batch(batch.time, [_encoded(event, name_of) for event in batch.events], RANK))
 
 
 def decode_batch(data: bytes) -> EventBatch:
@@ -96,11 +103,15 @@ def decode_batch(data: bytes) -> EventBatch:
         raise WireError(f"not a batch of KV events ({len(data)} bytes): {error}") from error
 
 
-def _encoded(event: PageEvent) -> _Event:
+def _encoded(event: PageEvent, name_of: Callable[[str], str]) -> _Event:
     match event:
         case PagesStored(parent, digests, token_ids, page_size, extra_key, tier):
-            keys = [[extra_key], *[None] * (len(digests) - 1)] if parent is None and extra_key else None
-            return _Stored(tuple(digests), parent, tuple(token_ids), page_size, None, MEDIA[tier], None, keys)
+            adapter, salt = parts_of(extra_key)
+            of_all, of_first = [adapter] if adapter else [], [salt] if parent is None and salt else []
+            keys: list[list[Any] | None] = [of_all + of_first or None, *[of_all or None] * (len(digests) - 1)]
+            number, name = (int(adapter[:ID_DIGITS], 16), name_of(adapter)) if adapter else (None, None)
+            shown = keys if of_all or of_first else None
+            return _Stored(tuple(digests), parent, tuple(token_ids), page_size, number, MEDIA[tier], name, shown)
         case PagesRemoved(digests, tier):
             return _Removed(tuple(digests), MEDIA[tier])
         case PagesCleared():
@@ -110,7 +121,9 @@ def _encoded(event: PageEvent) -> _Event:
 def _decoded(event: _Event) -> PageEvent:
     match event:
         case _Stored():
-            extra_key = event.extra_keys[0][0] if event.extra_keys and event.extra_keys[0] else ""
+            keys = list(event.extra_keys[0] or ()) if event.extra_keys else []
+            adapter = keys.pop(0) if keys and event.lora_name is not None else ""
+            extra_key = namespace_of(adapter, keys[0] if keys else "")
             tier = TIERS[event.medium or ""]
             return PagesStored(
                 event.parent_block_hash, event.block_hashes, event.token_ids, event.block_size, extra_key, tier

@@ -22,7 +22,7 @@ from sluice.device.memory import kv_bytes
 from sluice.kv.ring import DeviceRing
 from sluice.runner.device_state import DeviceState, KVMaker
 from sluice.runner.forwards import Model
-from sluice.runner.inputs import UNREAD
+from sluice.runner.inputs import UNREAD, Ints32
 from sluice.runner.last_tokens import LastTokens
 from sluice.runner.offload.attention import OffloadedAttention, OffloadedContext
 from sluice.runner.offload.coroutine import UNWINDING, Coroutine, may_not_pause
@@ -242,11 +242,13 @@ class Offloader:
             border=min(len(stored), self._border(part)),
         )
 
+        adapters = self._state.adapters.of_tokens(np.array([part.chunk.slot]), np.array([part.chunk.length]))
+
         @torch.inference_mode()
         def forward(pause: Callable[[], None]) -> torch.Tensor:
             half_done.pause = pause
             with queue:  # CUDA's current stream is a property of the thread
-                batch = offloaded_batch(part, shape.page_size, self._state.last_tokens, shape.device)
+                batch = offloaded_batch(part, shape.page_size, self._state.last_tokens, shape.device, adapters)
                 return self._model.forward(batch, self._state.kv, attention)
 
         half_done = self._half_done = _HalfDone(part.chunk, step, Coroutine(forward, self._thread))
@@ -310,12 +312,19 @@ class Offloader:
             self._policy.pages_left(chunk.slot, layer, pages, k)
 
 
-def offloaded_batch(part: ChunkSlice, page_size: int, last_tokens: LastTokens, device: torch.device) -> ForwardBatch:
+def offloaded_batch(
+    part: ChunkSlice,
+    page_size: int,
+    last_tokens: LastTokens,
+    device: torch.device,
+    adapters: Ints32 | None = None,
+) -> ForwardBatch:
     """Return the one row of an offloaded chunk as tensors. Its page table and its KV length count from `base`, its
     positions do not.
 
     Args:
         last_tokens: the token that each slot sampled last.
+        adapters: [N] the slot of each token's adapter; None if it has none.
     """
 
     def to_device(array: npt.NDArray[Any]) -> torch.Tensor:
@@ -343,6 +352,7 @@ def offloaded_batch(part: ChunkSlice, page_size: int, last_tokens: LastTokens, d
         q_lens=(chunk.length,),
         kv_lens_host=(chunk.end - part.base,),
         num_decodes=int(chunk.length == 1),
+        adapters=None if adapters is None else to_device(adapters),
     )
 
 

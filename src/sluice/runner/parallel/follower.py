@@ -9,10 +9,22 @@ from queue import SimpleQueue
 from typing import NoReturn, Protocol
 
 from sluice.device.queues import noop
+from sluice.models.adapter_bank import AdapterBank
+from sluice.models.adapters import AdapterError
 from sluice.parallel.group import GroupError
 from sluice.parallel.layout import Place
 from sluice.runner.parallel.control import FollowerLink
-from sluice.runner.parallel.frames import Close, Launch, Masks, Problem, RankAnswer, decode_command, encode
+from sluice.runner.parallel.frames import (
+    Close,
+    DropAdapter,
+    Launch,
+    Masks,
+    Problem,
+    RankAnswer,
+    TakeAdapter,
+    decode_command,
+    encode,
+)
 from sluice.runner.parallel.stage_timer import Timed, untimed
 from sluice.runner.runner import TorchRunner
 from sluice.storage.copies import Launched
@@ -36,18 +48,25 @@ def elsewhere(step: int) -> BatchResult | None:
 
 
 class Commands:
-    """What the leader sends to a rank, in order."""
+    """What the leader sends to a rank, in order.
 
-    def __init__(self, link: FollowerLink) -> None:
+    Args:
+        adapters: those beside this rank's part of the model; None: it takes none.
+    """
+
+    def __init__(self, link: FollowerLink, adapters: AdapterBank | None = None) -> None:
         self._link = link
+        self._adapters = adapters
 
     def next_plan(self) -> BatchPlan | None:
-        """Wait for the next plan; None: there is no other.
+        """Wait for the next plan, and load the adapters that come before it; None: there is no other.
 
         Raises:
             GroupError: the leader has ended, or does something else first.
+            AdapterError: an adapter has other content here than it had for the leader.
         """
-        command = decode_command(self._link.receive())
+        while isinstance(command := decode_command(self._link.receive()), TakeAdapter | DropAdapter):
+            self._change_adapters(command)
         if isinstance(command, Masks):
             _unexpected("masks of a step that has none")
         return command.plan if isinstance(command, Launch) else None
@@ -63,7 +82,20 @@ class Commands:
             raise GroupError("the leader has ended")
         if isinstance(command, Launch):
             _unexpected(f"step {command.plan.step} before the masks of the one before it")
+        if not isinstance(command, Masks):
+            _unexpected("an adapter before the masks of a step")
         return command.bits
+
+    def _change_adapters(self, command: TakeAdapter | DropAdapter) -> None:
+        assert self._adapters is not None, f"{command} to a rank without room for adapters"
+        if isinstance(command, DropAdapter):
+            self._adapters.unload(command.digest)
+            return
+        info = command.info
+        adapter = self._adapters.read(info.name, info.path)
+        if adapter.info.digest != info.digest:
+            raise AdapterError(f"the adapter {info.name} has other content at {info.path} than the first rank has read")
+        self._adapters.load(adapter)
 
 
 def _unexpected(what: str) -> NoReturn:

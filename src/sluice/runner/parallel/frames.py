@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from sluice.parallel.group import GroupError
-from sluice.types import BatchPlan, BatchResult
+from sluice.types import AdapterInfo, BatchPlan, BatchResult
 
 
 class Launch(msgspec.Struct, frozen=True, array_like=True, tag="launch"):
@@ -22,6 +22,19 @@ class Masks(msgspec.Struct, frozen=True, array_like=True, tag="masks"):
 
     bits: bytes
     """[C, words] int32 in the machine's order of bytes, for the rows in their order; all 0 where a mask is late."""
+
+
+class TakeAdapter(msgspec.Struct, frozen=True, array_like=True, tag="take_adapter"):
+    """Leader to all: load an adapter beside the model, as it has done itself. Later steps may have rows with it."""
+
+    info: AdapterInfo
+    """Its files are read again, and must have the same content."""
+
+
+class DropAdapter(msgspec.Struct, frozen=True, array_like=True, tag="drop_adapter"):
+    """Leader to all: free the place of an adapter, which no later step has rows with."""
+
+    digest: str
 
 
 class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
@@ -42,7 +55,7 @@ class Problem(msgspec.Struct, frozen=True, array_like=True, tag="problem"):
     """Another rank did not take part."""
 
 
-Command = Launch | Masks | Close
+Command = Launch | Masks | TakeAdapter | DropAdapter | Close
 Reply = RankAnswer | Problem
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -23,11 +23,20 @@ from sluice.parallel.group import GroupError
 from sluice.parallel.layout import Layout
 from sluice.runner.parallel.control import LeaderLink
 from sluice.runner.parallel.follower import answers
-from sluice.runner.parallel.frames import Close, Launch, Masks, Problem, decode_reply, encode
+from sluice.runner.parallel.frames import (
+    Close,
+    DropAdapter,
+    Launch,
+    Masks,
+    Problem,
+    TakeAdapter,
+    decode_reply,
+    encode,
+)
 from sluice.runner.parallel.stage_timer import Timed, untimed
 from sluice.runner.runner import TorchRunner
 from sluice.storage.copies import Launched, ended
-from sluice.types import BatchPlan, BatchResult, CopyDone, PageCopy
+from sluice.types import AdapterInfo, BatchPlan, BatchResult, CopyDone, PageCopy
 
 PROBLEM_SECONDS = 1.0
 """How long a rank may take to say what kept it from taking part."""
@@ -182,6 +191,24 @@ class Leader:
             heads = [others[place.rank] for place in self._others if place.shard == 0]
             result = replace(result, stage_micros=(*step.micros, *(each.stage_micros[0] for each in heads)))
         return result
+
+    def load_adapter(self, info: AdapterInfo) -> None:
+        """Let the other ranks load an adapter that this one has loaded. Their next step waits until they have.
+
+        Raises:
+            GroupError: a rank has failed; no step can follow.
+        """
+        self._check()
+        self._link.broadcast(encode(TakeAdapter(info)))
+
+    def unload_adapter(self, digest: str) -> None:
+        """Let the other ranks free the place of an adapter.
+
+        Raises:
+            GroupError: as `load_adapter`.
+        """
+        self._check()
+        self._link.broadcast(encode(DropAdapter(digest)))
 
     def close(self) -> None:
         """End all ranks. No launch may follow; may be called again."""

@@ -193,6 +193,7 @@ def _arrival(row: TraceRow, time: float, options: ReadOptions) -> Arrival:
         priority=row.priority,
         priority_class=row.priority_class,
         extra_key=row.extra_key,
+        adapter=row.adapter,
         itl_target=row.itl_target,
         answer=row.answer,
         leaves=row.leaves,

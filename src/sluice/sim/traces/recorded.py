@@ -9,7 +9,7 @@ from pathlib import Path
 from sluice.sim.traces.rows import TraceRow, own_text
 from sluice.sim.workload import KnownTokens, Leaves
 from sluice.tracing.file import TraceReader
-from sluice.tracing.format import Abort, Add, Compiled, Copied, End, Loaded, Step
+from sluice.tracing.format import Abort, AdapterLoaded, Add, Compiled, Copied, End, Loaded, Step
 
 LENGTHS = ("prompt", "num_outputs")
 
@@ -55,7 +55,7 @@ def _requests(trace: TraceReader) -> dict[int, _Recorded]:
                 for chunk, ids in zip(rows, tokens, strict=False):
                     if chunk.request_id in found:
                         found[chunk.request_id].outputs.extend(ids)
-        if isinstance(record, Step | Abort | Copied | Loaded | Compiled):
+        if isinstance(record, Step | Abort | Copied | Loaded | Compiled | AdapterLoaded):
             at = (record.ended_at or record.planned_at) if isinstance(record, Step) else record.at
             for end in record.ends:
                 if end.request_id in found:
@@ -74,6 +74,7 @@ def _row(each: _Recorded, end: End, known: bool) -> TraceRow:
         priority=add.priority,
         priority_class=add.priority_class,
         extra_key=add.extra_key,
+        adapter=add.adapter,
         itl_target=add.itl_target,
         answer=KnownTokens(tuple(each.outputs[:count])) if len(each.outputs) >= count > 0 else None,
         leaves=None if count else Leaves(after_seconds=max(each.ended_at - each.at, 1e-6)),

@@ -32,6 +32,7 @@ class TraceRow(NamedTuple):
     priority: int = 0
     priority_class: str = ""
     extra_key: str = ""
+    adapter: str = ""
     itl_target: int = 0
     """Microseconds, as `Submit.itl_target`."""
     answer: TokenSource | None = None

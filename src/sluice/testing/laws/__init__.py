@@ -22,6 +22,7 @@ Each law has a number, which an error names:
     18  in a pipeline decodes take turns
     19  drafts follow known tokens, and do not reach beyond the end of a request
     20  pages of a very long context are found and given back over several steps
+    22  a request that waits for its turn, or runs, has its adapter loaded; places for adapters are counted
 """
 
 from sluice.testing.laws.lawful import Lawful

@@ -19,6 +19,7 @@ from sluice.testing.laws.turns import DecodeTurns
 from sluice.testing.laws.unused import no_budget_is_unused
 from sluice.testing.laws.view import live
 from sluice.types import (
+    AdapterSwap,
     BatchPlan,
     BatchResult,
     ChunkSlice,
@@ -88,6 +89,12 @@ class Lawful:
         taken = self.scheduler.restore(pages)
         check_state(self.state)
         return taken
+
+    def take_swaps(self) -> Sequence[AdapterSwap]:
+        return self.scheduler.take_swaps()
+
+    def adapter_loaded(self, adapter: str, error: str | None = None) -> list[Output]:
+        return self._checked(self.scheduler.adapter_loaded(adapter, error))
 
     def forget_device(self) -> None:
         self.scheduler.forget_device()

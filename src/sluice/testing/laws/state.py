@@ -28,8 +28,9 @@ from sluice.testing.laws.view import View
 
 
 def check_state(state: SchedulerState) -> None:
-    """Check laws 1 to 6."""
+    """Check laws 1 to 6, and 22."""
     view = View(state)
+    adapters_are_loaded(state)
     pages_are_conserved(view)
     references_are_counted(view)
     tree_is_reachable(view)
@@ -90,7 +91,7 @@ def counters_are_ordered(request: Request) -> None:
         raise LawBroken(f"law 4: request {request.id}: {request.num_outputs} outputs of at most {request.max_tokens}")
     if not (
         0 <= request.prompt_logprobs_sent <= request.num_targets
-        and (request.status in (Status.WAITING, Status.COMPILING) or is_sent(request))
+        and (request.status in (Status.WAITING, Status.COMPILING, Status.HELD) or is_sent(request))
     ):
         raise LawBroken(
             f"law 4: request {request.id}: {request.prompt_logprobs_sent} of {request.num_targets} prompt logprobs"
@@ -117,6 +118,7 @@ def requests_have_one_status(state: SchedulerState) -> None:
     seen = [request.id for request in state.waiting]
     for status, members in (
         (Status.COMPILING, state.compiling),
+        (Status.HELD, state.adapters.requests),
         (Status.LOADING, state.loading),
         (Status.PARTIAL, state.partial),
         (Status.DECODING, state.decoding),
@@ -141,6 +143,26 @@ def requests_have_one_status(state: SchedulerState) -> None:
     prefilling = {request.id for request in state.running() if request.is_prefilling}
     if state.computing.keys() != prefilling:
         raise LawBroken(f"law 6: prompts of {sorted(prefilling)} are being computed, not of {sorted(state.computing)}")
+
+
+def adapters_are_loaded(state: SchedulerState) -> None:
+    """22. A request that waits for its turn, runs or drains has its adapter loaded, which counts it. There are no more
+    adapters than places, and no adapter waits while a place is free."""
+    places = state.adapters
+    users = Counter(
+        request.submit.adapter
+        for request in state.requests.values()
+        if request.submit.adapter and request.status not in (Status.COMPILING, Status.HELD)
+    )
+    counted = {use.adapter: use.users for use in places.uses() if use.users}
+    if counted != dict(users):
+        raise LawBroken(f"law 22: adapters have {dict(users)} users, {counted} are counted")
+    if len(places.placed) > places.num_places or any(adapter in places.loading for adapter in users):
+        raise LawBroken(f"law 22: {places.placed} in {places.num_places} places, {places.loading} being loaded")
+    waiting = {request.submit.adapter for request in places.requests.values()} - set(places.placed)
+    idle = [adapter for adapter, count in places.placed.items() if not count and adapter not in places.loading]
+    if waiting and (idle or len(places.placed) < places.num_places):
+        raise LawBroken(f"law 22: {waiting} wait for a place, beside {idle} in {places.num_places} places")
 
 
 def quiet_means_empty(state: SchedulerState) -> None:

@@ -54,7 +54,7 @@ def tiers_are_conserved(view: View) -> None:
 def found_nodes_are_found_again(state: SchedulerState) -> None:
     """3, for what waiting requests remember of the tree: brought up to date, it is what a new search finds."""
     tree = state.kv.tree
-    for request in (*state.waiting, *state.compiling.values()):
+    for request in (*state.waiting, *state.compiling.values(), *state.adapters.requests.values()):
         if request.found:
             remembered: list[Node] = list(request.found)
             anew: list[Node] = []

@@ -155,7 +155,7 @@ class AnthropicAnswer:
             id=f"msg_{self._generation.id}",
             type="message",
             role="assistant",
-            model=self._generation.service.model,
+            model=self._generation.model,
             content=content,
             stop_reason=reason,
             stop_sequence=stop,

@@ -113,7 +113,12 @@ def tags(service: Service, started: int) -> OllamaTags:
         started: when the server was, in Unix seconds.
     """
     modified = _time(started)
-    return OllamaTags([OllamaModel(modified_at=modified, **_facts(service, name)) for name in service.models])
+    return OllamaTags([OllamaModel(modified_at=modified, **_facts(service, name)) for name in _names(service)])
+
+
+def _names(service: Service) -> tuple[str, ...]:
+    """Return the names that requests may have: of the model, and of its adapters."""
+    return (*service.models, *service.adapters)
 
 
 def running(service: Service) -> OllamaRunning:
@@ -127,7 +132,7 @@ def running(service: Service) -> OllamaRunning:
             OllamaRunningModel(
                 size_vram=on_gpu, expires_at=NEVER, context_length=length, **_facts(service, name) | {"size": size}
             )
-            for name in service.models
+            for name in _names(service)
         ]
     )
 

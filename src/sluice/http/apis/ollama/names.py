@@ -12,6 +12,6 @@ def served_name(service: Service, name: str) -> str:
     Raises:
         ApiError: 404, it is another model.
     """
-    found = next((own for own in service.models if is_same(name, own)), name)
+    found = next((own for own in (*service.models, *service.adapters) if is_same(name, own)), name)
     service.check_model(found)
     return found

@@ -1,0 +1,173 @@
+"""AdapterLoader: reads adapters and loads them beside the model, in a thread of its own, while steps run.
+
+An adapter that was read is kept on the host until it is forgotten. So one that had to give up its place beside the
+model is loaded again without a look at its files.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from sluice.engine.messages import AdapterLoaded, AdapterRead, LoadAdapter, Message
+from sluice.models.adapter_bank import AdapterBank
+from sluice.models.adapters import Adapter
+from sluice.runner.grammar.compiler import be_nicer
+from sluice.types import AdapterInfo, AdapterSwap
+
+LOGGER = logging.getLogger("sluice.engine")
+
+
+class Ranks(Protocol):
+    """What tells other ranks (`runner.runner.TorchRunner` has none). Called on the engine's thread."""
+
+    def load_adapter(self, info: AdapterInfo) -> None:
+        """
+        Raises:
+            ValueError: one of them cannot load it.
+        """
+        ...
+
+    def unload_adapter(self, digest: str) -> None: ...
+
+
+class NoRanks:
+    """For an engine without other ranks."""
+
+    def load_adapter(self, info: AdapterInfo) -> None:
+        """Return: there is nobody to tell."""
+
+    def unload_adapter(self, digest: str) -> None:
+        """Return: there is nobody to tell."""
+
+
+NO_RANKS = NoRanks()
+
+
+class AdapterLoader:
+    """Reads adapters, and loads them (see `engine.protocols.Adapters`).
+
+    Args:
+        bank: where they are loaded to.
+        post: receives what became of a read or a load, from any thread.
+        answer: tells the server what became of a `LoadAdapter`; None: there is no server.
+        ranks: are told of every load.
+    """
+
+    def __init__(
+        self,
+        bank: AdapterBank,
+        post: Callable[[Message], None],
+        answer: Callable[[AdapterRead], None] | None = None,
+        ranks: Ranks = NO_RANKS,
+    ) -> None:
+        self._bank = bank
+        self._post = post
+        self._answer = answer
+        self._ranks = ranks
+        self._kept: dict[str, Adapter] = {}
+        self.lost: dict[str, str] = {}
+        """Digests of adapters that an engine before had, and this one cannot use -> why."""
+        self._work: queue.SimpleQueue[Callable[[], Message] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def problem(self, adapter: str) -> str | None:
+        if adapter in self._kept or self._bank.slot_of(adapter) is not None:
+            return None
+        return self.lost.get(adapter) or f"the adapter {adapter} is not loaded"
+
+    def name_of(self, adapter: str) -> str:
+        kept = self._kept.get(adapter)
+        return adapter if kept is None else kept.info.name
+
+    def restore(self, adapters: Sequence[AdapterInfo]) -> tuple[AdapterInfo, ...]:
+        """Read the adapters that an engine before had, and return those that can be used. The others are `lost`."""
+        found = []
+        for info in adapters:
+            try:
+                found.append(self.read_now(info.name, info.path, info.digest))
+            except (ValueError, OSError) as error:
+                self.lost[info.digest] = in_one_line(error)
+        return tuple(found)
+
+    def read_now(self, name: str, path: str, digest: str = "") -> AdapterInfo:
+        """Read an adapter and keep it. Blocks until it is read.
+
+        Raises:
+            ValueError: it cannot be used, or has another digest.
+        """
+        adapter = self._bank.read(name, path)
+        if digest not in ("", adapter.info.digest):
+            raise ValueError(f"the adapter {name} has changed since it was loaded: {path} has other content now")
+        self._kept[adapter.info.digest] = adapter
+        return adapter.info
+
+    def read(self, asked: LoadAdapter) -> None:
+        def work() -> Message:
+            try:
+                return AdapterRead(asked.query_id, self.read_now(asked.name, asked.path, asked.digest))
+            except Exception as error:  # noqa: BLE001 - whoever asked waits for an answer
+                return AdapterRead(asked.query_id, error=in_one_line(error))
+
+        self._begin(work)
+
+    def answer(self, read: AdapterRead) -> None:
+        if self._answer is not None:
+            self._answer(read)
+
+    def forget(self, adapter: str) -> None:
+        self._kept.pop(adapter, None)
+
+    def swap(self, swap: AdapterSwap) -> AdapterLoaded | None:
+        if self._bank.slot_of(swap.adapter) is not None:
+            return AdapterLoaded(swap.adapter)
+        adapter = self._kept.get(swap.adapter)
+        if adapter is None:
+            return AdapterLoaded(swap.adapter, f"the adapter {swap.adapter} was unloaded")
+        if swap.instead_of:
+            self._ranks.unload_adapter(swap.instead_of)
+
+        def work() -> Message:
+            try:
+                if swap.instead_of:
+                    self._bank.unload(swap.instead_of)
+                self._bank.load(adapter)
+            except Exception as error:  # noqa: BLE001 - requests wait for it
+                return AdapterLoaded(swap.adapter, in_one_line(error))
+            return AdapterLoaded(swap.adapter)
+
+        self._begin(work)
+        return None
+
+    def loaded(self, adapter: str) -> None:
+        kept = self._kept.get(adapter)
+        if kept is not None:
+            self._ranks.load_adapter(kept.info)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread = None
+
+    def _begin(self, work: Callable[[], Message]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="adapters", daemon=True)
+            self._thread.start()
+        self._work.put(work)
+
+    def _run(self) -> None:
+        be_nicer()
+        while (work := self._work.get()) is not None:
+            self._post(work())
+
+
+def in_one_line(error: Exception) -> str:
+    """Return an error's message for a user; with its type, and logged, if it was not made for users."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ValueError | OSError) and text:
+        return text
+    LOGGER.error("an adapter could not be loaded", exc_info=error)
+    return f"{type(error).__name__}: {text}"

@@ -1,0 +1,28 @@
+"""The adapters beside a model: whether it takes any, and their memory."""
+
+from __future__ import annotations
+
+from sluice.config import ConfigError
+from sluice.models.adapter_bank import AdapterBank
+from sluice.models.base import PagedLM
+from sluice.models.decoder import Decoder
+from sluice.types.adapters import AdapterLimits
+
+
+def new_bank(model: PagedLM, limits: AdapterLimits) -> AdapterBank:
+    """Return the adapters beside a model, for which all memory is allocated now.
+
+    Raises:
+        ConfigError: the model takes none.
+    """
+    if not isinstance(model, Decoder):
+        raise ConfigError(
+            f"--enable-lora: {model.spec.architecture} runs through transformers, beside whose weights there are no"
+            " adapters; leave it out"
+        )
+    if model.spec.diffusion is not None:
+        raise ConfigError(
+            f"--enable-lora: adapters of {model.spec.architecture}, a model of block diffusion, are not"
+            " supported; leave it out"
+        )
+    return AdapterBank(model, limits)
