@@ -71,6 +71,7 @@ stress: $(READY) ## The slow tests; then kill, damage and overload servers for a
 	$(TEST_ENV) $(BIN)/python tests/stress/storm.py --minutes 1 --only engine -- --sparse-policy window:64:256
 	$(TEST_ENV) $(BIN)/python tests/stress/cases.py swap
 	$(TEST_ENV) $(BIN)/python tests/stress/cases.py trace-full
+	$(TEST_ENV) $(BIN)/python tests/stress/cases.py file-limit
 
 check: $(READY) ## Format, lint, strict types, import arrows
 	$(BIN)/ruff format --check $(SOURCES)

@@ -10,7 +10,7 @@ threads, a KV of 2,048 tokens in 16 bits, and prompts of the same random token i
                 llama.cpp, a Python that has loaded the model and computed a token, since its server in Python is slower
     memory      MB of the process without the KV and shared libraries' clean pages, once the model is loaded and used
     batch 1, 8  milliseconds of a decode step of as many sequences, of about 100 tokens each
-    prefill     seconds of a prompt of 650 tokens and its first token
+    prefill     seconds of a prompt of 650 tokens (`--prompt`) and its first token
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Work:
     tokens: int
 
 
-def prompts(turn: int) -> list[list[int]]:
-    """Return the prompts of a turn."""
+def prompts(turn: int, long: int) -> list[list[int]]:
+    """Return the prompts of a turn, the last one of `long` tokens."""
     draw = random.Random(turn)
-    return [[draw.randrange(*VOCABULARY) for _ in range(size)] for size in (*[PROMPT] * 9, LONG_PROMPT)]
+    return [[draw.randrange(*VOCABULARY) for _ in range(size)] for size in (*[PROMPT] * 9, long)]
 
 
 def timed(run: Callable[[], object]) -> float:
@@ -172,6 +172,7 @@ def main() -> None:
     parser.add_argument("--only", type=lambda text: text.split(","), default=[*OURS], help="variants, with commas")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompt", type=int, default=LONG_PROMPT, help=f"tokens of the prompt (default: {LONG_PROMPT})")
     parser.add_argument("--llama-python", default="", help="a Python that has llama-cpp-python")
     parser.add_argument("--json", type=Path, help="write the result here")
     args = parser.parse_args()
@@ -183,12 +184,15 @@ def main() -> None:
     unknown = set(args.only) - set(OURS)
     if unknown:
         parser.error(f"unknown variants {', '.join(sorted(unknown))}; known: {', '.join(OURS)}")
+    if not PROMPT <= args.prompt < TOKENS:
+        parser.error(f"--prompt must be from {PROMPT} to {TOKENS - 1}, got {args.prompt}")
     names = [*args.only, *([LLAMA_CPP] if args.llama_python else [])]
     turns: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     load = os.getloadavg()
     for turn in range(args.turns):
         for name in names:
-            work = Work(str(args.model.resolve()), args.threads, OURS.get(name, {}), prompts(turn), STEPS, TOKENS)
+            drawn = prompts(turn, args.prompt)
+            work = Work(str(args.model.resolve()), args.threads, OURS.get(name, {}), drawn, STEPS, TOKENS)
             turns[name].append(measured(name, work, args.llama_python))
             print(turn, name, turns[name][-1], file=sys.stderr, flush=True)
     rows = {name: {each: statistics.median(one[each] for one in of) for each in FIGURES} for name, of in turns.items()}
@@ -199,6 +203,7 @@ def main() -> None:
             "model": args.model.name,
             "file_mb": file_mb,
             "threads": args.threads,
+            "prompt": args.prompt,
             "load": load,
             "machine": machine(),
             "versions": versions(("torch",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +32,10 @@ NAMES = {
 }
 
 
-PERMUTED = ("llama", "granite", "smollm3", "ministral3")
+MIXTURES = {"qwen3_moe": "qwen3moe", "mixtral": "llama"}
+EXPERT = re.compile(r"(?P<experts>.*experts)\.(?P<number>\d+)\.(?P<layer>\w+)\.(?P<part>\w+)")
+"""Layers of experts, which a file stores together."""
+PERMUTED = ("llama", "mixtral", "granite", "smollm3", "ministral3")
 """Model types whose q and k are written in another order."""
 
 
@@ -81,12 +85,22 @@ def write_gguf(
     plain, weights = {}, load_file(source / "model.safetensors")
     known = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}
     table = gguf.get_tensor_name_map(known[_architecture(config)], config["num_hidden_layers"])
+    stacks: dict[str, dict[int, torch.Tensor]] = {}
     for full, weight in weights.items():
+        if (expert := EXPERT.fullmatch(full)) is not None:
+            name = table.get_name(f"{expert['experts']}.{expert['layer']}")
+            stacks.setdefault(f"{name}.{expert['part']}", {})[int(expert["number"])] = weight
+            continue
         stem, _, part = full.rpartition(".")
         if part not in ("weight", "bias"):
             stem, part = full, "weight"
         own = others.get(stem.rpartition(".")[2], kind)
         plain[full] = _add(writer, f"{table.get_name(stem)}.{part}", full, weight, own, config)
+    for name, experts in stacks.items():
+        stacked = torch.stack([experts[number] for number in range(len(experts))])
+        held = _add(writer, name, name, stacked, others.get(name.split(".")[-2], kind), config)
+        of_expert = {id(weight): held[number] for number, weight in experts.items()}
+        plain |= {full: of_expert[id(weight)].clone() for full, weight in weights.items() if id(weight) in of_expert}
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
     for further, values in tensors.items():
@@ -105,7 +119,7 @@ def write_gguf(
 
 def _architecture(config: Mapping[str, Any]) -> str:
     """Return llama.cpp's name of a model type."""
-    renamed = {"gemma3_text": "gemma3", "gemma4_text": "gemma4", "olmo3": "olmo2", "ministral3": "mistral3"}
+    renamed = MIXTURES | {"gemma3_text": "gemma3", "gemma4_text": "gemma4", "olmo3": "olmo2", "ministral3": "mistral3"}
     return renamed.get(config["model_type"], config["model_type"])
 
 
@@ -123,7 +137,7 @@ def _add(
         writer.add_tensor(name, values + 1 if is_less_one else values)
     else:
         stored_as = gguf.GGMLQuantizationType[kind]
-        if values.shape[1] % gguf.GGML_QUANT_SIZES[stored_as][0]:
+        if values.shape[-1] % gguf.GGML_QUANT_SIZES[stored_as][0]:
             stored_as = gguf.GGMLQuantizationType.F16
         stored = _blocks(values, stored_as) if stored_as.name in WITHOUT_QUANTIZER else gguf.quantize(values, stored_as)
         writer.add_tensor(name, stored, raw_dtype=stored_as)
@@ -142,7 +156,7 @@ def _blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
     scales = draw.uniform(1e-4, 2e-4, (len(blocks), 2)).astype(np.float16).view(np.uint8)
     place = WITHOUT_QUANTIZER[kind.name]
     blocks[:, place] = scales[:, : place.stop - place.start]
-    return blocks.reshape(values.shape[0], -1)
+    return blocks.reshape(*values.shape[:-1], -1)
 
 
 def _add_fields(
@@ -155,6 +169,8 @@ def _add_fields(
     values["rope.freq_base"] = float(rope["rope_theta"])
     if config.get("head_dim") and config["model_type"] != "phi3":
         values |= {"attention.key_length": config["head_dim"], "attention.value_length": config["head_dim"]}
+    if config.get("num_local_experts"):
+        values |= {"expert_count": config["num_local_experts"], "expert_used_count": config["num_experts_per_tok"]}
     for field, value in (values | dict(fields)).items():
         key = f"{name}.{field}"
         if key != leave:

@@ -15,6 +15,7 @@ from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.attention.reference import ReferenceAttention
 from sluice.device.pages import DevicePages
 from sluice.device.queues import plain_host_buffer
+from sluice.models.decoder import Decoder
 from sluice.parallel.layout import Layout, Place
 from sluice.parallel.member import Member
 from sluice.runner.cpu_logit_ops import CPU_LOGIT_OPS
@@ -23,6 +24,7 @@ from sluice.runner.features.grammars import NO_GRAMMARS, GrammarMasks
 from sluice.runner.forwards import Model
 from sluice.runner.grammar.base import CompiledGrammars
 from sluice.runner.grammar.guidance import Bits
+from sluice.runner.layers import LayerSlices
 from sluice.runner.parallel.follower import Commands, Follower, elsewhere
 from sluice.runner.parallel.leader import Leader, Replies, publisher
 from sluice.runner.parallel.masks import GrammarsElsewhere
@@ -93,8 +95,10 @@ def running(
             tiers.append(HostTier(host_pages, pages, plain_host_buffer))
             copies = PageCopies(pages, tiers[-1], None, plain_host_buffer, is_part=True)
         model = new_model(member)
+        attention = ReferenceAttention()
+        layers = LayerSlices(model.walk, state, attention) if isinstance(model, Decoder) else None
         runners.append(
-            TorchRunner(model, state, ReferenceAttention(), logit_ops=logit_ops, copies=copies, elsewhere=waits)
+            TorchRunner(model, state, attention, logit_ops=logit_ops, layers=layers, copies=copies, elsewhere=waits)
         )
     leader = Leader(runners[0], link, layout, replies, ranks[0].close, timers[0].timed)
 

@@ -133,7 +133,7 @@ def test_aliases_and_dashes() -> None:
         ({"priority_classes": "batch:itl=50ms", "itl_target": "100ms"}, "of batch, 50ms, is below --itl-target"),
         (
             {"priority_classes": "batch:itl=4x", "itl_target": "auto"},
-            "the ITL target of batch must be a time beside --itl-target auto, got '4x'",
+            "the ITL target of batch must be a time beside an --itl-target that follows decodes, got '4x'",
         ),
         ({"priority_classes": "batch:itl=x", "itl_target": "1s"}, "or 1h, or a multiple such as 4x, got 'x'"),
         ({"reserve": "half"}, "--reserve must be one of ratio, full, got 'half'"),
@@ -185,8 +185,9 @@ def test_the_policy_beside_priorities_under_any_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"itl_target": "soon"}, "--itl-target must be a time such as 200ms or 1.5s, auto or off, got 'soon'"),
-        ({"itl_target": "200"}, "--itl-target must be a time such as 200ms or 1.5s, auto or off, got '200'"),
+        ({"itl_target": "1x"}, "a number of steps from 2x to 100x, auto or off, got '1x'"),
+        ({"itl_target": "soon"}, "a number of steps from 2x to 100x, auto or off, got 'soon'"),
+        ({"itl_target": "200"}, "a number of steps from 2x to 100x, auto or off, got '200'"),
         ({"itl_target": "0ms"}, "--itl-target must be a time"),
         ({"itl_target": "1s", "chunked_prefill_size": -1}, "--itl-target 1s needs prompts that may be cut"),
         ({"itl_target": "1s", "schedule": "prefill-first"}, "--itl-target 1s needs --schedule mixed"),
@@ -202,21 +203,10 @@ def test_an_itl_target_that_cannot_be_kept_is_refused(options: dict[str, Any], m
         resolve(**options)
 
 
-def test_a_default_target_gives_way_to_what_rules_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that was told not to cut prompts would be refused for a target that it did not ask for."""
-    monkeypatch.setattr("sluice.assembly.resolve.ITL_DEFAULT", "auto")
-    assert resolve().scheduler.itl_target == "auto"
-    assert resolve().scheduler.limits().chunked_prefill_size == 512
-    assert resolve(itl_target="off").scheduler.limits().itl_target == 0
-    assert resolve(itl_target="1s").scheduler.limits().itl_target == 1_000_000
-    for options in ({"chunked_prefill_size": -1}, {"schedule": "prefill-first"}, {"dynamic_chunking": 0}):
-        assert resolve(**options).scheduler.limits().itl_target == 0
-
-
 def test_an_itl_target_is_a_duration() -> None:
     """And chunks may be larger with it, as their time is known; a size that is set is the most."""
     assert resolve(itl_target="off").scheduler.limits().itl_target == 0
-    for text, micros in (("auto", ITL_AUTO), ("900us", 900), ("200ms", 200_000), ("1.5s", 1_500_000)):
+    for text, micros in (("auto", ITL_AUTO), ("12x", -12), ("900us", 900), ("200ms", 200_000), ("1.5s", 1_500_000)):
         assert resolve(itl_target=text).scheduler.limits().itl_target == micros
     assert resolve(itl_target="1s").scheduler.limits().chunked_prefill_size == 512
     assert resolve(itl_target="1s", chunked_prefill_size=64).scheduler.limits().chunked_prefill_size == 64

@@ -142,6 +142,20 @@ def gemma4_31b(**changes: Any) -> transformers.PreTrainedModel:
     return gemma4(**(own | changes))
 
 
+EXPERTS: dict[str, Any] = {"num_experts_per_tok": 3, "num_local_experts": 10}
+
+
+def qwen3_moe(**changes: Any) -> transformers.PreTrainedModel:
+    """Ten experts in most layers, whose weights are not divided by their sum."""
+    own = {"head_dim": 12, "moe_intermediate_size": 20, "mlp_only_layers": [2]}
+    return tiny("Qwen3Moe", **(FOUR | EXPERTS | own | changes))
+
+
+def mixtral(**changes: Any) -> transformers.PreTrainedModel:
+    """Experts in each layer, and a window."""
+    return tiny("Mixtral", **(EXPERTS | {"sliding_window": WINDOW} | changes))
+
+
 FAMILIES: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "gemma2": gemma2,
     "gemma3": gemma3,
@@ -154,6 +168,8 @@ FAMILIES: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "olmo3": olmo3,
     "granite": granite,
     "ministral3": ministral3,
+    "qwen3-moe": qwen3_moe,
+    "mixtral": mixtral,
 }
 ERRORS = {"ministral3": 1e-5}
 """Families whose transformers model computes something in float32 whatever its dtype -> how far its logits are off.

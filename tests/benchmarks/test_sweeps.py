@@ -10,7 +10,7 @@ import pytest
 
 from bench_makers import record, result
 from benchmarks.alternating import Configuration, alternate, medians
-from benchmarks.interference import ITL_MAX, MEASURES, TTFT, configurations
+from benchmarks.interference import ITL_MAX, MEASURES, TTFT, configurations, contenders
 from benchmarks.peers.peer import Settings
 from sluice.bench import BenchError
 from sluice.bench.measure import REPEAT_SEED
@@ -78,6 +78,30 @@ def test_off_cuts_nothing() -> None:
     (other,) = configurations("vllm", HERE, ["off"])
     assert other.settings.budget is not None
     assert other.settings.budget > 4000 + 4
+
+
+def test_engines_are_measured_side_by_side() -> None:
+    """Each with its own weights and size; what an engine does by default is a size of its own."""
+    text = "sluice:int8:default,sluice:int8:8x,llama.cpp:q8_0:64"
+    found = contenders(text, HERE)
+    assert [item.label for item in found] == ["sluice-int8-default", "sluice-int8-8x", "llama.cpp-q8_0-64"]
+    assert [(item.peer, item.settings.weights) for item in found[1:]] == [("sluice", "int8"), ("llama.cpp", "q8_0")]
+    assert [item.settings.budget for item in found] == [None, None, 64]
+    assert [item.settings.more for item in found] == [(), ("--itl-target", "8x"), ()]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sluice:int8", "must be PEER:WEIGHTS:SIZE"),
+        ("ollama:int8:64", "must be PEER:WEIGHTS:SIZE"),
+        ("vllm:int8:64", "vllm has weights in bf16, got 'int8'"),
+        ("vllm:bf16:8x", "got '8x'"),
+    ],
+)
+def test_an_engine_that_is_none_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        contenders(text, HERE)
 
 
 @pytest.mark.parametrize(

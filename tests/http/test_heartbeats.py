@@ -58,9 +58,10 @@ class Patient:
     def answered(self, call: Call) -> None:
         self.calls.append(call)
 
-    async def begin(self, path: str, **more: Any) -> Caller:
+    async def begin(self, path: str, last_event: str = "", **more: Any) -> Caller:
         """Begin a call, and return once its request is at the engine."""
-        caller = Caller(self, path, {"stream": True, **ROUTES[path], **more})
+        headers = [(b"last-event-id", last_event.encode())] if last_event else []
+        caller = Caller(self, path, {"stream": True, **ROUTES[path], **more}, headers=headers)
         count = len(self.sent)
         while len(self.sent) == count and not caller.call.done():
             await asyncio.sleep(0)
@@ -185,6 +186,25 @@ def test_a_failure_has_its_own_status_until_the_first_heartbeat(path: str) -> No
             assert b"[DONE]" not in ending
             if path == "/v1/responses":  # OpenAI's client reads no end of a response that did not begin
                 assert ending.index(b"event: response.created") < ending.index(b"event: response.failed")
+
+    run(test)
+
+
+def test_a_response_that_is_continued_fails_behind_the_events_that_its_client_has() -> None:
+    """A second beginning, and numbers that were there before: OpenAI's client takes them for another response."""
+
+    async def test() -> None:
+        async with patient() as server:
+            last_event = f"{'a' * 24}.5.7.00000000.4"
+            options = {"include_event_ids": True}
+            caller = await server.begin("/v1/responses", last_event, stream_options=options)
+            await server.pass_seconds(SILENT_SECONDS)
+            await server.say("", ends=FinishReason.ABORT, error="lost")
+            await caller.call
+            _, ending = body_of(caller)
+            data = json.loads(ending.split(b"data: ")[1])
+            assert (data["type"], data["sequence_number"]) == ("response.failed", 4)
+            assert data["response"]["id"] == f"resp_{'a' * 24}"
 
     run(test)
 

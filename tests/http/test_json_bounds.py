@@ -8,7 +8,7 @@ import pytest
 
 from serving import run, serving
 from sluice.http.base.errors import ApiError
-from sluice.http.base.json_bounds import MAX_LISTS, MAX_VALUES, PIECE, check_contents
+from sluice.http.base.json_bounds import MAX_LISTS, MAX_NAMES, MAX_VALUES, PIECE, check_contents
 
 STRUCTURE = '[{",: \\" \\\\ \\n'
 """What would be counted outside of strings."""
@@ -21,6 +21,7 @@ STRUCTURE = '[{",: \\" \\\\ \\n'
         (b"[" + b"[1]," * MAX_LISTS + b"[1]]", f"more than {MAX_LISTS} lists and objects"),
         (b"[" + b"{}," * MAX_LISTS + b"{}]", f"more than {MAX_LISTS} lists and objects"),
         (b"[" + b'"a",' * MAX_VALUES + b'"a"]', f"more than {MAX_VALUES} values"),
+        (b"{" + b'"a":1,' * MAX_NAMES + b'"a":1}', f"more than {MAX_NAMES} names in objects"),
         (b"[" * (1 << 22), f"more than {MAX_LISTS} lists and objects"),
     ],
 )

@@ -157,6 +157,11 @@ def test_infill_of_llama_cpp() -> None:
             assert done == "[DONE]"
             assert "".join(json.loads(part)["content"] for part in parts) == "urn 1"
             assert [json.loads(part)["stop"] for part in parts].index(True) == len(parts) - 1
+            with_ids = body | {"stream": True, "stream_options": {"include_event_ids": True}}
+            parts = (await server.post("/infill", **with_ids)).text.split("\n\n")
+            last = parts[2].split("\n")[0].removeprefix("id: ")
+            rest = await server.http.post("/infill", json=with_ids, headers={"Last-Event-ID": last})
+            assert rest.text.split("\n\n") == parts[3:]
             warm = await server.post("/infill", **body | {"n_predict": 0, "samplers": []})
             assert (warm.status_code, warm.json()["content"]) == (200, "")
         async with scripted("x") as server:

@@ -28,6 +28,7 @@ WITHOUT_EFFECT = frozenset(
             "decoder_start_token_id",
         ),
         *("attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout", "default_theta", "_name_or_path"),
+        *("router_aux_loss_coef", "output_router_logits", "router_jitter_noise"),
         *("attn_pdrop", "summary_use_proj", "summary_first_dropout", "summary_proj_to_labels", "summary_type"),
         *(
             "summary_activation",
@@ -55,6 +56,7 @@ UNUSED = {
     },
     "qwen2": {"sliding_window": "without use_sliding_window there is none"},
     "qwen3": {"sliding_window": "without use_sliding_window there is none"},
+    "qwen3-moe": {"sliding_window": "without use_sliding_window there is none"},
     "gpt2": {"reorder_and_upcast_attn": "scores are computed in float32 in any case"},
     "phi3": {"original_max_position_embeddings": "it is read with a rotation for long texts only"},
 }

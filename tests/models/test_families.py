@@ -115,7 +115,7 @@ def test_every_weight_counts(family: str, folder: Folder) -> None:
     expected = chunked_logits(model, PROMPTS[1:2], page_size=4, seed=0)[0]
     draw, seen = torch.Generator().manual_seed(0), set()
     for name, weight in model.named_parameters():
-        kind = re.sub(r"layers\.\d+\.", "", name)
+        kind = re.sub(r"(layers|experts)\.\d+\.", "", name)
         if kind in seen:
             continue
         seen.add(kind)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import tiny_families
 import tiny_models
 from models.formats.loading import load
 from sluice.cli.models.servable import judge
@@ -20,7 +21,8 @@ HUGE = 10**400
 
 
 def changed(folder: Path, family: str, fields: dict[str, Any]) -> Path:
-    getattr(tiny_models, family)().save_pretrained(folder)
+    makers = tiny_families if hasattr(tiny_families, family) else tiny_models
+    getattr(makers, family)().save_pretrained(folder)
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | fields))
@@ -45,6 +47,8 @@ def changed(folder: Path, family: str, fields: dict[str, Any]) -> Path:
             {"n_layer": 1000},
             r"n_layer must be at most \d+, the number of tensors in the",
         ),
+        ("qwen3_moe", {"num_local_experts": 4097}, r"num_local_experts must be an integer of at most 4096, got 4097"),
+        ("qwen3_moe", {"num_local_experts": 1000}, r"num_local_experts must be the number of experts in the weight fi"),
         ("llama", {"head_dim": 1 << 40}, r"head_dim must be an integer of at most 16777216, got"),
         (
             "llama",

@@ -61,6 +61,7 @@ FAMILIES: dict[str, Callable[..., Any]] = {
     "factors": tiny_families.granite,
     "no rotation": tiny_families.smollm3,
     "layers of two sizes": tiny_families.gemma4_31b,
+    "experts": tiny_families.qwen3_moe,
 }
 SIZES = {"vocab_size": 197}
 """Of a vocabulary whose last shard of four is shorter than the others."""
@@ -70,7 +71,15 @@ SIZES = {"vocab_size": 197}
     params=[
         name
         if name
-        in ("windows", "tied, biases of q, k and v", "gpt2", "norms over all heads", "fused", "layers of two sizes")
+        in (
+            "windows",
+            "tied, biases of q, k and v",
+            "gpt2",
+            "norms over all heads",
+            "fused",
+            "layers of two sizes",
+            "experts",
+        )
         else slow(name)
         for name in FAMILIES
     ]

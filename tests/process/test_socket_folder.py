@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -72,6 +73,17 @@ def test_without_any_folder_the_error_names_all(parents: list[Path]) -> None:
         path.rmdir()
     with pytest.raises(OSError, match=r"a: No such file or directory; .*b: No such file or directory\); set TMPDIR"):
         SocketFolder.fresh()
+
+
+def test_a_limit_on_files_is_named(parents: list[Path]) -> None:
+    """It was told as the fault of four temporary folders, with the advice to name another one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"at most 65536 bytes \(RLIMIT_FSIZE\), and the engine's heartbeat has \d+"):
+            SocketFolder.fresh()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_folder_that_others_can_enter_is_refused(parents: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,7 @@ def loaded(folder: Path, adapter_limits: AdapterLimits | None = None) -> LoadedM
     sizes = {"max_total_tokens": WORLD.num_pages * WORLD.page_size, "page_size": WORLD.page_size}
     running = WORLD.limits.max_running_requests
     options = {"model": str(folder), "dtype": "bfloat16", "max_running_requests": running, "threads": 1}
+    options["itl_target"] = "off"  # with a target, layers would need the model itself, not what counts its calls
     return load(EngineConfig.from_options(options | sizes), progress=False, adapter_limits=adapter_limits)
 
 

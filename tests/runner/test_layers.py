@@ -99,7 +99,7 @@ def test_a_new_request_in_the_slot_drops_what_is_half_done(model: LoadedModel) -
 
 def test_a_model_without_layers_to_divide_refuses_the_plan(tmp_path: Path) -> None:
     tiny_families.FAMILIES["gemma3"]().save_pretrained(tmp_path)
-    options = {"model": str(tmp_path), "dtype": "float32", "page_size": 4, "max_total_tokens": 64}
+    options = {"model": str(tmp_path), "dtype": "float32", "page_size": 4, "max_total_tokens": 64, "itl_target": "off"}
     model = load(EngineConfig.from_options(options), progress=False)
     chunk = whole_chunk(0, PROMPT, 0)
     with pytest.raises(PlanError, match="divides the layers of a chunk"):

@@ -2,10 +2,13 @@
 
     python tests/stress/cases.py swap
     python tests/stress/cases.py trace-full
+    python tests/stress/cases.py file-limit
 
 swap         the weights are replaced on the disk while streams run, and the engine is killed: each stream ends with an
              error that says why, behind a beginning of its twin, and the server serves no other weights
 trace-full   the disk of --trace is full, and the engine is killed: every stream is its twin
+file-limit   the server may write no file of 1 MiB, with a --kv-disk of more, and the engine is killed: every stream is
+             its twin
 
 The exit status is 1 if anything is wrong. Linux only.
 """
@@ -16,6 +19,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -39,6 +43,7 @@ from serve_process import announced
 from serve_process import server as served
 
 STREAMS, TOKENS, SEEN, PATIENCE = 3, 200, 10, 40.0
+PAGE_BYTES, SMALL_FILE = 16 << 20, 1 << 20
 ONCE = ("--max-engine-restarts", "1")
 """The server gives up soon, and ends its streams, where the next engine cannot start."""
 
@@ -101,11 +106,12 @@ def streams(url: str, blow: Callable[[], None] | None = None) -> list[Streamed]:
 
 @contextlib.contextmanager
 def case() -> Iterator[Case]:
-    """Run a server of a copy of a random model, in float64."""
+    """Run a server of a copy of a random model, in float64, with a page file."""
     with tempfile.TemporaryDirectory() as place:
         model, trace, port = Path(place) / "model", Path(place) / "trace.jsonl", free_port()
         shutil.copytree(any_checkpoint(), model)
         options = ("--max-total-tokens", "4096", "--dtype", "float64", "--threads", "1", "--trace", str(trace), *ONCE)
+        options += ("--kv-disk", str(Path(place) / "pages.kv"), "--kv-disk-bytes", str(PAGE_BYTES))
         with served("-m", "sluice", "serve", str(model), "--port", str(port), *options) as process:
             announced(process)
             yield Case(f"http://127.0.0.1:{port}", process, model, trace)
@@ -148,17 +154,32 @@ def trace_full(each: Case) -> list[str]:
         each.trace.symlink_to("/dev/full")
         os.kill(each.engine, signal.SIGKILL)
 
-    found = streams(each.url, blow)
+    return differences(each.url, streams(each.url, blow), twins)
+
+
+def file_limit(each: Case) -> list[str]:
+    """Let the server and its next engine write small files only, and kill this engine. Returns what is wrong."""
+    twins = streams(each.url)
+
+    def blow() -> None:
+        resource.prlimit(each.process.pid, resource.RLIMIT_FSIZE, (SMALL_FILE, resource.RLIM_INFINITY))
+        os.kill(each.engine, signal.SIGKILL)
+
+    return differences(each.url, streams(each.url, blow), twins)
+
+
+def differences(url: str, found: list[Streamed], twins: list[Streamed]) -> list[str]:
+    """Return where streams are not their twins, and whether the server answers health checks."""
     problems = [
         f"stream {number} is not its twin: {one.error or len(one.text)}"
         for number, (one, twin) in enumerate(zip(found, twins, strict=True))
         if one != twin
     ]
-    status = httpx.get(f"{each.url}/health").status_code
+    status = httpx.get(f"{url}/health").status_code
     return problems + ([] if status == 200 else [f"/health answers {status}"])
 
 
-CASES: dict[str, Callable[[Case], list[str]]] = {"swap": swap, "trace-full": trace_full}
+CASES: dict[str, Callable[[Case], list[str]]] = {"swap": swap, "trace-full": trace_full, "file-limit": file_limit}
 
 
 def problems_of(name: str) -> list[str]:

@@ -241,7 +241,7 @@ def _resolve_for_model(here: Resolution, checkpoint: Checkpoint, weights: Weight
     resolved = with_diffusion(paged.because(replace(paged.config, model=options), **why), spec)
     tokenizer = checkpoint.tokenizer
     draft = load_drafter(resolved.config, model, spec, backend, device, kernels, tokenizer, progress=progress)
-    return _ForModel(with_slices(resolved, model, draft), backend, draft)
+    return _ForModel(with_slices(resolved, model, draft, device.type), backend, draft)
 
 
 def _supporting_backend(

@@ -18,7 +18,6 @@ from sluice.assembly.speculation import speculation_sizes
 from sluice.config import (
     CHUNKING_OFF,
     ENGINE_GROUPS,
-    ITL_DEFAULT,
     CacheConfig,
     ConfigError,
     EngineConfig,
@@ -93,7 +92,6 @@ def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) ->
         check_values(getattr(config, group))
     defaults = replace(DEFAULTS[device_type], chunk=AMX_CHUNK) if has_amx else DEFAULTS[device_type]
     why: dict[str, str] = {}
-    config = _with_target(config, why)
     config = replace(config, scheduler=_with_policy(config.scheduler, why))
     refuse_contradictions(config, device_type)
     refuse_ranks(config)
@@ -145,20 +143,6 @@ def _with_places(config: LoraConfig, why: dict[str, str]) -> LoraConfig:
         if getattr(config, name) is None:
             why[name] = "default"
     return replace(config, enable_lora=True, max_loras=limits.max_loras, max_lora_rank=limits.max_lora_rank)
-
-
-def _with_target(config: EngineConfig, why: dict[str, str]) -> EngineConfig:
-    """Return a config with the default ITL target, if none was given and nothing rules one out."""
-    scheduler = config.scheduler
-    rules_out = (
-        scheduler.chunked_prefill_size in CHUNKING_OFF
-        or scheduler.schedule != "mixed"
-        or scheduler.dynamic_chunking is not None
-    )
-    if ITL_DEFAULT is None or scheduler.itl_target is not None or rules_out:
-        return config
-    why["itl_target"] = "default"
-    return replace(config, scheduler=replace(scheduler, itl_target=ITL_DEFAULT))
 
 
 def _tiers(cache: CacheConfig, device_type: str, why: dict[str, str]) -> dict[str, Any]:

@@ -33,6 +33,8 @@ LEAST_BLOCK, MOST_BLOCK = 1024, 16384
 """Tokens of a block."""
 MEASURED_BYTES, PARTS, TIMES = 4 << 20, 32, 3
 """What is loaded to measure: bytes, in so many parts, so many times."""
+ASSUMED_LOADING = 5e9
+"""Bytes per second, where no file can be written to measure: a full disk must not keep an engine from starting."""
 SIDE = 512
 """Rows and columns of the matrices that are multiplied to measure."""
 
@@ -48,7 +50,11 @@ class MeasuredRates:
 
 
 def measured_rates(threads: int) -> MeasuredRates:
-    """Measure this machine for some milliseconds."""
+    """Measure this machine for some milliseconds.
+
+    Raises:
+        OSError: no temporary file can be written.
+    """
     return MeasuredRates(_loading_rate(), _matrix_rate(threads))
 
 
@@ -92,9 +98,13 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def block_tokens(rates: MeasuredRates, kv: KVSizes, page_size: int) -> int:
-    """Return the tokens of a block, a multiple of the page size."""
-    wanted = rates.loading * LOAD_SECONDS / kv.layer_token_bytes
+def block_tokens(loading: float, kv: KVSizes, page_size: int) -> int:
+    """Return the tokens of a block, a multiple of the page size.
+
+    Args:
+        loading: as in `MeasuredRates`.
+    """
+    wanted = loading * LOAD_SECONDS / kv.layer_token_bytes
     rounded = 1 << round(math.log2(max(LEAST_BLOCK, min(wanted, MOST_BLOCK))))
     return -(-rounded // page_size) * page_size
 
@@ -120,14 +130,23 @@ def resolve_ring(
         return resolved
     assert page_size is not None and threads is not None, f"not resolved: {config}"
     kv = kv_sizes_of(config, spec, backend)
-    rates = measured_rates(threads)
-    tokens = block_tokens(rates, kv, page_size)
-    why = (
+    tokens, why = _measured_blocks(threads, kv, page_size)
+    offload = replace(config.offload, ring_block_tokens=tokens)
+    return resolved.because(replace(config, offload=offload), ring_block_tokens=why)
+
+
+def _measured_blocks(threads: int, kv: KVSizes, page_size: int) -> tuple[int, str]:
+    """Return the tokens of a block, and the reason."""
+    try:
+        rates = measured_rates(threads)
+    except OSError as error:
+        what = f"no temporary file could be written to measure: {error.strerror or error}"
+        return block_tokens(ASSUMED_LOADING, kv, page_size), f"for {ASSUMED_LOADING / 1e9:g} GB/s; {what}"
+    tokens = block_tokens(rates.loading, kv, page_size)
+    return tokens, (
         f"blocks load in {1e3 * tokens * kv.layer_token_bytes / rates.loading:.2g} ms, measured at the start:"
         f" {rates.loading / 1e9:.2g} GB/s read and checked beside {rates.flops / 1e9:.3g} GFLOP/s"
     )
-    offload = replace(config.offload, ring_block_tokens=tokens)
-    return resolved.because(replace(config, offload=offload), ring_block_tokens=why)
 
 
 def _without_ring(resolved: Resolution, asked: OffloadConfig, architecture: str) -> Resolution:

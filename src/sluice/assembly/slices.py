@@ -1,4 +1,4 @@
-"""Whether chunks are divided among steps, layer by layer, and how long they may be."""
+"""Whether chunks are divided among steps, layer by layer, how long they may be, and the ITL target if none is given."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from dataclasses import replace
 
 from sluice.assembly.drafting import DraftSetup
 from sluice.assembly.refusals import contradicted_by
-from sluice.assembly.resolve import Resolution
+from sluice.assembly.resolve import TIMED_CHUNKS, Resolution
 from sluice.config import ConfigError, itl_micros
 from sluice.models.base import PagedLM
 from sluice.models.decoder import Decoder
 
 OPTION = "--sliced-chunk-size"
+DEFAULT_TARGET = "8x"
+"""ITL target where none is given and chunks can be divided among steps. docs/itl-target.md says what it gives."""
 SLICED_CHUNK = 2048
 """Tokens from which on a longer chunk computes hardly more of them in a second."""
 
 
-def with_slices(resolved: Resolution, model: PagedLM, draft: DraftSetup | None) -> Resolution:
-    """Return the options with the size of sliced chunks.
+def with_slices(resolved: Resolution, model: PagedLM, draft: DraftSetup | None, device_type: str) -> Resolution:
+    """Return the options with the size of sliced chunks, and with the default ITL target where it makes such chunks.
 
     Args:
         resolved: all else.
@@ -26,8 +28,10 @@ def with_slices(resolved: Resolution, model: PagedLM, draft: DraftSetup | None) 
     Raises:
         ConfigError: chunks are to be sliced, and this model's cannot be.
     """
-    config, asked = resolved.config, resolved.config.scheduler.sliced_chunk_size
-    needed = _needed(model, draft)
+    asked, needed = resolved.config.scheduler.sliced_chunk_size, _needed(model, draft)
+    if needed is None and asked is None and device_type == "cpu":
+        resolved = _with_default_target(resolved)
+    config = resolved.config
     if asked and needed is not None:
         raise ConfigError(f"{OPTION} {asked} needs {needed}")
     if asked is not None:
@@ -43,6 +47,23 @@ def with_slices(resolved: Resolution, model: PagedLM, draft: DraftSetup | None) 
             size, why = SLICED_CHUNK, "default with --itl-target"
     scheduler = replace(config.scheduler, sliced_chunk_size=size)
     return resolved.because(replace(config, scheduler=scheduler), sliced_chunk_size=why)
+
+
+def _with_default_target(resolved: Resolution) -> Resolution:
+    """Return the options with the default ITL target, unless there is one or what was asked for rules it out."""
+    config, scheduler = resolved.config, resolved.config.scheduler
+    asked = {"chunked_prefill_size", "max_batch_tokens"} - resolved.reasons.keys()
+    rules_out = asked or scheduler.schedule != "mixed" or scheduler.schedule_policy == "deadline"
+    if scheduler.itl_target is not None or scheduler.dynamic_chunking is not None or rules_out:
+        return resolved
+    if contradicted_by(config) is not None:
+        return resolved
+    chunk, running = scheduler.chunked_prefill_size, scheduler.max_running_requests
+    assert chunk is not None and running is not None, "resolved"
+    chunk *= TIMED_CHUNKS
+    why = resolved.reasons["chunked_prefill_size"] + f", times {TIMED_CHUNKS} as the ITL target sizes chunks"
+    timed = replace(scheduler, itl_target=DEFAULT_TARGET, chunked_prefill_size=chunk, max_batch_tokens=chunk + running)
+    return resolved.because(replace(config, scheduler=timed), itl_target="default on cpu", chunked_prefill_size=why)
 
 
 def _needed(model: PagedLM, draft: DraftSetup | None) -> str | None:

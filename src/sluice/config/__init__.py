@@ -27,6 +27,6 @@ from sluice.config.kv_events import (
 from sluice.config.lora import LoraConfig, LoraModule
 from sluice.config.model import CacheConfig, ModelConfig, OffloadConfig, TraceConfig
 from sluice.config.parallel import ParallelConfig
-from sluice.config.scheduler import CHUNKING_OFF, ITL_DEFAULT, SchedulerConfig, itl_micros
+from sluice.config.scheduler import CHUNKING_OFF, SchedulerConfig, itl_micros
 from sluice.config.server import ServerConfig
 from sluice.config.speculative import MODEL_DRAFTS, NGRAM_DRAFTS, RUNNER_ALGORITHMS, SpeculativeConfig

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from sluice.config.base import ConfigError, micros_of
-from sluice.types import CLASS_NAMES, ITL_AUTO, PriorityClass
+from sluice.types import CLASS_NAMES, PriorityClass
 
 FLAG = "--priority-classes"
 FORM = "NAME:ttft=TIME, with :itl=TIME behind it or :itl=4x for 4 times --itl-target, and commas between classes"
@@ -27,7 +27,7 @@ def default_classes(itl_target: int) -> str:
     """Return the default classes as text.
 
     Args:
-        itl_target: microseconds of the scheduler's; 0: it has none; `ITL_AUTO`: it follows the time of decodes.
+        itl_target: microseconds of the scheduler's; 0: it has none; below 0: it follows the time of decodes.
     """
     itl = {name: f":itl={ITL[name]}" if itl_target > 0 and ITL[name] != "1x" else "" for name in CLASS_NAMES}
     return ",".join(f"{name}:ttft={TTFT[name]}{itl[name]}" for name in CLASS_NAMES)
@@ -38,7 +38,7 @@ def classes_of(text: str | None, itl_target: int) -> tuple[PriorityClass, ...]:
 
     Args:
         text: None is the default.
-        itl_target: microseconds of the scheduler's; 0: it has none, and classes have none either; `ITL_AUTO`: it
+        itl_target: microseconds of the scheduler's; 0: it has none, and classes have none either; below 0: it
             follows the time of decodes, and classes have only what they are given.
 
     Raises:
@@ -88,8 +88,8 @@ def _itl_of(value: str, name: str, itl_target: int) -> int:
     """Return an ITL target in microseconds."""
     times = TIMES.fullmatch(value)
     what = f"the ITL target of {name}"
-    if times and itl_target == ITL_AUTO:
-        raise ConfigError(f"{FLAG}: {what} must be a time beside --itl-target auto, got {value!r}")
+    if times and itl_target < 0:
+        raise ConfigError(f"{FLAG}: {what} must be a time beside an --itl-target that follows decodes, got {value!r}")
     micros = round(float(times[1]) * itl_target) if times else _micros(value, what, ", or a multiple such as 4x")
     if micros < itl_target:
         raise ConfigError(f"{FLAG}: {what}, {value}, is below --itl-target, {itl_target / 1e6:g} s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from sluice.config.base import ConfigError, micros_of, option
@@ -11,25 +12,32 @@ from sluice.types import CHUNKS_BY_TIME, ITL_AUTO, SchedulerLimits
 CHUNKING_OFF = (-1, 0)
 ITL_OFF = "off"
 ITL_BY_DECODES = "auto"
-ITL_DEFAULT: str | None = None
-"""ITL target where none is given and there can be one."""
+DECODE_STEPS = re.compile(r"(\d{1,3})x")
+FEWEST_DECODE_STEPS, MOST_DECODE_STEPS = 2, 100
 ITL_QUANTILE = 0.95
 DYNAMIC_CHUNKING_SMOOTHING = 0.75
 
 
 def itl_micros(target: str | None) -> int:
-    """Return the microseconds of an ITL target; 0: it is off; `ITL_AUTO`: it follows the time of decodes.
+    """Return the microseconds of an ITL target; 0: it is off; below 0: it is as many steps of
+    the running decodes.
 
     Raises:
-        ConfigError: it is no duration.
+        ConfigError: it is neither a duration nor such a number of steps.
     """
     if target is None or target == ITL_OFF:
         return 0
     if target == ITL_BY_DECODES:
         return ITL_AUTO
+    steps = DECODE_STEPS.fullmatch(target)
+    if steps is not None and FEWEST_DECODE_STEPS <= int(steps[1]) <= MOST_DECODE_STEPS:
+        return -int(steps[1])
     micros = micros_of(target)
     if micros is None:
-        raise ConfigError(f"--itl-target must be a time such as 200ms or 1.5s, auto or off, got {target!r}")
+        raise ConfigError(
+            f"--itl-target must be a time such as 200ms or 1.5s, a number of steps from {FEWEST_DECODE_STEPS}x to"
+            f" {MOST_DECODE_STEPS}x, auto or off, got {target!r}"
+        )
     return micros
 
 
@@ -75,8 +83,10 @@ class SchedulerConfig:
     itl_target: str | None = option(
         None,
         "time that a stream may stand still in a step",
-        unset="off",
-        more="Such as 200ms or 1.5s; auto: 4 times what a step of the running decodes takes without prefill. Steps then"
+        unset="8x on cpu with sliced chunks, else off",
+        more="Such as 200ms or 1.5s; 8x: 8 times what a step of the running decodes takes without prefill; auto is 4x."
+        " Without one it is 8x on a CPU, where the model's chunks can be sliced, unless --chunked-prefill-size,"
+        " --max-batch-tokens or an option that a target would contradict is set, and off in `LLM()`. Steps"
         " take as much prefill as is predicted to end within this time; how long steps take is learnt from those that"
         " ran ([chunks by time](itl-target.md)). --chunked-prefill-size is the most prefill of a step, by default 4"
         " times what it is without a target. Requests may have a longer target of their own (`itl_target`). Needs"

@@ -32,6 +32,44 @@ INNER = ("model.language_model.", "language_model.model.", "language_model.")
 
 
 @dataclass(frozen=True, slots=True)
+class Stack:
+    """How the matrices of all experts of a layer, or their biases, are stored as one tensor, whose first dimension is
+    that of experts."""
+
+    stored: str
+    """End of the name, behind a dot, once its parts were renamed."""
+    parts: tuple[str, ...]
+    """Layers of an expert that it has, one below the other."""
+    into: str = "mlp.experts"
+    """The experts' module, by its name in the place of `stored`."""
+    leaf: str = "weight"
+    transposed: bool = False
+    """Matrices are stored as [in, out]."""
+    interleaved: bool = False
+    """The outputs of the parts take turns."""
+
+    def matches(self, name: str) -> bool:
+        """Return whether a tensor is stored so, by its name in the module."""
+        return name.endswith(f".{self.stored}")
+
+    def name(self, stored: str, expert: int, part: str) -> str:
+        """Return the module's name of a part of an expert."""
+        return f"{stored.removesuffix(self.stored)}{self.into}.{expert}.{part}.{self.leaf}"
+
+    def part(self, value: torch.Tensor, number: int) -> torch.Tensor:
+        """Return a view of one part of an expert's value [out, in] or [out]."""
+        value = value.t() if self.transposed else value
+        if self.interleaved:
+            return value[number :: len(self.parts)]
+        return value.chunk(len(self.parts))[number]
+
+
+GATE_UP, DOWN = ("gate_proj", "up_proj"), ("down_proj",)
+STACKS = (Stack("mlp.experts.gate_up_proj", GATE_UP), Stack("mlp.experts.down_proj", DOWN))
+"""How transformers holds experts."""
+
+
+@dataclass(frozen=True, slots=True)
 class WeightRules:
     """Rules that turn tensors of a checkpoint into parameters of the module."""
 
@@ -41,6 +79,8 @@ class WeightRules:
     """Suffixes of buffers that some versions store and that are no weights."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Parts of stored names, between dots, and what stands for them in the module."""
+    stacks: tuple[Stack, ...] = ()
+    """Tensors that hold all experts of a layer."""
     transposed: tuple[str, ...] = ()
     """Suffixes of matrices that are stored as [in, out]."""
     plus_one: tuple[str, ...] = ()

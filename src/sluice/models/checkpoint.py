@@ -26,7 +26,8 @@ DIMENSIONS = (
     *("n_embd", "n_inner", "n_head"),
 )
 """Fields that are a dimension of some tensor, or divide one."""
-MOST = {**dict.fromkeys(LAYERS, 1 << 10), **dict.fromkeys(DIMENSIONS, 1 << 24)}
+EXPERTS = ("num_experts", "num_local_experts")
+MOST = {**dict.fromkeys(LAYERS, 1 << 10), **dict.fromkeys(EXPERTS, 1 << 12), **dict.fromkeys(DIMENSIONS, 1 << 24)}
 """Many times those of any known model. A model is built in these sizes before its weights are looked at."""
 
 

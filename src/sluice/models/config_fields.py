@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from sluice.models.checkpoint import FULL, SLIDING, CheckpointConfig, CheckpointError, Fields
 from sluice.models.layers import read_activation
-from sluice.models.plan import DecoderConfig, LayerPlan
+from sluice.models.plan import DecoderConfig, ExpertsPlan, LayerPlan
 from sluice.models.rope import Rope
-from sluice.models.spec import BlockDiffusion, ModelSpec
+from sluice.models.router import Router
+from sluice.models.spec import BlockDiffusion, ExpertSizes, ModelSpec
 
 
 def read_spec(
@@ -126,3 +128,34 @@ def decoder_config(
         tied=config.flag("tie_word_embeddings", tied),
         **options,
     )
+
+
+def read_router(config: Fields, **options: Any) -> Router:
+    """Read the numbers of experts.
+
+    Args:
+        options: further fields of `Router`.
+
+    Raises:
+        CheckpointError: a number is missing, or out of range.
+    """
+    name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
+    experts, chosen = config.integer(name), config.integer("num_experts_per_tok")
+    if chosen > experts:
+        raise config.error("num_experts_per_tok", f"at most {name} = {experts}")
+    return Router(experts=experts, chosen=chosen, **options)
+
+
+def with_experts(config: DecoderConfig, plans: Sequence[ExpertsPlan | None]) -> DecoderConfig:
+    """Return a config whose layers have mixtures of experts.
+
+    Args:
+        plans: of each layer; None: it has an MLP. The others are equal.
+    """
+    layers = tuple(replace(layer, experts=plan) for layer, plan in zip(config.layers, plans, strict=True))
+    sparse = [plan for plan in plans if plan is not None]
+    if not sparse:
+        return config
+    router, matrices = sparse[0].router, 3 * config.spec.hidden_size * sparse[0].inner_size
+    sizes = ExpertSizes(len(sparse), router.experts, router.chosen, matrices)
+    return replace(config, layers=layers, spec=replace(config.spec, experts=sizes))

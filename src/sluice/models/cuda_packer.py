@@ -7,16 +7,18 @@ in `PRODUCTS`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
 import torch
 from torch import nn
 
+from sluice.models.experts import ExpertActivation, ExpertLayers
 from sluice.models.fp8_rows import Fp8Rows
 from sluice.models.linear import Fp8Linear, Packer, PlainLinear
 from sluice.models.ops import dense_rows
 from sluice.models.quantized import Fp8Weight, Int4Weight, QuantizedWeight, narrowest
+from sluice.models.triton_experts import triton_experts
 
 MAX_ROW = 1 << 15
 """Largest row of activations that a kernel quantises, in elements: it is kept in registers."""
@@ -129,6 +131,9 @@ class CudaPacker(Packer):
             names = " or ".join(str(each).removeprefix("torch.") for each in dtypes)
             return f"products in {kind} need --dtype {names}"
         return self._problems[kind]
+
+    def experts(self, experts: Iterable[ExpertLayers], activation: ExpertActivation) -> nn.Module:
+        return triton_experts([self._expert(layers, activation) for layers in experts])
 
     def _product(
         self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype

@@ -72,7 +72,9 @@ class Decoder(CausalLM):
                 f"--pp-size {layout.pipeline_size}: this {checkpoint.architecture} runs in one stage, as its last"
                 " layers read keys and values, or embeddings, of the first ones: leave out --pp-size"
             )
-        check_layout(config.spec, config.inner_size, layout)
+        inner = {plan.inner_size or config.inner_size for plan in config.layers if plan.experts is None}
+        inner |= {plan.experts.inner_size for plan in config.layers if plan.experts is not None}
+        check_layout(config.spec, inner, layout)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype, member: Member = ALONE) -> Self:

@@ -10,7 +10,7 @@ from torch import nn
 from sluice.models.base import CausalLM, Report, no_report
 from sluice.models.block_quantizers import EightBits, FourBits, q4_0_blocks
 from sluice.models.checkpoint import CheckpointError
-from sluice.models.linear import Packer
+from sluice.models.linear import Packer, WideLinear
 from sluice.models.quantized import (
     GROUP,
     Fp8Weight,
@@ -243,7 +243,11 @@ def kinds_of(model: CausalLM, quantization: str, *, takes_blocks: bool) -> Mappi
     """
     if quantization not in ON_LOAD:
         return {}
-    layers = {f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    layers = {
+        f"{path}.weight": layer
+        for path, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and not isinstance(layer, WideLinear)
+    }
     if quantization == FP8:
         return {name: Fp8Weight for name in layers if name != model.rules.head}
     inputs = {name: layer.in_features for name, layer in layers.items()}

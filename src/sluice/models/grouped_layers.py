@@ -12,6 +12,7 @@ from torch import nn
 from sluice.kernels.cpu.abi import EmbedRowsCall, GroupedLinearCall, GroupedPart, PackBlocksCall
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.block_types import BLOCK_TYPES
+from sluice.models.experts import ClampedSwiGLU
 from sluice.models.stored_blocks import StoredBlocks
 
 BLOCK = 32
@@ -63,6 +64,7 @@ class GroupedLinear(nn.Module):
         activation: a number of `abi.h`.
         is_gated: there are two parts of equal size; the first is activated and multiplied with the second.
         dtype: of the outputs, bfloat16 or float32.
+        clamped: the activation, if it is this one.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class GroupedLinear(nn.Module):
         *,
         is_gated: bool = False,
         dtype: torch.dtype = torch.bfloat16,
+        clamped: ClampedSwiGLU | None = None,
     ) -> None:
         super().__init__()
         self._kernels = kernels
@@ -86,7 +89,7 @@ class GroupedLinear(nn.Module):
         )
         outputs = sum(part.out_features for part in parts)
         self.out_features = outputs // 2 if is_gated else outputs
-        self._call = GroupedLinearCall(
+        self.call = GroupedLinearCall(
             parts=ctypes.addressof(self._listed),
             bias=None if bias is None else bias.data_ptr(),
             y_stride=self.out_features,
@@ -95,16 +98,18 @@ class GroupedLinear(nn.Module):
             activation=activation,
             is_gated=is_gated,
             is_float_y=dtype == torch.float32,
+            alpha=0.0 if clamped is None else clamped.alpha,
+            limit=0.0 if clamped is None else clamped.limit,
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in_features] to [N, out_features]; the rows of x may be strided."""
-        return self._run(self._call, x, torch.empty((x.shape[0], self.out_features), dtype=self._dtype))
+        return self._run(self.call, x, torch.empty((x.shape[0], self.out_features), dtype=self._dtype))
 
     def ungated(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs of a gated layer before the gate, [N, 2 * out_features] in float32: gate and up."""
         y = torch.empty((x.shape[0], 2 * self.out_features), dtype=torch.float32)
-        call = GroupedLinearCall.from_buffer_copy(self._call)
+        call = GroupedLinearCall.from_buffer_copy(self.call)
         call.y_stride, call.activation, call.is_gated, call.is_float_y = y.shape[1], 0, False, True
         return self._run(call, x, y)
 

@@ -98,7 +98,9 @@ class Rotary(nn.Module):
 
 def mlp_parts(config: DecoderConfig, plan: LayerPlan) -> Mapping[str, tuple[LoraPart, ...]]:
     """Return the layers of an MLP that adapters may change, by the packed layer that they are in. Without a gate, the
-    activation is a part of the first one, which is left as it is."""
+    activation is a part of the first one, which is left as it is; and there are none in a mixture of experts."""
+    if plan.experts is not None:
+        return {}
     hidden, inner = config.spec.hidden_size, plan.inner_size or config.inner_size
     down = {"down_proj": (LoraPart("down_proj", inner, hidden),)}
     if not config.is_gated:

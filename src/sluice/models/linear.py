@@ -7,7 +7,7 @@ step computes fewer and larger products, and no weight is stored twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from sluice.models.blocks.lora import LoraSlots
+from sluice.models.experts import ClampedGate, ClampedSwiGLU, ExpertActivation, ExpertLayers, PackedExpert, PlainExperts
 from sluice.models.fp8_rows import Fp8Rows, Rows, fp8_rows
 from sluice.models.ops import ACTIVATIONS, Ops
 from sluice.models.quantized import (
@@ -26,6 +27,7 @@ from sluice.models.quantized import (
     int4_linear,
     int8_linear,
 )
+from sluice.models.router import Chooser, Router
 from sluice.models.spec import BLOCKS
 from sluice.parallel.group import Group
 
@@ -40,6 +42,10 @@ class EmptyLinear(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Leave the memory as it is."""
+
+
+class WideLinear(EmptyLinear):
+    """A linear layer that is not quantised while it is loaded, such as that of a router: its errors choose others."""
 
 
 class Tied(NamedTuple):
@@ -253,6 +259,29 @@ class Packer:
             A module from (x [N, in_features], the model's `Ops`) to [N, out_features].
         """
         return Gated(self.linear(*parts), activation)
+
+    def router(self, router: Router) -> Chooser:
+        """Return what chooses experts as this router does."""
+        return router
+
+    def experts(self, experts: Iterable[ExpertLayers], activation: ExpertActivation) -> nn.Module:
+        """Create the experts of a layer, or a shard's part of each.
+
+        Args:
+            experts: in their order. Each is dropped once it is packed, so that at most one exists twice.
+
+        Returns:
+            A module like `PlainExperts`: from (x [T, hidden_size], ids [T, k] int64, weights [T, k] float32, the
+            model's `Ops`) to [T, hidden_size].
+        """
+        return PlainExperts([self._expert(layers, activation) for layers in experts])
+
+    def _expert(self, layers: ExpertLayers, activation: ExpertActivation) -> PackedExpert:
+        if isinstance(activation, ClampedSwiGLU):
+            gated: nn.Module = ClampedGate(self.linear(layers.gate, layers.up), activation)
+        else:
+            gated = self.gated(layers.gate, layers.up, activation=activation)
+        return PackedExpert(gated, self.linear(layers.down))
 
     def row_parallel(self, layer: Source, group: Group) -> nn.Module:
         """Create a layer that is cut by its inputs; its outputs are summed over the shards."""

@@ -31,6 +31,7 @@ from sluice.models.linear import Packer
 from sluice.models.native import model_class
 from sluice.models.registry import ARCHITECTURES, is_native
 from sluice.models.spec import AS_STORED, DTYPES, FP8, ON_LOAD, ModelSpec, Quantization
+from sluice.models.stacked import by_expert
 from sluice.models.stored_sizes import check_sizes
 from sluice.models.tying import has_own_head
 from sluice.models.unused import Unused
@@ -180,7 +181,8 @@ def _load_native(
     with tqdm(
         total=total, desc="loading weights", unit="B", unit_scale=True, leave=False, disable=not watch.progress
     ) as bar:
-        _fill(filler, _tensors(folder, stored_as, whole, filler.rows), bar, watch.report)
+        tensors = _tensors(folder, stored_as, whole, filler.rows)
+        _fill(filler, by_expert(tensors, whole.rules, whole.spec), bar, watch.report)
     if model.spec.stored_as is not None:
         number_bytes = filler.kept_bytes / max(1, filler.kept_numbers)
         stored = replace(model.spec.stored_as, kept=filler.kept, number_bytes=number_bytes)

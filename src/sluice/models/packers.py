@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from sluice.kernels.cpu.abi import CODES, PackedLinearCall
+from sluice.kernels.cpu.abi import CODES
 from sluice.kernels.cpu.library import Kernels
-from sluice.models.blocks.lora import LoraSlots
 from sluice.models.cuda_packer import CudaPacker
+from sluice.models.experts import ClampedSwiGLU, ExpertActivation, ExpertLayers, PackedExpert
 from sluice.models.grouped_layers import BLOCK, GroupedLinear, PackedRows, StoredEmbedding, pack_blocks
 from sluice.models.linear import Packer, PlainLinear, Source, Tied, activated, int8_of, joined_bias
-from sluice.models.ops import Ops
+from sluice.models.native_experts import native_experts
+from sluice.models.native_linear import NativeGated, NativeLinear, PackedEmbedding, PackedWeight, code_of
+from sluice.models.native_router import native_router
 from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight, narrowest
+from sluice.models.router import Chooser, Router
 from sluice.models.spec import BLOCKS
 from sluice.models.stored_blocks import StoredBlocks
-
-SCALE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes of scales, in the order of `kernels/cpu/abi.h`."""
 
 
 def packer_for(device: torch.device, kernels: Kernels | None) -> Packer:
@@ -74,130 +73,6 @@ class OneDNNPacker(Packer):
         return Tied(embedding, OneDNNLinear(embedding.weight.data[rows.start : rows.stop], None))
 
 
-class PackedWeight(NamedTuple):
-    """A weight in the layout of `kernels/cpu/packing.h`. The last block may hold more outputs than the layer."""
-
-    values: torch.Tensor
-    """[blocks, in_features / 2, 32, 2] bfloat16, output `32 * block + n` at [block, :, n, :]; or
-    [blocks, in_features / 4, 32, 4] int8; or [blocks, in_features / 4, 16, 4] uint8, two outputs in a byte."""
-    in_features: int
-    scales: torch.Tensor | None = None
-    """Scales of int8: [32 * blocks] float32; of four bits: [blocks, groups, 32] bfloat16 or float16 if one of them is
-    exact, else float32."""
-    sums: torch.Tensor | None = None
-    """[32 * blocks] int32, the sums of each output's int8 values."""
-    minimums: torch.Tensor | None = None
-    """Minimums of four bits, unless they are symmetric, in the shape and dtype of the scales."""
-    group: int = 0
-    """Inputs with one scale, for four bits."""
-
-    def rows(self, rows: range) -> PackedWeight:
-        """Return a view of some outputs, in bfloat16 or int8, that begin with a block."""
-        first, end = rows.start // BLOCK, -(-rows.stop // BLOCK)
-        outputs = slice(first * BLOCK, end * BLOCK)
-        scales, sums = (None if each is None else each[outputs] for each in (self.scales, self.sums))
-        return self._replace(values=self.values[first:end], scales=scales, sums=sums)
-
-
-class NativeLinear(nn.Module):
-    """A product with a packed weight, followed by an activation.
-
-    Args:
-        bias: [outputs] bfloat16.
-        out_features: outputs of the layer, half of the packed ones if gated.
-        activation: a key of `CODES`.
-        is_gated: the first half of the outputs is activated and multiplied with the second.
-        dtype: of the outputs, bfloat16 or float32.
-    """
-
-    def __init__(
-        self,
-        kernels: Kernels,
-        weight: PackedWeight,
-        bias: torch.Tensor | None,
-        out_features: int,
-        activation: str | None = None,
-        *,
-        is_gated: bool = False,
-        dtype: torch.dtype = torch.bfloat16,
-    ) -> None:
-        super().__init__()
-        self._kernels = kernels
-        self._dtype = dtype
-        # Kept alive: the kernel has their addresses.
-        self.packed, self.scales, self.sums, self.minimums = weight.values, weight.scales, weight.sums, weight.minimums
-        self._bias = bias
-        self.out_features = out_features
-        self._call = PackedLinearCall(
-            weight=weight.values.data_ptr(),
-            scales=_address(weight.scales),
-            sums=_address(weight.sums),
-            minimums=_address(weight.minimums),
-            bias=_address(bias),
-            y_stride=out_features,
-            in_features=weight.in_features,
-            out_features=out_features,
-            activation=CODES[activation],
-            is_gated=is_gated,
-            group=weight.group,
-            scale_type=0 if weight.scales is None else SCALE_TYPES.index(weight.scales.dtype),
-            is_float_y=dtype == torch.float32,
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, in_features] to [N, out_features]; the rows of x may be strided."""
-        return self._run(self._call, x, torch.empty((x.shape[0], self.out_features), dtype=self._dtype))
-
-    def ungated(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the outputs of a gated layer before the gate, [N, 2 * out_features] in float32: gate and up."""
-        y = torch.empty((x.shape[0], 2 * self.out_features), dtype=torch.float32)
-        call = PackedLinearCall.from_buffer_copy(self._call)
-        call.out_features = call.y_stride = y.shape[1]
-        call.activation, call.is_gated, call.is_float_y = CODES[None], False, True
-        return self._run(call, x, y)
-
-    def _run(self, call: PackedLinearCall, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        if x.stride(1) != 1:
-            x = x.contiguous()
-        call.x, call.x_stride, call.rows, call.y = x.data_ptr(), x.stride(0), x.shape[0], y.data_ptr()
-        self._kernels.packed_linear(call)
-        return y
-
-
-class NativeGated(nn.Module):
-    """A gated product in one kernel. It does not need the model's `Ops`.
-
-    Args:
-        activation: of the gate.
-    """
-
-    def __init__(self, layer: NativeLinear | GroupedLinear, activation: str) -> None:
-        super().__init__()
-        self.layer = layer
-        self._activation = activation
-
-    def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """[N, in_features] to [N, out_features]."""
-        return self.layer(x)
-
-    def adapted(self, x: torch.Tensor, ops: Ops, adapters: torch.Tensor, slots: LoraSlots) -> torch.Tensor:
-        """As of `Gated`. Rows without an adapter get the bits that `forward` gives."""
-        return ops.add_lora_and_gate(self.layer.ungated(x), x, adapters, slots, self._activation)
-
-
-class PackedEmbedding(nn.Module):
-    """Looks up tokens in the packed weight of the head."""
-
-    def __init__(self, weight: PackedWeight) -> None:
-        super().__init__()
-        self.packed, self.scales = weight.values, weight.scales
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """[N] int64 to [N, in_features] bfloat16."""
-        rows = self.packed[ids // BLOCK, :, ids % BLOCK].flatten(1)
-        return rows if self.scales is None else (rows * self.scales[ids][:, None]).bfloat16()
-
-
 class NativePacker(Packer):
     """Packs bfloat16 weights, and quantised ones in a bfloat16 model. A tied embedding is stored once.
 
@@ -223,9 +98,24 @@ class NativePacker(Packer):
         return self._layer(layer, dtype=torch.float32) if _can_be_packed(layer) else super().head(layer)
 
     def gated(self, *parts: Source, activation: str) -> nn.Module:
+        return self._gated(parts, activation) or super().gated(*parts, activation=activation)
+
+    def router(self, router: Router) -> Chooser:
+        return native_router(self._kernels, router)
+
+    def experts(self, experts: Iterable[ExpertLayers], activation: ExpertActivation) -> nn.Module:
+        return native_experts(self._kernels, [self._expert(layers, activation) for layers in experts])
+
+    def _expert(self, layers: ExpertLayers, activation: ExpertActivation) -> PackedExpert:
+        gated = self._gated((layers.gate, layers.up), activation)
+        return PackedExpert(gated, self.linear(layers.down)) if gated else super()._expert(layers, activation)
+
+    def _gated(self, parts: Sequence[Source], activation: ExpertActivation) -> NativeGated | None:
+        """Return the layer of two parts, or of one that is both; None if the kernels do not compute it."""
         outputs = sum(part.out_features for part in parts) // 2
-        if not all(map(_can_be_packed, parts)) or activation not in CODES or outputs % BLOCK:
-            return super().gated(*parts, activation=activation)
+        is_known = isinstance(activation, ClampedSwiGLU) or activation in CODES
+        if not is_known or outputs % BLOCK or not all(map(_can_be_packed, parts)):
+            return None
         blocks = _blocks_of(parts)
         if blocks is not None:
             blocks = blocks[0].halves() if len(blocks) == 1 else blocks  # a matrix for both
@@ -282,14 +172,16 @@ class NativePacker(Packer):
         self,
         weights: Sequence[StoredBlocks],
         bias: torch.Tensor | None,
-        activation: str | None = None,
+        activation: ExpertActivation | None = None,
         *,
         is_gated: bool = False,
         dtype: torch.dtype = torch.bfloat16,
     ) -> GroupedLinear:
         """Return the layer of blocks as they are stored, packed one after the other."""
         parts = [pack_blocks(self._kernels, weight) for weight in weights]
-        return GroupedLinear(self._kernels, parts, bias, CODES[activation], is_gated=is_gated, dtype=dtype)
+        clamped = activation if isinstance(activation, ClampedSwiGLU) else None
+        code = code_of(activation)
+        return GroupedLinear(self._kernels, parts, bias, code, is_gated=is_gated, dtype=dtype, clamped=clamped)
 
     def _packed(self, weight: torch.Tensor | QuantizedWeight) -> PackedWeight:
         """Return the weight [out, in] in blocks, packed in place if it fills whole blocks."""
@@ -349,7 +241,3 @@ def _can_be_packed(layer: nn.Linear | nn.Embedding | QuantizedLinear) -> bool:
         return layer.dtype == torch.bfloat16 and together % 4 == 0
     weight = layer.weight
     return weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.shape[1] % 2 == 0
-
-
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from sluice.models.experts import ExpertActivation
 from sluice.models.rope import Rope
+from sluice.models.router import Router
 from sluice.models.spec import ModelSpec
 
 
@@ -17,6 +19,20 @@ class QKNorm(Enum):
     """Each head by itself."""
     ROW = "row"
     """All heads of a token together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsPlan:
+    """A mixture of experts."""
+
+    router: Router
+    inner_size: int
+    """Elements between the matrices of an expert."""
+    activation: ExpertActivation
+    has_bias: bool = False
+    """Whether the layers of experts have biases."""
+    shared_size: int = 0
+    """Elements between the matrices of an MLP that every token passes besides; 0: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +55,8 @@ class LayerPlan:
     """Elements between the matrices of its MLP; None: the model's."""
     has_values: bool = True
     """Whether a matrix computes v. Otherwise v is what k is before its norm and rotation."""
+    experts: ExpertsPlan | None = None
+    """In the place of its MLP; None: it has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ FAMILIES: tuple[Family, ...] = (
         model_type="qwen3_vl_text",
         inside=("Qwen3VLForConditionalGeneration",),
     ),
+    Family("Qwen3MoeForCausalLM", "qwen3_moe:Qwen3MoE", gguf="qwen3moe"),
+    Family("MixtralForCausalLM", "mixtral:Mixtral", gguf="llama"),
     Family("SDARForCausalLM", "llama:SDAR"),
     Family("GPT2LMHeadModel", "gpt2:GPT2"),
     Family("Gemma2ForCausalLM", "gemma:Gemma2", gguf="gemma2"),

@@ -9,7 +9,7 @@ Every block says how its weights are cut. A weight without a rule is an error, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -165,17 +165,17 @@ def _rule(model: nn.Module, name: str) -> Rule | None:
 
 def _submodule(model: nn.Module, path: Sequence[str]) -> nn.Module | None:
     """Return a module by its path; None: there is none, such as a head that is the embedding."""
-    found: nn.Module | None = model
-    for name in path:
-        found = None if found is None else dict(found.named_children()).get(name)
-    return found
+    try:
+        return model.get_submodule(".".join(path))
+    except AttributeError:
+        return None
 
 
-def check_layout(spec: ModelSpec, inner_size: int, layout: Layout) -> None:
+def check_layout(spec: ModelSpec, inner_sizes: Collection[int], layout: Layout) -> None:
     """Check that a model can be cut into the parts of a layout.
 
     Args:
-        inner_size: elements between the matrices of an MLP.
+        inner_sizes: elements between the matrices of MLPs and of experts.
 
     Raises:
         CheckpointError: it cannot; the message says into how many it can.
@@ -191,13 +191,13 @@ def check_layout(spec: ModelSpec, inner_size: int, layout: Layout) -> None:
         size
         for size in range(1, heads + 1)
         if heads % size == 0
-        and inner_size % size == 0
+        and all(inner % size == 0 for inner in inner_sizes)
         and all(count % size == 0 or size % count == 0 for count in kv_heads)
         and size <= -(-spec.vocab_size // WORD)
     ]
     if shards not in accepted:
-        counts = " and ".join(map(str, kv_heads))
+        counts, inner = (" and ".join(map(str, sorted(each))) for each in (kv_heads, inner_sizes))
         raise CheckpointError(
-            f"--tp-size {shards}: shards cannot share {heads} heads, {counts} KV heads, {inner_size} inner elements"
+            f"--tp-size {shards}: shards cannot share {heads} heads, {counts} KV heads, {inner} inner elements"
             f" and a vocabulary of {spec.vocab_size} in blocks of {WORD}; accepted: {', '.join(map(str, accepted))}"
         )

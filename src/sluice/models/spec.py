@@ -61,6 +61,20 @@ class BlockDiffusion:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertSizes:
+    """Sizes of a model's mixtures of experts."""
+
+    layers: int
+    """Layers that have one."""
+    count: int
+    """Experts of a layer."""
+    chosen: int
+    """Experts that compute a token."""
+    parameters: int
+    """Numbers in the matrices of one expert."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Sizes and limits of a model, as loaded."""
 
@@ -89,6 +103,8 @@ class ModelSpec:
     """Tokens that stand for images and sound, which the text model alone does not take."""
     num_parameters: int = 0
     """Numbers in the weights of a native model; a head that is the embedding counts once."""
+    experts: ExpertSizes | None = None
+    """None: it has none."""
     unequal_kv: tuple[LayerHeads, ...] = ()
     """Heads of the layers that have keys and values of their own, in order, if they differ or if others have none."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from sluice.models.checkpoint import DIMENSIONS, LAYERS, CheckpointConfig
+from sluice.models.checkpoint import DIMENSIONS, EXPERTS, LAYERS, CheckpointConfig
 from sluice.models.weights import GGUF, opened_weights
 
 PACKED = 32
@@ -28,6 +28,10 @@ def check_sizes(checkpoint: CheckpointConfig, folder: Path) -> None:
     for name in _given(checkpoint, LAYERS):
         if fields.integer(name, minimum=0) > len(shapes):
             raise fields.error(name, f"at most {len(shapes)}, the number of tensors in the weight files")
+    for name in _given(checkpoint, EXPERTS):
+        count = fields.integer(name, minimum=0)
+        if count and not any(shape[0] == count for shape in shapes if shape):  # a router has a row for each
+            raise fields.error(name, "the number of experts in the weight files")
     largest = max((size for shape in shapes for size in shape), default=0)
     for name in _given(checkpoint, DIMENSIONS):
         if fields.integer(name, minimum=0) > PACKED * largest:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from sluice.process.heartbeat import SharedHeartbeat
+from sluice.process.heartbeat import SIZE, SharedHeartbeat
 
 MAX_SOCKET_PATH = 104
 """Bytes of a Unix socket's path (`sun_path`) without the final zero on macOS; Linux allows three more."""
@@ -47,6 +48,12 @@ class SocketFolder:
         Raises:
             OSError: none of them serves; the message has the reasons.
         """
+        largest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if 0 <= largest < SIZE:
+            raise OSError(
+                f"a file may have at most {largest} bytes (RLIMIT_FSIZE), and the engine's heartbeat has {SIZE}; raise"
+                " the limit (ulimit -f, or systemd's LimitFSIZE)"
+            )
         problems = []
         for parent in temporary_folders():
             try:

@@ -24,17 +24,15 @@ from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.budget import UNLIMITED
 from sluice.scheduler.cost import CostPrior, LearntCosts, StepCost, StepLoad, dot
 from sluice.scheduler.request import Request
-from sluice.types import ITL_AUTO, Bound, OffloadLimits, PredictedStep, Regime, SchedulerLimits
+from sluice.types import Bound, OffloadLimits, PredictedStep, Regime, SchedulerLimits
 
 QUANTUM = 8
 """Tokens: least prefill of a step, and granularity of chunks of a few pages. At most a page."""
 WHOLE_PAGES = 4
 """Pages from which on chunks are cut to whole pages: a part of one would be a small share of them."""
 LONELY = 2.0
-AUTO_STEPS = 4.0
-"""Steps of decodes that a target lasts which follows them: prompts slow streams to no less than a quarter."""
 AUTO_AFTER = 8
-"""Steps of decodes after which it is known."""
+"""Steps of decodes after which a target that follows them is known."""
 AUTO_AFTER_MIXED = 32
 """Steps of decodes and prefill after which it is taken from what these say of decodes. A server that is busy from its
 first step on may have no others."""
@@ -104,8 +102,9 @@ class Pacer:
     """
 
     def __init__(self, limits: SchedulerLimits, page_size: int, pacing: Pacing) -> None:
-        self._is_auto = limits.itl_target == ITL_AUTO
-        self._floor = 0 if self._is_auto else limits.itl_target
+        self._decode_steps = max(0, -limits.itl_target)
+        """Steps of decodes that the target lasts; 0: it is a time."""
+        self._floor = max(0, limits.itl_target)
         """Strictest target, in microseconds; 0: it is to follow decodes, and none were seen."""
         self._quantile = limits.itl_quantile
         self._page_size = page_size
@@ -242,9 +241,9 @@ class Pacer:
         if self.cost.num_steps(regime) < AUTO_AFTER:
             beside = max((Regime.MIXED, Regime.SLICED), key=self.cost.num_steps)
             regime = beside if self.cost.num_steps(beside) >= AUTO_AFTER_MIXED else regime
-        if not self._is_auto or self.cost.num_steps(regime) < AUTO_AFTER:
+        if not self._decode_steps or self.cost.num_steps(regime) < AUTO_AFTER:
             return
-        exact = AUTO_STEPS * self._pacing.steps_per_token * self.cost.fitted(regime, decodes)
+        exact = self._decode_steps * self._pacing.steps_per_token * self.cost.fitted(regime, decodes)
         if not self._floor / AUTO_CHANGE <= exact <= self._floor * AUTO_CHANGE:
             self._floor = two_digits(exact)
 

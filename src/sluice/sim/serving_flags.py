@@ -10,7 +10,7 @@ from sluice.assembly.resolve import resolve
 from sluice.config import ConfigError, EngineConfig, SchedulerConfig
 from sluice.sim.machine import Machine
 from sluice.sim.settings import LIMITS_OF
-from sluice.types import CHUNKS_BY_TIME, ITL_AUTO, PriorityClass, SchedulerLimits
+from sluice.types import CHUNKS_BY_TIME, PriorityClass, SchedulerLimits
 
 UNLIMITED = (
     "max_prefill_tokens",
@@ -31,9 +31,22 @@ def serving_options(machine: Machine) -> dict[str, Any]:
         found = _needed(wanted, machine.device)
     except ConfigError:  # the defaults here contradict some of them, so none is left out
         found = {name: value for name, value in wanted.items() if value is not None}
+    found |= _without_slices(machine, found)
     if machine.is_measured:
         found["max_total_tokens"] = setup.num_pages * setup.page_size
     return found
+
+
+def _without_slices(machine: Machine, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that keep a server with the found ones from dividing chunks among steps, as the engine did
+    not. Whether it would depends on the model, which is not known here."""
+    limits = machine.setup.limits
+    if limits.sliced_chunk_size or "chunked_prefill_size" in found or not limits.chunked_prefill_size:
+        return {}
+    if limits.itl_target:
+        return {"sliced_chunk_size": 0}
+    has_default = machine.device == "cpu" and limits.schedule == "mixed" and not limits.dynamic_chunking
+    return {"itl_target": "off"} if has_default and "max_batch_tokens" not in found else {}
 
 
 def _needed(wanted: Mapping[str, Any], device: str) -> dict[str, Any]:
@@ -71,7 +84,7 @@ def _spelled(limits: SchedulerLimits, depth: int, page_size: int, *, caching: bo
             found[item.name] = None if item.name in UNLIMITED and not value else value
     chunks, target = limits.dynamic_chunking, limits.itl_target
     found["dynamic_chunking"] = 0 if chunks == CHUNKS_BY_TIME else chunks or None
-    found["itl_target"] = "auto" if target == ITL_AUTO else _time(target) if target else "off"
+    found["itl_target"] = f"{-target}x" if target < 0 else _time(target) if target else "off"
     found["priority_classes"] = _classes(limits.classes) or None
     if not chunks:
         found["dynamic_chunking_smoothing"] = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from sluice.types import CLASS_NAMES, DEFAULT_CLASS, Priority, PriorityClass, SamplingParams, Tier, why_none_longer
 from sluice.types.sampling import CONSTRAINTS
+from sluice.types.shown import shown
 from sluice.types.submit import ADAPTER_MARK
 
 MAX_CACHE_SALT = 256
@@ -63,7 +64,7 @@ class Limits:
     no_embeddings: str | None = None
     """Why the model makes no embeddings, if it does not."""
     itl_target: int = 0
-    """Microseconds of the engine's ITL target; 0: it has none; `ITL_AUTO`: it follows the time of decodes."""
+    """Microseconds of the engine's ITL target; 0: it has none; below 0: it follows the time of decodes."""
     classes: tuple[PriorityClass, ...] = ()
     """Priority classes, from the most urgent to the least; empty where requests are not ordered by deadline."""
     block_size: int = 0
@@ -161,8 +162,7 @@ class Limits:
             raise self._too_long(what, len(prompt) + sampling.min_tokens, "min_tokens")
         named = {"stop_token_ids": sampling.stop_token_ids, "logprob_token_ids": sampling.logprob_token_ids}
         highest = {param: max(ids) for param, ids in named.items() if ids}
-        if sampling.logit_bias:
-            highest["logit_bias"] = max(sampling.logit_bias)[0]  # pairs, of which the first number decides
+        highest["logit_bias"] = sampling.highest_bias
         for param, token in highest.items():
             if token >= self.vocab_size:
                 raise LimitError(
@@ -314,7 +314,7 @@ def split_priority(priority: Priority) -> tuple[int, str]:
         return priority, ""
     if priority not in CLASS_NAMES:
         raise LimitError(
-            f"priority must be an integer, or one of {', '.join(CLASS_NAMES)}, got {priority!r}", param="priority"
+            f"priority must be an integer, or one of {', '.join(CLASS_NAMES)}, got {shown(priority)}", param="priority"
         )
     return 0, priority
 

@@ -7,11 +7,14 @@ import math
 import random
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
+
+from sluice.types.shown import shown
 
 MAX_TOP_K = 1 << 30
 MAX_LOGPROBS = 20
@@ -94,7 +97,8 @@ _CHECKS: Mapping[str, tuple[Check, str]] = MappingProxyType(
 class _CheckedBias(tuple[tuple[int, float], ...]):
     """A `logit_bias` that was checked, which parameters made of others share: it may have thousands of entries."""
 
-    __slots__ = ()
+    highest = -1
+    """The largest token id."""
 
 
 def _checked_bias(given: Any) -> _CheckedBias:
@@ -105,6 +109,22 @@ def _checked_bias(given: Any) -> _CheckedBias:
         bias = tuple((token, value) for token, value in (given.items() if isinstance(given, Mapping) else given))
     except (TypeError, ValueError) as error:
         raise ValueError(f"logit_bias must be numbers by token id, got {given!r}") from error
+    ids, values = [token for token, _ in bias], [value for _, value in bias]
+    is_plain = set(map(type, ids)) <= {int} and set(map(type, values)) <= {int, float}
+    are_fine = is_plain and all(0 <= token <= MAX_TOKEN_ID for token in ids)
+    if not (are_fine and all(-MAX_BIAS <= value <= MAX_BIAS for value in values)):
+        _check_each(bias)
+    if len(set(ids)) < len(ids):
+        twice = Counter(ids).most_common(1)[0][0]
+        several = tuple(pair for pair in bias if pair[0] == twice)
+        raise ValueError(f"logit_bias must be one number for each token, got {several[:2]}")
+    checked = _CheckedBias(bias)
+    checked.highest = max(ids, default=-1)
+    return checked
+
+
+def _check_each(bias: Iterable[tuple[Any, Any]]) -> None:
+    """Raise ValueError for the first entry that is none, and not for numbers of other types."""
     for token, value in bias:
         if not _is_token_id(token):
             raise ValueError(f"logit_bias must be by token id, got {token!r}")
@@ -112,9 +132,6 @@ def _checked_bias(given: Any) -> _CheckedBias:
             raise ValueError(
                 f"logit_bias must be a number from -{MAX_BIAS} to {MAX_BIAS} for each token, got { {token: value}!r}"
             )
-    if len(dict(bias)) < len(bias):
-        raise ValueError(f"logit_bias must be one number for each token, got {bias!r}")
-    return _CheckedBias(bias)
 
 
 @runtime_checkable
@@ -211,7 +228,7 @@ class SamplingParams:
         for name, (is_valid, accepted) in _CHECKS.items():
             value = getattr(self, name)
             if not is_valid(value):
-                raise ValueError(f"{name} must be {accepted}, got {value!r}")
+                raise ValueError(f"{name} must be {accepted}, got {shown(value)}")
         self._check_min_tokens()
         self._check_constraints()
 
@@ -220,7 +237,7 @@ class SamplingParams:
         if self.choice is not None:
             texts = self.choice
             if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text for text in texts):
-                raise ValueError(f"choice must be a non-empty list of non-empty texts, got {texts!r}")
+                raise ValueError(f"choice must be a non-empty list of non-empty texts, got {shown(texts)}")
             object.__setattr__(self, "choice", tuple(texts))
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
@@ -238,6 +255,12 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether the logits depend on earlier tokens."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    @property
+    def highest_bias(self) -> int:
+        """The largest token id in `logit_bias`; -1 if there is none."""
+        assert isinstance(self.logit_bias, _CheckedBias), "it was checked"
+        return self.logit_bias.highest
 
     def of_sample(self, index: int) -> SamplingParams:
         """Return the parameters of one of several samples of a prompt: only the first reports the prompt's logprobs."""

@@ -10,8 +10,8 @@ from sluice.types.tiers import Tier
 
 CHUNKS_BY_TIME = -1
 """Stands for dynamic chunks that follow the measured time of steps."""
-ITL_AUTO = -1
-"""Stands for an ITL target that follows the measured time of decodes."""
+ITL_AUTO = -4
+"""An ITL target below 0 is as many steps of the running decodes, by the time that these were measured to take."""
 
 NGRAM = "ngram"
 """The algorithm that guesses by n-grams, in the scheduler. All others guess in the runner."""
@@ -33,10 +33,9 @@ class SchedulerLimits:
     `max_prefill_requests`, `max_queued_requests` and `max_queued_tokens` means no limit.
     `max_running_requests < max_batch_tokens`, so decodes alone never fill a step. `dynamic_chunking` is the position at
     which a prompt token takes twice as long as the first one; `CHUNKS_BY_TIME`: by what steps take; 0: all tokens count
-    the same. `itl_target` is the time of
-    a step with streams, in microseconds, which the share `itl_quantile` of these steps is to be within; 0: steps are
-    not timed; `ITL_AUTO`: by what decodes take. It needs prompts that may be cut, where `chunked_prefill_size` is the
-    most prefill of a step, and the schedule `mixed`.
+    the same. `itl_target` is the time of a step with streams, in microseconds, which the share `itl_quantile` of
+    these steps is to be within; 0: steps are not timed; below 0: it is so many steps of the running decodes. It needs
+    prompts that may be cut, where `chunked_prefill_size` is the most prefill of a step, and the schedule `mixed`.
     """
 
     schedule: str

@@ -8,8 +8,9 @@ import torch
 from compiled import library
 from sluice.kernels.cpu.library import Kernels, Level
 from sluice.models.linear import Int4Linear
+from sluice.models.native_linear import NativeLinear
 from sluice.models.ops import ACTIVATIONS, Ops
-from sluice.models.packers import NativeLinear, NativePacker
+from sluice.models.packers import NativePacker
 from sluice.models.quantized import Int4Weight, QuantizedLinear, int4_linear
 
 LIBRARY = library()

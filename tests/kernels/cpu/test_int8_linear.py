@@ -7,8 +7,9 @@ import torch
 
 from compiled import library
 from sluice.kernels.cpu.library import Kernels, Level
+from sluice.models.native_linear import NativeLinear
 from sluice.models.ops import ACTIVATIONS, Ops
-from sluice.models.packers import NativeLinear, NativePacker
+from sluice.models.packers import NativePacker
 from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedLinear, int8_linear
 
 LIBRARY = library()

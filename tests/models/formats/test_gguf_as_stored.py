@@ -25,8 +25,9 @@ from sluice.models.catalog.gguf_sizes import GGUFSizes
 from sluice.models.formats.gguf_open import open_gguf
 from sluice.models.grouped_layers import GroupedLinear, StoredEmbedding
 from sluice.models.hub import resolve_checkpoint
+from sluice.models.native_linear import NativeLinear
 from sluice.models.ops import Ops
-from sluice.models.packers import NativeLinear, NativePacker
+from sluice.models.packers import NativePacker
 from sluice.models.quantized import QuantizedLinear
 from sluice.models.stored_blocks import StoredBlocks
 from sluice.parallel.layout import Layout

@@ -125,6 +125,12 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
             "rope.scaling.attn_factor": (1 + math.log(512 / 16) / math.log(16)) ** 0.5,
         },
     ),
+    "qwen3-moe": (
+        tiny_families.qwen3_moe,
+        {"mlp_only_layers": [], "norm_topk_prob": True, "head_dim": 16, "moe_intermediate_size": 32},
+        {"expert_feed_forward_length": 32},
+    ),
+    "mixtral": (tiny_families.mixtral, {"sliding_window": None}, {}),
     "olmo3": (
         tiny_families.olmo3,
         {"rope_parameters": {"full_attention": LLAMA_ROPE, "sliding_attention": LLAMA_ROPE}},
@@ -168,7 +174,7 @@ def test_files_hold_what_the_checkpoint_does(family: str, tmp_path: Path) -> Non
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", [name if name in ("gemma4", "phi3") else slow(name) for name in CASES])
+@pytest.mark.parametrize("family", [name if name in ("gemma4", "phi3", "qwen3-moe") else slow(name) for name in CASES])
 def test_matrices_are_multiplied_as_they_are_stored(family: str, tmp_path: Path) -> None:
     """By the kernels, near what the same numbers give in float32: one matrix for gate and up is two parts to them."""
     make, sizes, fields = CASES[family]

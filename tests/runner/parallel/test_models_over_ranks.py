@@ -24,7 +24,7 @@ from sluice.parallel.member import ALONE, Member
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.features.grammars import GrammarMasks
 from sluice.runner.runner import TorchRunner
-from sluice.types import NO_SAMPLING, SamplingParams, Submit, TierLimits
+from sluice.types import NO_SAMPLING, Regime, SamplingParams, Submit, TierLimits
 from worlds import Bench, World, limits_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -44,6 +44,7 @@ MODES: dict[str, dict[str, Any]] = {
     "chunks of five": {"chunk": 5},
     "preemption": {"num_pages": 9},
     "lookahead": {"lookahead": 1},
+    "layers": {"itl_target": 1, "sliced_chunk_size": 16, "num_layers": 3},
     "no cache": {"prefix_caching": False},
     "host tier": {"num_pages": 9, "tiers": TierLimits(host_pages=40)},
 }
@@ -51,9 +52,10 @@ MODES: dict[str, dict[str, Any]] = {
 
 CASES = [
     *(("llama", "mixed", TP), ("llama", "lookahead", PP), ("llama", "host tier", BOTH), ("gpt2", "mixed", BOTH)),
+    ("llama", "layers", TP),
     ("layers of two sizes", "host tier", BOTH),
     *(slow("llama", "preemption", layout) for layout in NAMES),
-    *(slow("llama", mode, BOTH) for mode in MODES if mode not in ("preemption", "host tier")),
+    *(slow("llama", mode, BOTH) for mode in MODES if mode not in ("preemption", "host tier", "layers")),
     *(slow("gpt2", "mixed", layout) for layout in (TP, PP)),
 ]
 
@@ -139,6 +141,8 @@ def test_no_layout_and_no_mode_changes_an_answer(
         bench = Bench.of(world, ranks.leader)
         assert answers(bench) == expected[family]
         occupancy = bench.scheduler.occupancy()
+        timed = bench.engine.meter.totals().itl
+    assert mode != "layers" or (timed is not None and timed.regimes.keys() & {Regime.SLICED, Regime.LAYERS})
     assert occupancy.preemptions > 0 or mode not in ("preemption", "host tier")
     assert mode != "host tier" or (occupancy.tiers[0].loaded > 0 and occupancy.tiers[0].failed_loads == 0)
 
@@ -147,7 +151,7 @@ def test_no_layout_and_no_mode_changes_an_answer(
     ("mode", "layout"),
     [
         *(("lookahead", Layout()), ("preemption", BOTH)),
-        *(slow(mode, Layout()) for mode in MODES if mode != "lookahead"),
+        *(slow(mode, Layout()) for mode in MODES if mode not in ("lookahead", "layers")),
         *(slow("lookahead", PP), slow("host tier", BOTH)),
     ],
     ids=lambda each: NAMES.get(each, each),

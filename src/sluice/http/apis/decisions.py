@@ -41,6 +41,7 @@ from sluice.http.call.usage import Usage, usage_json
 from sluice.text.text_stream import Piece
 from sluice.text.tokenizer import Tokenizer
 from sluice.types import SamplingParams
+from sluice.types.shown import shown
 
 Kind = Literal["choice", "score", "yes_no"]
 PROMPT_FORMAT_VERSION = 1
@@ -157,7 +158,7 @@ def parse_decisions(body: bytes) -> GenerateCall[DecisionFields]:
     ids = set[str]()
     for index, question in enumerate(fields.questions):
         place = f"questions[{index}]"
-        require(question.id not in ids, f"{place}.id {question.id!r} is given twice", param=f"{place}.id")
+        require(question.id not in ids, f"{place}.id {shown(question.id)} is given twice", param=f"{place}.id")
         ids.add(question.id)
         _check_question(place, question)
     return GenerateCall(
@@ -347,7 +348,8 @@ def _label_ids(
         token = known[tail, label]
         if token is None or token in found:
             raise bad_request(
-                f"decisions are not supported with this model: {label!r} is not one token of its own behind the prompt",
+                f"decisions are not supported with this model: {shown(label)} is not one token of its own behind"
+                " the prompt",
                 param="questions",
                 code="unsupported",
             )

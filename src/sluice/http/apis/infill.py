@@ -19,8 +19,8 @@ from sluice.http.base.routes import Body, Routes
 from sluice.http.call.answers import end_of, text_of
 from sluice.http.call.fill_in import Fill
 from sluice.http.call.generate_call import (
+    EventFields,
     GenerateCall,
-    GenerateFields,
     SamplingFields,
     documented,
     given_of,
@@ -52,7 +52,7 @@ class InfillSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     n: Literal[1] = 1
 
 
-class InfillFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
+class InfillFields(EventFields, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /infill`."""
 
     input_prefix: str = ""

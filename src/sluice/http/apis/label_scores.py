@@ -39,6 +39,7 @@ from sluice.http.call.tokenize import MAX_CALL_TOKENS, prompt_ids
 from sluice.http.call.usage import Usage, usage_json
 from sluice.text.text_stream import Piece
 from sluice.types import MAX_LOGPROB_IDS, MAX_TOKEN_ID, SamplingParams
+from sluice.types.shown import shown
 
 TEXT_SCHEMA = {"type": "string", "minLength": 1}
 Query = Annotated[Any, documented(anyOf=[TEXT_SCHEMA, some(ID_SCHEMA)])]
@@ -107,7 +108,7 @@ def parse_label_scores(content: dict[str, Any]) -> GenerateCall[LabelScoreFields
     require(len(given) <= most, f"{name} may be at most {most}, got {len(given)}", param=name)
     for index, label in enumerate(given):
         require(label != "", f"{name}[{index}] must not be empty", param=f"{name}[{index}]")
-        message = f"{name}[{index}] {label!r} is given twice"
+        message = f"{name}[{index}] {shown(label)} is given twice"
         require(label not in given[:index], message, param=f"{name}[{index}]")
     for index, token in enumerate(ids or ()):
         message = f"label_token_ids[{index}] must be a token id, got {token}"

@@ -19,8 +19,8 @@ from sluice.http.call.constraint_fields import NativeConstraints, native_shape
 from sluice.http.call.generate_call import (
     ID_SCHEMA,
     Count,
+    EventFields,
     GenerateCall,
-    GenerateFields,
     Logprobs,
     SamplingFields,
     Seed,
@@ -65,7 +65,7 @@ class NativeText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     no_stop_trim: bool = False
 
 
-class NativeFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
+class NativeFields(EventFields, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /generate`. One of `text` and `input_ids` is given."""
 
     text: Text | list[Text] | None = None

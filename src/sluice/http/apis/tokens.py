@@ -25,8 +25,8 @@ from sluice.http.call.answers import end_of
 from sluice.http.call.constraint_fields import ConstraintFields, shape_of
 from sluice.http.call.generate_call import (
     Count,
+    EventFields,
     GenerateCall,
-    GenerateFields,
     Logprobs,
     SamplingFields,
     documented,
@@ -44,7 +44,7 @@ from sluice.http.call.openai import (
     COMPLETION_MAX_TOKENS,
     ChatFields,
     CompletionFields,
-    StreamOptions,
+    OpenAIStreamOptions,
     parse_chat,
     parse_completion,
 )
@@ -68,14 +68,14 @@ class TokenSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     include_stop_str_in_output: bool = False
 
 
-class TokenFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
+class TokenFields(EventFields, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /inference/v1/generate`."""
 
     token_ids: Annotated[list[Count], documented(minItems=1)]
     sampling_params: dict[str, Any]
     request_id: Annotated[str, documented(maxLength=LONGEST_ID)] | None = None
     model: str | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: OpenAIStreamOptions | None = None
     prompt_text: str | None = None
     """Without effect: `/render` says by it what the tokens spell."""
 
@@ -100,7 +100,7 @@ class Rendered(msgspec.Struct, kw_only=True):
     sampling_params: TokenSampling
     model: str
     stream: bool
-    stream_options: StreamOptions | None
+    stream_options: OpenAIStreamOptions | None
     cache_salt: str | None
     priority: Any
 
@@ -172,7 +172,7 @@ def parse_tokens(body: bytes) -> GenerateCall[TokenFields]:
     given = given_fields(content, TokenSampling)
     sampling = convert(given, TokenSampling, PLACE)
     common = SamplingFields(**{name: getattr(sampling, name) for name in SamplingFields.__struct_fields__})
-    options = (fields.stream_options if fields.stream else None) or StreamOptions()
+    options = (fields.stream_options if fields.stream else None) or OpenAIStreamOptions()
     return GenerateCall(
         fields=fields,
         prompts=(fields.token_ids,),

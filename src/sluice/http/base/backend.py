@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sluice.assembly.explain import Setting
-from sluice.http.base.errors import RETRY_SECONDS, ApiError, shown, unavailable
+from sluice.http.base.errors import RETRY_SECONDS, ApiError, unavailable
 from sluice.http.base.model_names import is_same
 from sluice.http.base.progress import PromptQueries
 from sluice.process.client import EngineClient
@@ -18,6 +18,7 @@ from sluice.text.tokenizer import Tokenizer
 from sluice.types import AdapterInfo, SamplingDefaults, seed_source
 from sluice.types.footprint import Footprint
 from sluice.types.request_limits import Limits
+from sluice.types.shown import shown
 from sluice.types.stored_weights import StoredWeights
 
 

@@ -12,16 +12,18 @@ import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
 from sluice.http.base.calls import CALL, Call
-from sluice.http.base.errors import ApiError, bad_request
+from sluice.http.base.errors import LONGEST_MESSAGE, ApiError, bad_request
 from sluice.http.base.json_bounds import check_contents
 from sluice.http.base.unknown_fields import check_strict, ignore_unknown
 from sluice.http.base.unsupported_fields import UNSUPPORTED, Accepted, asks_for_nothing, instead_of, is_neutral
+from sluice.types.shown import clipped
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -92,23 +94,26 @@ class BodyReader:
     def answered(self, call: Call) -> None:
         self._held -= call.body_bytes
 
-    async def _received(self, request: Request) -> bytes:
+    async def _received(self, request: Request) -> list[bytes]:
+        """Return the body in the parts in which it came: to put 30 MB together takes 20 ms."""
         limits = self._limits
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and (len(declared) > LONGEST_NUMBER or int(declared) > limits.max_bytes):
             raise _too_large(limits)
-        body = bytearray()
+        parts: list[bytes] = []
+        size = 0
         try:
             async with asyncio.timeout(limits.max_seconds):
                 async for part in request.stream():
-                    body += part
-                    if len(body) > limits.max_bytes:
+                    parts.append(part)
+                    size += len(part)
+                    if size > limits.max_bytes:
                         raise _too_large(limits)
-                    if len(body) >= LONG_BODY:
-                        self._hold(len(body))
+                    if size >= LONG_BODY:
+                        self._hold(size)
         except TimeoutError as error:
             raise ApiError(408, f"the body did not arrive within {limits.max_seconds:g} seconds") from error
-        return bytes(body)
+        return parts
 
     def _hold(self, size: int) -> None:
         """Count the body of the present call with so many bytes.
@@ -134,16 +139,30 @@ def _too_large(limits: BodyLimits) -> ApiError:
     return ApiError(413, f"the body is larger than {limits.max_bytes} bytes, the most that is accepted")
 
 
-async def parsed(parse: Callable[[bytes], T], body: bytes, parsers: Executor, marker: bytes | None = None) -> T:
-    """Return `parse(body)`, called in another thread if the body is long, or holds the marker.
+async def parsed(parse: Callable[[bytes], T], parts: list[bytes], parsers: Executor, marker: bytes | None = None) -> T:
+    """Return what `parse` makes of a body, called in another thread if the body is long, or holds the marker.
+
+    Args:
+        parts: of the body; empty afterwards.
 
     Raises:
         ApiError: as `parse`.
     """
-    if len(body) < LONG_BODY and (marker is None or marker not in body):
-        return parse(body)
+    if sum(map(len, parts)) < LONG_BODY:
+        body = _joined(parts)
+        if marker is None or marker not in body:
+            return parse(body)
+        parts.append(body)
     context = contextvars.copy_context()
-    return await asyncio.get_running_loop().run_in_executor(parsers, context.run, parse, body)
+    work = partial(context.run, lambda: parse(_joined(parts)))
+    return await asyncio.get_running_loop().run_in_executor(parsers, work)
+
+
+def _joined(parts: list[bytes]) -> bytes:
+    """Return all parts as one, and keep none of them."""
+    body = b"".join(parts)
+    parts.clear()
+    return body
 
 
 def read_fields(body: bytes, kind: type[S], unsupported: Mapping[str, Accepted] = UNSUPPORTED) -> S:
@@ -256,7 +275,7 @@ def convert(content: Any, kind: type[S], place: str = "", accepted: Mapping[str,
     try:
         return msgspec.convert(content, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error), content, place, accepted or {}) from error
+        raise _invalid(clipped(str(error), LONGEST_MESSAGE), content, place, accepted or {}) from error
 
 
 def _invalid(message: str, content: Any, place: str, accepted: Mapping[str, str]) -> ApiError:

@@ -15,10 +15,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sluice.types.request_limits import NO_TIER
+from sluice.types.shown import LONGEST_SHOWN, clipped
 
 RETRY_SECONDS = 5
 """When to try again with a server that has no engine at the moment."""
-LONGEST_MESSAGE, LONGEST_PARAM = 2000, 200
+LONGEST_MESSAGE = 2000
 """Characters. A message names the value that it refuses, which may be megabytes long."""
 OLLAMA_PREFIX = "/api/"
 """What the paths of Ollama's API begin with."""
@@ -96,8 +97,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = _clipped(message, LONGEST_MESSAGE)
-        self.param = None if param is None else _clipped(param, LONGEST_PARAM)
+        self.message = clipped(message, LONGEST_MESSAGE)
+        self.param = None if param is None else clipped(param)
         self.code = code
         self.retry_after = retry_after
 
@@ -129,15 +130,6 @@ class ApiError(Exception):
         else:
             body = msgspec.json.encode(self.ollama_body() if path.startswith(OLLAMA_PREFIX) else self.body())
         return Response(body, status, headers, "application/json")
-
-
-def _clipped(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length // 2]} ... {text[-length // 4 :]}"
-
-
-def shown(text: str) -> str:
-    """Return a text as a message repeats it: in quotes, and cut before it is quoted, which takes 2 ms a megabyte."""
-    return repr(_clipped(text, LONGEST_PARAM))
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
@@ -183,7 +175,7 @@ def _routing_message(request: Request, error: HTTPException, headers: Mapping[st
     message = error.detail
     if error.status_code == 404:
         paths = [route.path for route in request.app.routes if isinstance(route, Route)]
-        close = get_close_matches(request.url.path[:LONGEST_PARAM], paths, n=1, cutoff=CLOSE)
+        close = get_close_matches(request.url.path[:LONGEST_SHOWN], paths, n=1, cutoff=CLOSE)
         message = "there is no such path" + (f"; did you mean {close[0]}?" if close else "")
     elif error.status_code == 405:
         message = f"the path exists, but not for this method; it takes {headers.get('Allow', 'another')}"

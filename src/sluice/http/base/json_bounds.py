@@ -13,6 +13,8 @@ from sluice.http.base.errors import ApiError, require
 
 MAX_VALUES = 1 << 20
 """Values of a body; a name in an object counts as one too. As token ids they take 30 ms to parse."""
+MAX_NAMES = 300_000
+"""Names in objects: more than the largest vocabularies have tokens. They take 60 ms."""
 MAX_LISTS = 1 << 16
 """Lists and objects of a body. They take 50 ms."""
 UNCHECKED = 1 << 16
@@ -30,6 +32,7 @@ OTHERS = bytes(set(range(256)) - set(b'",:[{'))
 @dataclass(slots=True)
 class _Counts:
     values: int = 0
+    names: int = 0
     lists: int = 0
     is_in_string: bool = False
 
@@ -38,7 +41,7 @@ def check_contents(body: bytes) -> None:
     """Refuse a body of too many values.
 
     Raises:
-        ApiError: 413, more than `MAX_VALUES` values, or more than `MAX_LISTS` lists and objects.
+        ApiError: 413, more than `MAX_VALUES` values, `MAX_NAMES` names, or `MAX_LISTS` lists and objects.
     """
     if len(body) <= UNCHECKED:
         return
@@ -51,6 +54,8 @@ def check_contents(body: bytes) -> None:
         _count(counts, piece)
         if counts.values > MAX_VALUES:
             raise ApiError(413, f"the body holds more than {MAX_VALUES} values, the most that are accepted")
+        if counts.names > MAX_NAMES:
+            raise ApiError(413, f"the body holds more than {MAX_NAMES} names in objects, the most that are accepted")
         if counts.lists > MAX_LISTS:
             raise ApiError(413, f"the body holds more than {MAX_LISTS} lists and objects, the most that are accepted")
 
@@ -89,4 +94,5 @@ def _count(counts: _Counts, piece: bytes) -> None:
     counts.is_in_string ^= len(parts) % 2 == 0
     lists = outside.count(b"[") + outside.count(b"{")
     counts.values += len(outside)
+    counts.names += outside.count(b":")
     counts.lists += lists

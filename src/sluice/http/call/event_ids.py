@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from sluice.http.base.errors import ApiError, bad_request, shown
+from sluice.http.base.errors import ApiError, bad_request
 from sluice.http.base.framing import Framing
 from sluice.text.text_stream import Piece
+from sluice.types.shown import shown
 
 HEADER = "last-event-id"
 FORM = re.compile(r"([0-9a-f]{24})\.(\d{1,12})\.(-?\d{1,20})\.([0-9a-f]{8})\.(\d{1,12})")

@@ -25,12 +25,14 @@ from sluice.text.parsers.tools import ToolUse
 from sluice.text.text_stream import DEFAULT_TEXT, TextOptions
 from sluice.types import AdapterInfo, SamplingParams
 from sluice.types.request_limits import LimitError, check_cache_salt, check_stops, split_priority
+from sluice.types.shown import shown
 
 MAX_CHOICES = 4096
 """Most requests that one call may become: prompts times samples."""
 MAX_BIASES = 1 << 20
 """Most biases of one call: choices times entries of `logit_bias`. Each row of a step adds its own."""
 LONGEST_SECONDS = 1e7
+TOKEN_ID = re.compile(r"[0-9]{1,10}")
 TIERS: Mapping[str, types.ClassName] = {"priority": "interactive", "flex": "batch"}
 """OpenAI's service tiers -> classes, where there are classes. Others ask for nothing."""
 
@@ -99,6 +101,24 @@ class GenerateFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
     """Stop strings and stop ids end the answer in its reasoning, too."""
 
 
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the streams of events of all routes take. Of usage, only routes whose events need not have it are asked."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Without effect: it would pad events to hide how long they are."""
+    continuous_usage_stats: bool | None = None
+    """vLLM's addition, which its benchmarks and guidellm use."""
+    include_event_ids: bool | None = None
+    """Ours: events have ids, by which the client may ask for the rest of a stream that was cut."""
+
+
+class EventFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
+    """Fields of routes whose streams are server-sent events."""
+
+    stream_options: StreamOptions | None = None
+
+
 class Conversation(NamedTuple):
     """Messages as chat templates take them, and how they are rendered."""
 
@@ -145,8 +165,6 @@ class GenerateCall(Generic[F]):
     include_usage: bool = False
     include_progress: bool = False
     """A stream says how far the prompts are read."""
-    include_event_ids: bool = False
-    """Events of a stream have ids (`event_ids`)."""
     continuous_usage: bool = False
     """Every event of a stream has the usage so far."""
     given: frozenset[str] = frozenset()
@@ -175,7 +193,7 @@ class GenerateCall(Generic[F]):
         """Check what depends on prompts and sampling together.
 
         Raises:
-            ApiError: 400, more biases than one call may have.
+            ApiError: 400, more biases than one call may have, or ids of the events of several choices.
         """
         choices, biases = len(self.prompts) * self.sampling.n, len(self.sampling.logit_bias)
         param = self.names.get("logit_bias", "logit_bias")
@@ -184,6 +202,15 @@ class GenerateCall(Generic[F]):
             f" {MAX_BIASES} are accepted in one call"
         )
         require(choices * biases <= MAX_BIASES, message, param=param)
+        message = "stream_options.include_event_ids is only allowed in a call of one choice: one prompt, and n: 1"
+        require(choices == 1 or not self.include_event_ids, message, param="stream_options")
+
+    @property
+    def include_event_ids(self) -> bool:
+        """Whether the answer is a stream whose events have ids (`event_ids`)."""
+        fields = self.fields
+        options = fields.stream_options if isinstance(fields, EventFields) and fields.stream else None
+        return options is not None and bool(options.include_event_ids)
 
 
 class Settled(NamedTuple):
@@ -324,10 +351,9 @@ def _checked_stops(name: str, stop: str | list[str]) -> tuple[str, ...]:
 
 def _bias_by_id(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     """Return biases by token id, which JSON spells as a text."""
-    for token in given:
-        is_id = re.fullmatch(r"[0-9]{1,10}", token) is not None
-        require(is_id, f"logit_bias must be by token id, got {token!r}", param="logit_bias")
-    return tuple((int(token), bias) for token, bias in given.items())
+    other = next((token for token in given if not TOKEN_ID.fullmatch(token)), None)
+    require(other is None, f"logit_bias must be by token id, got {shown(other)}", param="logit_bias")
+    return tuple(zip(map(int, given), given.values(), strict=True))
 
 
 def _checked_salt(name: str, salt: str | None) -> str:

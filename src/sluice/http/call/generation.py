@@ -6,8 +6,7 @@ A call is a request for each sample of each prompt. They share an inbox, and eac
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -38,7 +37,8 @@ MESSAGE_END = 64
 BEFORE_MESSAGE = 32
 """Characters before a message that is continued, in which the template may begin its reasoning."""
 AT_ONCE = 16
-"""Choices that are prepared, or submitted, in one turn: 3 ms."""
+"""Choices that are prepared, or submitted, in one turn: 3 ms. So many tokens of a prompt count as one more:"""
+TOKENS_AS_ONE = 4096
 
 NO_DRAFTS = Drafted()
 
@@ -137,20 +137,15 @@ class Generation:
                 " are with one prompt; leave it out",
                 param="stream_options",
             )
-        num_samples = self._call.sampling.n
-        self._check_room(len(prompts) * num_samples)
-        size = max(1, AT_ONCE // num_samples)
-        for start in range(0, len(prompts), size):
-            async with self._turn(start):
-                for prompt in prompts[start : start + size]:
-                    self._add_choices(tuple(prompt))
+        self._check_room(len(prompts) * self._call.sampling.n)
+        made = (request for prompt in prompts for request in self._added(tuple(prompt)))
+        _, is_last = _part(made)  # the first part needs no turn
+        while not is_last:
+            async with self._turns:
+                _, is_last = _part(made)
 
-    def _turn(self, start: int) -> AbstractAsyncContextManager[None]:
-        """Return the turn for a part of a call's work. The first part needs none."""
-        return self._turns if start else nullcontext()
-
-    def _add_choices(self, prompt: tuple[int, ...]) -> None:
-        """Check a prompt, and make its choices."""
+    def _added(self, prompt: tuple[int, ...]) -> Iterator[Submit]:
+        """Check a prompt, and yield its requests as their choices are made."""
         call, tokenizer = self._call, self.service.tokenizer
         shown = frozenset[str]() if call.tools is None else self.service.replies.markers(call.tools)
         skips_special = call.text.skip_special_tokens
@@ -158,6 +153,7 @@ class Generation:
         for request in samples(self.service, prompt, call, self.settled, self.came_at):
             detokenizer = tokenizer.detokenizer(prompt, skip_special_tokens=skips_special, shown=shown)
             self.choices.append(self._choice(request, detokenizer, end))
+            yield request
 
     def _choice(self, request: Submit, detokenizer: Detokenizer, end: str) -> Choice:
         """Return a choice, given the end of its prompt. Its own stop ids count in its answer, and not in thoughts."""
@@ -180,7 +176,10 @@ class Generation:
             skip_thoughts=skips,
             stop_ids=own,
         )
-        parser = TextOnly() if call.tools is None else replies.parser(call.tools, end, continues=continues)
+        parser: AnswerParser = TextOnly()
+        if call.tools is not None:
+            name = f"{self.id}.{len(self.choices)}"  # a stream that goes on elsewhere names its calls by the same ids
+            parser = replies.parser(call.tools, end, continues=continues, name=name)
         return Choice(request, text, parser)
 
     async def submit(self) -> None:
@@ -191,9 +190,13 @@ class Generation:
         """
         self._check_room(len(self.choices))
         self.submitted_at = self._client.now()
-        for start in range(0, max(1, len(self.choices)), AT_ONCE):  # a call without choices has an inbox, too
-            async with self._turn(start):
-                self._submit([choice.request for choice in self.choices[start : start + AT_ONCE]])
+        left = (choice.request for choice in self.choices)
+        part, is_last = _part(left)
+        self._submit(part)  # a call without choices has an inbox, too
+        while not is_last:
+            async with self._turns:
+                part, is_last = _part(left)
+                self._submit(part)
 
     def event_ids(self) -> EventIds | None:
         """Return what numbers the events of the stream; None: they have no ids."""
@@ -323,6 +326,19 @@ class Generation:
             sum(choice.text.reasoning_tokens for choice in self.choices),
             drafted=Drafted(*map(sum, zip(*(choice.text.drafted for choice in self.choices), strict=True))),
         )
+
+
+def _part(requests: Iterator[Submit]) -> tuple[list[Submit], bool]:
+    """Take the requests that are prepared, or submitted, in one turn, and return whether they are the last ones."""
+    taken: list[Submit] = []
+    count = 0
+    for request in requests:
+        taken.append(request)
+        is_first = request.sample_index == 0  # the prompt of the others is the same
+        count += 1 + (len(request.prompt) // TOKENS_AS_ONE if is_first else 0)
+        if count >= AT_ONCE:
+            return taken, False
+    return taken, True
 
 
 def shape_of_answer(service: Service, call: GenerateCall[Any], prompts: Sequence[Sequence[int]]) -> Shape | None:

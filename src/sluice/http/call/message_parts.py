@@ -11,6 +11,7 @@ from sluice.http.base.body import kind_of, known_fields
 from sluice.http.base.errors import ApiError, bad_request, require
 from sluice.http.base.json_bounds import check_nesting
 from sluice.http.base.unsupported_fields import IN_PARTS
+from sluice.types.shown import shown
 
 TEXTS: Mapping[str, str] = {
     "text": "text",
@@ -61,8 +62,8 @@ def text_of_part(part: Any, place: str) -> tuple[str, str]:
     kind = part.get("type") or "text"
     known = {**TEXTS, **THOUGHTS}
     if not isinstance(kind, str) or kind not in known:
-        shown = repr(kind) if isinstance(kind, str) else kind_of(kind)
-        raise bad_request(f"{place}.type {shown} is not supported; accepted: {', '.join(known)}", param=f"{place}.type")
+        got = shown(kind) if isinstance(kind, str) else kind_of(kind)
+        raise bad_request(f"{place}.type {got} is not supported; accepted: {', '.join(known)}", param=f"{place}.type")
     name = known[kind]
     known_fields({key: value for key, value in part.items() if key not in (name, "type")}, frozenset(), place, IN_PARTS)
     text = part.get(name)
@@ -110,7 +111,7 @@ def _parsed(place: str, text: str, name: str) -> dict[str, Any]:
         found = msgspec.json.decode(text)
         check_nesting(found, place)
     except UnicodeError as error:
-        raise bad_request(f"{place} must be Unicode text: {error}; got {text!r}", param=place) from error
+        raise bad_request(f"{place} must be Unicode text: {error}; got {shown(text)}", param=place) from error
     except (msgspec.DecodeError, RecursionError, ApiError):
         found = None
     return found if isinstance(found, dict) else {name: text}

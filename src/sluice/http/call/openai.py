@@ -18,10 +18,11 @@ from sluice.http.call.fill_in import Fill
 from sluice.http.call.generate_call import (
     ID_SCHEMA,
     Count,
+    EventFields,
     GenerateCall,
-    GenerateFields,
     Logprobs,
     SamplingFields,
+    StreamOptions,
     check_top_logprobs,
     checked_prompts,
     documented,
@@ -44,23 +45,16 @@ TEXT_SCHEMA = {"type": "string", "minLength": 1}
 PROMPT_SCHEMA = {"anyOf": [TEXT_SCHEMA, some(TEXT_SCHEMA), some(ID_SCHEMA), some(some(ID_SCHEMA))]}
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
-    """Without effect: it would pad events to hide how long they are."""
-    continuous_usage_stats: bool | None = None
-    """vLLM's addition, which its benchmarks and guidellm use."""
+class OpenAIStreamOptions(StreamOptions, kw_only=True, forbid_unknown_fields=True):
     include_progress: bool | None = None
     """Ours: events say how far the prompts are read."""
-    include_event_ids: bool | None = None
-    """Ours: events have ids, by which the client may ask for the rest of a stream that was cut."""
 
 
-class OpenAIFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
+class OpenAIFields(EventFields, kw_only=True, forbid_unknown_fields=True):
     """What completions and chats have in common beside `SamplingFields`, which stand next to these in a body."""
 
     model: str | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: OpenAIStreamOptions | None = None
     max_completion_tokens: Count | None = None
     best_of: Count | None = None
     prompt_logprobs: Logprobs | None = None
@@ -246,12 +240,9 @@ def _call(fields: B, params: SamplingParams, **others: Any) -> GenerateCall[B]:
     )
     message = f"best_of {fields.best_of} is not supported; leave it out, or send as many as n, {params.n}"
     require(fields.best_of in (None, params.n), message, param="best_of")
-    options = (fields.stream_options if fields.stream else None) or StreamOptions()
+    options = (fields.stream_options if fields.stream else None) or OpenAIStreamOptions()
     message = "stream_options.continuous_usage_stats is only allowed with include_usage: true"
     require(bool(options.include_usage) or not options.continuous_usage_stats, message, param="stream_options")
-    is_one = params.n == 1 and len(others["prompts"]) == 1
-    message = "stream_options.include_event_ids is only allowed in a call of one choice: one prompt, and n: 1"
-    require(is_one or not options.include_event_ids, message, param="stream_options")
     return GenerateCall(
         fields=fields,
         sampling=params,
@@ -262,7 +253,6 @@ def _call(fields: B, params: SamplingParams, **others: Any) -> GenerateCall[B]:
         text=TextOptions(fields.skip_special_tokens, fields.include_stop_str_in_output),
         include_usage=bool(options.include_usage),
         include_progress=bool(options.include_progress),
-        include_event_ids=bool(options.include_event_ids),
         continuous_usage=bool(options.continuous_usage_stats),
         **others,
     )

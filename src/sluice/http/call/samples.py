@@ -14,6 +14,7 @@ from sluice.http.call.generate_call import TIERS, GenerateCall, Settled
 from sluice.text.constraints import shapes
 from sluice.types import SamplingParams, Submit
 from sluice.types.request_limits import LimitError, TierDisabled
+from sluice.types.shown import shown
 
 
 def samples(
@@ -54,8 +55,8 @@ def _class_of(service: Service, call: GenerateCall[Any]) -> str:
     by_tier = TIERS.get(tier or "", "") if limits.classes else ""
     if name and by_tier and name != by_tier:
         raise bad_request(
-            f"priority {name!r} and service_tier {tier!r}, which is {by_tier!r} here, contradict each other; send one"
-            " of them",
+            f"priority {name!r} and service_tier {shown(tier)}, which is {by_tier!r} here, contradict each other;"
+            " send one of them",
             param="service_tier",
         )
     return limits.class_of(name or by_tier)

@@ -10,6 +10,7 @@ import msgspec
 from sluice.http.base.body import convert, fields_of, kind_of, known_fields
 from sluice.http.base.errors import bad_request
 from sluice.http.base.unsupported_fields import IN_PARTS
+from sluice.types.shown import shown
 
 Kinds = Mapping[str, type[msgspec.Struct]]
 
@@ -30,7 +31,7 @@ def tagged(content: Any, kinds: Kinds, place: str, *, default: str | None = None
     name = content["type"] if content.get("type") is not None else default
     kind = kinds.get(name) if isinstance(name, str) else None
     if kind is None:
-        what = "is required" if name is None else f"{name!r} is not supported"
+        what = "is required" if name is None else f"{shown(name)} is not supported"
         raise bad_request(f"{place}.type {what}; accepted: {', '.join(kinds)}", param=f"{place}.type")
     given = {field: value for field, value in content.items() if field != "type"}
     return convert(known_fields(given, fields_of(kind), place, IN_PARTS), kind, place)

@@ -17,6 +17,7 @@ from sluice.text.chat_template import OWN_VARIABLES, RenderOptions
 from sluice.text.parsers.choosing import SWITCHES
 from sluice.text.parsers.tools import NO_TOOLS, ToolUse
 from sluice.text.special_text import texts_of
+from sluice.types.shown import shown
 
 UNCOUNTED = ("role", "reasoning_content", "thinking")
 """Fields of messages that do not count for the length of a prompt: templates leave out reasoning of earlier turns."""
@@ -123,7 +124,7 @@ def _check_name(name: str) -> None:
         raise bad_request(f"{param} is reserved: {RESERVED[name]}", param=param)
     is_name = NAME.fullmatch(name) is not None
     what = "a letter, then at most 63 letters, digits or _"
-    require(is_name, f"chat_template_kwargs must hold names of variables ({what}), got {name!r}", param=param)
+    require(is_name, f"chat_template_kwargs must hold names of variables ({what}), got {shown(name)}", param=param)
 
 
 def _add_level(variables: dict[str, Any], name: str, level: str | None) -> None:
@@ -131,7 +132,8 @@ def _add_level(variables: dict[str, Any], name: str, level: str | None) -> None:
     if level is None:
         return
     is_word = re.fullmatch(r"[a-z]{1,64}", level) is not None
-    require(is_word, f"{name} must be a word of lower-case letters, as 'low', got {level!r}", param=name)
+    require(is_word, f"{name} must be a word of lower-case letters, as 'low', got {shown(level)}", param=name)
     other = variables.setdefault(name, level)
-    message = f"{name} {level!r} and chat_template_kwargs.{name}, {kind_of(other)}, contradict each other; send one"
+    there = f"chat_template_kwargs.{name}, {kind_of(other)}"
+    message = f"{name} {shown(level)} and {there}, contradict each other; send one"
     require(other == level, message, param=name)

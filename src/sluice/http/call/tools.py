@@ -14,6 +14,7 @@ from sluice.http.base.json_bounds import check_nesting
 from sluice.http.call.generate_call import documented
 from sluice.text.parsers.replies import ReplyFormat
 from sluice.text.parsers.tools import Choice, Tool, ToolUse
+from sluice.types.shown import shown
 
 MAX_TOOLS = 512
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -120,7 +121,8 @@ def tool_use(
         require(bool(tools), f"{place} needs tools, got none; send tools, or leave it out", param=place)
     names = [tool.name for tool in tools]
     for each in (() if name is None else (name,)) + (allowed or ()):
-        require(each in names, f"{place} names the tool {each!r}; tools has {', '.join(map(repr, names))}", param=place)
+        message = f"{place} names the tool {shown(each)}; tools has {', '.join(map(repr, names))}"
+        require(each in names, message, param=place)
     require(allowed != (), f"{place} must allow at least one tool", param=place)
     return ToolUse(tools, choice, name, is_parallel, allowed)
 
@@ -180,9 +182,9 @@ def _choice(given: Any) -> tuple[Choice, str | None, tuple[str, ...] | None]:
         return Choice.REQUIRED, convert(given, NamedTool, "tool_choice", {"type": "function"}).function.name, None
     if given in CHOICES:
         return Choice(given), None, None
-    shown = repr(given) if isinstance(given, str) else kind_of(given)
+    got = shown(given) if isinstance(given, str) else kind_of(given)
     example = '{"type": "function", "function": {"name": ...}}'
-    raise bad_request(f"tool_choice must be {', '.join(CHOICES)} or {example}, got {shown}", param="tool_choice")
+    raise bad_request(f"tool_choice must be {', '.join(CHOICES)} or {example}, got {got}", param="tool_choice")
 
 
 def _allowed(given: Any, place: str) -> tuple[Choice, None, tuple[str, ...]]:

@@ -15,7 +15,7 @@
 
 // Increase it, here and in `abi.py`, with every change to the structures below or to their meaning: a library compiled
 // from older sources would read the wrong fields.
-constexpr int ABI_VERSION = 15;
+constexpr int ABI_VERSION = 16;
 
 extern "C" {
 
@@ -71,7 +71,7 @@ struct SiluMulCall {
     int32_t rows, size, is_bf16;
 };
 
-enum Activation { NO_ACTIVATION, SILU, GELU_TANH, RELU };
+enum Activation { NO_ACTIVATION, SILU, GELU_TANH, RELU, CLAMPED_SILU };
 
 enum ScaleType { FLOAT_SCALES, BFLOAT16_SCALES, FLOAT16_SCALES };
 
@@ -88,6 +88,9 @@ struct PackedLinearCall {
     int32_t rows, in, out, activation, is_gated;
     int32_t group, scale_type;    // of four bits: inputs with one scale, a multiple of 4, and a `ScaleType`; else 0
     int32_t is_float_y;    // y is float32, else bfloat16
+    int32_t is_one_order;    // sum in the same order for any number of rows, with AMX, too
+    float alpha, limit;    // of CLAMPED_SILU, which is gated: (clamp(second, limit) + 1) g sigmoid(alpha g), where g is
+                           // the first, at most `limit`
 };
 
 // What adapters add to the outputs of a layer that was joined of `parts`.
@@ -135,6 +138,33 @@ struct GroupedLinearCall {
     void* y;                     // [rows, outputs]: f(x W^T + bias), or if gated f(gate) * up
     int64_t x_stride, y_stride;
     int32_t rows, in, count, activation, is_gated, is_float_y;
+    float alpha, limit;    // as of a `PackedLinearCall`
+};
+
+// How a router scores experts; CHOSEN_SOFTMAX: by a softmax over the highest logits alone.
+enum RouterScore { SOFTMAX, SIGMOID, CHOSEN_SOFTMAX };
+
+// The experts with the highest scores of each row. Of equal ones, those with lower numbers are chosen.
+struct RouteCall {
+    const float* logits;         // [rows, experts], no gaps
+    const float* select_bias;    // [experts], counts in the choice and not in the weights; or null
+    int64_t* ids;                // [rows, choices], the highest first
+    float* weights;              // [rows, choices]
+    int32_t rows, experts, choices, score, is_renormed;    // `is_renormed`: weights are divided by their sum and `eps`
+    float eps, scale;
+};
+
+// The experts of a layer: for each row, the sum of what its experts give, times their weights, in the order of its choices.
+struct ExpertsCall {
+    const void* x;           // [rows, in] bfloat16
+    const int64_t* ids;      // [rows, choices], below `experts`
+    const float* weights;    // [rows, choices]
+    void* y;                 // [rows, out] bfloat16, no gaps
+    const void* const* up;      // [experts] the layers, without x, y, their strides and rows: each a `GroupedLinearCall`
+    const void* const* down;    // with one part, or two if gated; or a `PackedLinearCall`. All have the same sizes
+    int64_t x_stride;
+    int32_t rows, choices, experts, in, inner;
+    int32_t up_is_grouped, down_is_grouped;
 };
 
 // Rows of an embedding that stays as it is stored.
@@ -180,7 +210,7 @@ struct ReadPartsCall {
 
 enum ReadOutcome { ALL_READ, DIFFERENT, FILE_ENDED, READ_FAILED };
 
-enum Operation { ATTENTION, NORM, ROTATE_STORE, SILU_MUL, PACKED_LINEAR, GROUPED_LINEAR, EMBED_ROWS, LORA };
+enum Operation { ATTENTION, NORM, ROTATE_STORE, SILU_MUL, PACKED_LINEAR, GROUPED_LINEAR, EMBED_ROWS, EXPERTS, ROUTE, LORA };
 
 // One call of a list that is executed in order.
 struct ListedCall {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from enum import IntEnum
 
-VERSION = 15
+VERSION = 16
 """Version of the structures and their meaning, as in `abi.h`."""
 
 
@@ -57,7 +57,8 @@ class PackedLinearCall(ctypes.Structure):
         *((name, c_void_p) for name in ("x", "weight", "scales", "sums", "minimums", "bias", "y")),
         *((name, c_int64) for name in ("x_stride", "y_stride")),
         *((name, c_int32) for name in ("rows", "in_features", "out_features", "activation", "is_gated")),
-        *((name, c_int32) for name in ("group", "scale_type", "is_float_y")),
+        *((name, c_int32) for name in ("group", "scale_type", "is_float_y", "is_one_order")),
+        *((name, c_float) for name in ("alpha", "limit")),
     )
 
 
@@ -78,6 +79,24 @@ class GroupedLinearCall(ctypes.Structure):
         *((name, c_void_p) for name in ("x", "parts", "bias", "y")),
         *((name, c_int64) for name in ("x_stride", "y_stride")),
         *((name, c_int32) for name in ("rows", "in_features", "count", "activation", "is_gated", "is_float_y")),
+        *((name, c_float) for name in ("alpha", "limit")),
+    )
+
+
+class RouteCall(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "select_bias", "ids", "weights")),
+        *((name, c_int32) for name in ("rows", "experts", "choices", "score", "is_renormed")),
+        *((name, c_float) for name in ("eps", "scale")),
+    )
+
+
+class ExpertsCall(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "ids", "weights", "y", "up", "down")),
+        ("x_stride", c_int64),
+        *((name, c_int32) for name in ("rows", "choices", "experts", "in_features", "inner")),
+        *((name, c_int32) for name in ("up_is_grouped", "down_is_grouped")),
     )
 
 
@@ -143,7 +162,9 @@ class Operation(IntEnum):
     PACKED_LINEAR = 4
     GROUPED_LINEAR = 5
     EMBED_ROWS = 6
-    LORA = 7
+    EXPERTS = 7
+    ROUTE = 8
+    LORA = 9
 
 
 class ListedCall(ctypes.Structure):

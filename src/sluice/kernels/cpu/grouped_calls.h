@@ -19,7 +19,7 @@ EXPORT void sluice_pack_blocks(sluice_engine* engine, const PackBlocksCall* call
 
 EXPORT void sluice_grouped_linear(sluice_engine* engine, const GroupedLinearCall* call) {
     const std::lock_guard lock(engine->pool.one_call);
-    const int64_t stride = (call->in + 63) / 64 * 64 | 64, rows = call->rows;    // as in `quantized_linear`
+    const int64_t stride = bytes_of_row(call->in), rows = call->rows;
     engine->bytes.resize(rows * stride);
     engine->scales.resize(rows * (call->in / PART));
     engine->group_sums.resize(rows * (call->in / GROUP_STEP));
@@ -27,6 +27,7 @@ EXPORT void sluice_grouped_linear(sluice_engine* engine, const GroupedLinearCall
     GroupedWork work{*call, {}, engine->bytes.data(), engine->group_sums.data(), engine->scales.data(), engine->outliers, stride};
     PackedLinearCall& finish = work.finish;
     finish.bias = call->bias, finish.activation = call->activation;
+    finish.alpha = call->alpha, finish.limit = call->limit;
     finish.y = call->y, finish.y_stride = call->y_stride, finish.is_float_y = call->is_float_y;
     engine->rows_locked(work, call->rows, call->in, engine->kernels.quantize_runs, 1);
     engine->outliers.list(static_cast<const uint16_t*>(call->x), call->x_stride);

@@ -1,164 +1,27 @@
 // The kernels behind a plain C interface: one binary for every x86-64, which chooses the level at run time.
 
-// GCC 12 warns about the undefined operands of its own intrinsics.
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <system_error>
-#include <type_traits>
-#include <utility>
+#include <vector>
 
 #include "abi.h"
 #include "cpu.h"
-#include "lora_work.h"
+#include "expert_rows.h"
+#include "level_kernels.h"
 #include "numbers.h"
-#include "outliers.h"
 #include "packed_groups.h"
 #include "packing.h"
 #include "plan.h"
 #include "pool.h"
-#include "tiles.h"
-
-#define INL static inline __attribute__((always_inline))
-#define INL_MEMBER inline __attribute__((always_inline))
-#define UNROLLED _Pragma("GCC unroll 32")
 
 #include "crc32c.h"
+#include "masks.h"
 #include "read_parts.h"
+#include "route.h"
 
 namespace {
-
-constexpr int MAX_HEAD_DIM = 512;
-constexpr int GROUP_STEP = 16;        // inputs that are summed together
-constexpr int TOTALS_BYTES = PART / GROUP_STEP * sizeof(int32_t);
-constexpr int UNPACKED_PARTS = 8;     // that are unpacked together
-// Of one thread: the sums of a slab of rows, three times; parts of 32 outputs in bytes; and their scales and minimums.
-constexpr int GROUPED_SUMS = LinearItems::SLAB_ROWS * PACKED_BLOCK;
-constexpr int GROUPED_SCALES = UNPACKED_PARTS * PART / GROUP_STEP * PACKED_BLOCK;
-constexpr int GROUPED_BUFFER = 3 * GROUPED_SUMS + UNPACKED_PARTS * PART * PACKED_BLOCK / 4 + 2 * GROUPED_SCALES;
-
-// Sixteen bytes, in any level.
-typedef uint8_t Codes __attribute__((vector_size(16)));
-
-// A product with a quantised weight, and its rows once they are quantised.
-struct QuantizedCall {
-    const PackedLinearCall& linear;
-    uint8_t* values;    // [rows, stride]
-    float* scales;      // [rows]
-    int32_t* group_sums;    // [rows, groups] of weights of four bits: of the values, or what sums start at
-    int64_t stride;
-};
-
-// A product with weights in groups, and its rows once they are quantised.
-struct GroupedWork {
-    const GroupedLinearCall& call;
-    PackedLinearCall finish;               // how sums are finished
-    uint8_t* values;                       // [rows, stride], signed
-    int32_t* totals;                       // [rows, in / 16], of the values
-    float* scales;                         // [rows, in / 32]
-    Outliers& outliers;
-    int64_t stride;
-
-    int64_t run_of(int row, int run) const { return static_cast<int64_t>(row) * (call.in / PART) + run; }
-};
-
-struct Kernels {
-    void (*attend_bf16)(const AttentionCall&, Plan&, const Item&, float*);
-    void (*attend_float)(const AttentionCall&, Plan&, const Item&, float*);
-    int64_t (*attend_buffer)(int rows, int head_dim);
-    void (*norm_bf16)(const NormCall&, int, int);
-    void (*norm_float)(const NormCall&, int, int);
-    void (*rotate_store_bf16)(const RotateStoreCall&, int, int);
-    void (*rotate_store_float)(const RotateStoreCall&, int, int);
-    void (*silu_mul_bf16)(const SiluMulCall&, int, int);
-    void (*silu_mul_float)(const SiluMulCall&, int, int);
-    void (*packed_linear)(const PackedLinearCall&, int block, int from, int until, float* buffer);
-    bool widens;    // `packed_linear` takes x in float32
-    void (*quantize_rows)(const QuantizedCall&, int from, int until);
-    void (*quantized_linear)(const QuantizedCall&, int block, int from, int until, float* buffer);
-    void (*quantize_runs)(const GroupedWork&, int from, int until);
-    void (*grouped_linear)(const GroupedWork&, int part, int block, int from, int until, float* buffer);
-    LoraStep lora_shrink, lora_expand;
-    void (*bound_pages_bf16)(const PageBoundsCall&, int, int);
-    void (*bound_pages_float)(const PageBoundsCall&, int, int);
-};
-
-#define UNROLLED_QUADS    // the reference is slow anyway
-namespace scalar {
-#include "lanes_scalar.h"
-#include "bytes_scalar.h"
-#include "level.h"
-const Kernels EMULATED_TILES = kernels<Bf16BesideTiles, EmulatedTiles>();
-}    // namespace scalar
-#undef UNROLLED_QUADS
-#define UNROLLED_QUADS UNROLLED
-
-#if defined(__x86_64__)
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
-namespace avx2 {
-#include "lanes_avx2.h"
-#include "bytes_avx2.h"
-#include "level.h"
-}    // namespace avx2
-#pragma GCC pop_options
-
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
-namespace avx512 {
-#include "lanes_avx512.h"
-#include "bytes_avx512.h"
-#include "level.h"
-}    // namespace avx512
-#pragma GCC pop_options
-
-#define SLUICE_VNNI
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
-namespace avx512_vnni {
-#include "lanes_avx512.h"
-#include "bytes_avx512.h"
-#include "level.h"
-}    // namespace avx512_vnni
-#pragma GCC pop_options
-
-#define SLUICE_BF16_DOT
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")
-namespace avx512_bf16 {
-#include "lanes_avx512.h"
-#include "bytes_avx512.h"
-#include "level.h"
-const Kernels EMULATED_TILES = kernels<Bf16BesideTiles, EmulatedTiles>();
-const Kernels AMX_TILES = kernels<Bf16BesideTiles, AmxTiles>();
-}    // namespace avx512_bf16
-#pragma GCC pop_options
-#undef SLUICE_BF16_DOT
-#undef SLUICE_VNNI
-#endif
-
-#include "masks.h"
-
-const Kernels* kernels_of(Level level) {
-    switch (level) {
-        case SCALAR: return &scalar::KERNELS;
-        case SCALAR_TILES: return &scalar::EMULATED_TILES;
-#if defined(__x86_64__)
-        case AVX2: return &avx2::KERNELS;
-        case AVX512: return &avx512::KERNELS;
-        case AVX512_VNNI: return &avx512_vnni::KERNELS;
-        case AVX512_BF16: return &avx512_bf16::KERNELS;
-        case AVX512_TILES: return &avx512_bf16::EMULATED_TILES;
-        case AMX: return &avx512_bf16::AMX_TILES;
-#endif
-        default: return nullptr;
-    }
-}
 
 // With fewer elements the work ends before another thread could wake up.
 constexpr int64_t ALONE = 16384;
@@ -191,6 +54,16 @@ struct sluice_engine {
         });
     }
 
+    // Use all items from 0 to `count` - 1 with the thread that it runs on, on all threads if there are enough elements.
+    template <class Use>
+    void share(int64_t count, int64_t elements, const Use& use) {
+        if (elements <= ALONE || pool.size() == 1) {
+            for (int64_t item = 0; item < count; item++) use(item, 0);
+            return;
+        }
+        pool.run(count, const_cast<Use*>(&use), [](void* p, int64_t item, int thread) { (*static_cast<Use*>(p))(item, thread); });
+    }
+
     const Kernels& kernels;
     Pool pool;
     Plan plan;
@@ -199,6 +72,7 @@ struct sluice_engine {
     std::vector<float> scales;
     std::vector<int32_t> group_sums;
     Outliers outliers;
+    ExpertBuffers experts;
 };
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -266,6 +140,10 @@ EXPORT void sluice_mask_rows(sluice_engine* engine, const MaskCall* call) {
     engine->rows(*call, call->count, call->vocab, work);
 }
 
+EXPORT void sluice_route(sluice_engine* engine, const RouteCall* call) {
+    engine->rows(*call, call->rows, 4 * static_cast<int64_t>(call->experts) * call->choices, route_rows);
+}
+
 EXPORT void sluice_bound_pages(sluice_engine* engine, const PageBoundsCall* call) {
     const Kernels& k = engine->kernels;
     const int64_t elements = 2 * static_cast<int64_t>(call->kv_heads) * call->head_dim;
@@ -301,8 +179,7 @@ EXPORT int sluice_read_parts(ReadPartsCall* call) { return stored::read(*call); 
 
 static void quantized_linear(sluice_engine* engine, const PackedLinearCall& linear) {
     const std::lock_guard lock(engine->pool.one_call);
-    // An odd number of cache lines, so that the rows of a tile do not all lie in one set of the cache.
-    const int64_t stride = (linear.in + 63) / 64 * 64 | 64;
+    const int64_t stride = bytes_of_row(linear.in);
     engine->bytes.resize((linear.rows + 15) * stride);    // AMX reads whole tiles of sixteen rows
     engine->scales.resize(linear.rows);
     if (linear.group) engine->group_sums.resize(static_cast<int64_t>(linear.rows) * (linear.in / linear.group));
@@ -355,6 +232,7 @@ EXPORT void sluice_packed_linear(sluice_engine* engine, const PackedLinearCall* 
 }
 
 #include "grouped_calls.h"
+#include "expert_calls.h"
 #include "lora_calls.h"
 
 // Execute calls in order, each as if it were made by itself.
@@ -368,8 +246,10 @@ EXPORT void sluice_all(sluice_engine* engine, const ListedCall* calls, int64_t c
             case SILU_MUL: sluice_silu_mul(engine, static_cast<const SiluMulCall*>(call)); break;
             case PACKED_LINEAR: sluice_packed_linear(engine, static_cast<const PackedLinearCall*>(call)); break;
             case GROUPED_LINEAR: sluice_grouped_linear(engine, static_cast<const GroupedLinearCall*>(call)); break;
-            case EMBED_ROWS: sluice_embed_rows(engine, static_cast<const EmbedRowsCall*>(call)); break;
+            case ROUTE: sluice_route(engine, static_cast<const RouteCall*>(call)); break;
+            case EXPERTS: sluice_experts(engine, static_cast<const ExpertsCall*>(call)); break;
             case LORA: sluice_lora(engine, static_cast<const LoraCall*>(call)); break;
+            case EMBED_ROWS: sluice_embed_rows(engine, static_cast<const EmbedRowsCall*>(call)); break;
         }
     }
 }

@@ -11,6 +11,7 @@
 #include "quantized_linear.h"
 #include "grouped_forms.h"
 #include "grouped_linear.h"
+#include "combine.h"
 #include "lora.h"
 
 // AMX has no tiles of words, so lanes compute over pages of int8.
@@ -31,6 +32,7 @@ constexpr Kernels kernels() {
         packed_linear_block<HalfAttention, Tiles>, std::is_same_v<typename HalfAttention::A, float>,
         quantize_rows, quantized_linear_block<Tiles>,
         quantize_runs, grouped_block,
+        combine_rows,
         lora_shrink, lora_expand,
         bound_pages<uint16_t>, bound_pages<float>,
     };

@@ -21,6 +21,7 @@ from sluice.kernels.cpu.abi import (
     VERSION,
     AttentionCall,
     EmbedRowsCall,
+    ExpertsCall,
     GroupedLinearCall,
     ListedCall,
     LoraCall,
@@ -31,6 +32,7 @@ from sluice.kernels.cpu.abi import (
     PackedLinearCall,
     PageBoundsCall,
     RotateStoreCall,
+    RouteCall,
     SiluMulCall,
 )
 from sluice.kernels.cpu.sources import digest_of
@@ -167,6 +169,8 @@ Call = (
     | GroupedLinearCall
     | EmbedRowsCall
     | LoraCall
+    | ExpertsCall
+    | RouteCall
 )
 Listener = Callable[[Operation, Call], None]
 
@@ -301,6 +305,16 @@ class Kernels:
         """Compute a product with weights in groups, then its activation or gate."""
         self._functions.sluice_grouped_linear(self._engine, ctypes.byref(call))
         self._report(Operation.GROUPED_LINEAR, call)
+
+    def route(self, call: RouteCall) -> None:
+        """Choose the experts of rows."""
+        self._functions.sluice_route(self._engine, ctypes.byref(call))
+        self._report(Operation.ROUTE, call)
+
+    def experts(self, call: ExpertsCall) -> None:
+        """Compute the experts that rows chose, and their sums."""
+        self._functions.sluice_experts(self._engine, ctypes.byref(call))
+        self._report(Operation.EXPERTS, call)
 
     def embed_rows(self, call: EmbedRowsCall) -> None:
         """Look up rows of an embedding that stays as it is stored."""

@@ -28,11 +28,31 @@ public:
         marks.resize(static_cast<size_t>(runs) * rows);
     }
 
-    // List those that are marked, by their inputs and then by their rows.
+    // Take the marks of `rows` of others.
+    void copy(const Outliers& from, const int32_t* of) {
+        for (int run = 0; run < runs; run++) {
+            const uint32_t* marked = from.marks.data() + static_cast<size_t>(run) * from.rows;
+            uint32_t* to = marks.data() + static_cast<size_t>(run) * rows;
+            for (int row = 0; row < rows; row++) to[row] = marked[of[row]];
+        }
+    }
+
     void list(const uint16_t* x, int64_t stride) {
+        list([=](int row) { return x + row * stride; });
+    }
+
+    // List those that are marked, by their inputs and then by their rows, of which `x` gives the values.
+    template <class Values>
+    void list(Values x) {
         found.clear();
         ends.clear();
         for (int run = 0; run < runs; run++) {
+            if (rows == 1) {
+                const int first = run * PART;
+                each_mark(run, [&](int, int k) { found.push_back({first + k, 0, widen(x(0)[first + k])}); });
+                ends.push_back(found.size());
+                continue;
+            }
             const size_t first = found.size();
             size_t count[PART + 1] = {}, *next = count;    // of an input, behind those of the inputs before it
             each_mark(run, [&](int, int k) { count[k + 1]++; });
@@ -40,7 +60,7 @@ public:
             found.resize(first + count[PART]);
             each_mark(run, [&](int row, int k) {
                 const int input = run * PART + k;
-                found[first + next[k]++] = {input, row, widen(x[row * stride + input])};
+                found[first + next[k]++] = {input, row, widen(x(row)[input])};
             });
             ends.push_back(found.size());
         }

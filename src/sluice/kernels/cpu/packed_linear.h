@@ -48,14 +48,27 @@ INL F activated(F x, int activation) {
     return div(x, add(set(1.0f), exp2(mul(max(set(-88.0f), u), set(-LOG2_E)))));
 }
 
+// The gate of gpt-oss: (second + 1) g sigmoid(alpha g), both limited, g only from above. What is no number stays none.
+INL F clamped_gate(const PackedLinearCall& call, F first, F second) {
+    const F limit = set(call.limit), g = min(limit, first), e = mul(max(set(-88.0f), mul(g, set(call.alpha))), set(-LOG2_E));
+    const F up = max(sub(set(0.0f), limit), min(limit, second));
+    return mul(div(g, add(set(1.0f), exp2(e))), add(up, set(1.0f)));
+}
+
 // Finish the sums of some rows of a block: bias, activation, store from element `at` of y on. With `gated` [rows][32], the
 // sums are the gate of `gated`.
 INL void packed_finish(const PackedLinearCall& call, const float* sums, const float* gated, const float* bias,
                        const float* gated_bias, int rows, int width, int64_t at) {
     for (int row = 0; row < rows; row++, at += call.y_stride) {
         for (int n = 0; n < width; n += 16) {
-            F value = activated(add(load(sums + row * PACKED_BLOCK + n), load(bias + n)), call.activation);
-            if (gated) value = mul(value, add(load(gated + row * PACKED_BLOCK + n), load(gated_bias + n)));
+            F value = add(load(sums + row * PACKED_BLOCK + n), load(bias + n));
+            if (gated) {
+                const F second = add(load(gated + row * PACKED_BLOCK + n), load(gated_bias + n));
+                value = call.activation == CLAMPED_SILU ? clamped_gate(call, value, second)
+                                                        : mul(activated(value, call.activation), second);
+            } else {
+                value = activated(value, call.activation);
+            }
             if (call.is_float_y) store_at(static_cast<float*>(call.y) + at, value, n, width);
             else store_at(static_cast<uint16_t*>(call.y) + at, value, n, width);
         }
@@ -94,14 +107,14 @@ void packed_linear_block(const PackedLinearCall& call, int block, int from, int 
         packed_finish(call, sums, gated_sums, bias, gated_bias, rows, width, row * call.y_stride + column);
     };
     if constexpr (!std::is_same_v<Tiles, NoTiles>) {
-        if (until - from > LINEAR_ROWS && call.in % 32 == 0) {
+        if ((until - from > LINEAR_ROWS || call.is_one_order) && call.in % 32 == 0) {
             Tiles tiles;
             return packed_pieces(from, until, 32, [&](int row, int rows) {
                 const auto* x = static_cast<const uint16_t*>(call.x) + row * call.x_stride;
                 int64_t stride = call.x_stride;
                 if (rows % 16) {    // else a tile would read behind the last row
                     auto* copy = reinterpret_cast<uint16_t*>(buffer + 64 * PACKED_BLOCK);
-                    std::memset(copy, 0, sizeof(uint16_t) * 32 * call.in);
+                    std::memset(copy, 0, sizeof(uint16_t) * (rows > 16 ? 32 : 16) * call.in);
                     for (int m = 0; m < rows; m++) std::memcpy(copy + m * call.in, x + m * stride, 2 * call.in);
                     x = copy, stride = call.in;
                 }

@@ -80,9 +80,10 @@ public:
 
     static constexpr int SLAB_ROWS = 264;         // of x: as many as stay in the second-level cache while blocks are read
 
-private:
     static constexpr int FEW_ROWS = 24;           // multiplying this many takes as long as reading the weights
     static constexpr int ITEM_BYTES = 1 << 20;    // of weights for few rows, some tens of microseconds
+
+private:
     static constexpr int SHARES = 4;              // items of each thread, at least
 
     int blocks_of_item(int block_bytes, int threads) const {

@@ -12,6 +12,7 @@ from types import MappingProxyType
 import torch
 
 from sluice.models.blocks.attention import GroupedAttention, LayerContext
+from sluice.models.blocks.moe import MoE
 from sluice.models.fp8_rows import Rows, plain
 from sluice.models.layers import MLP, RMSNorm
 from sluice.models.linear import Packer
@@ -38,7 +39,9 @@ class DecoderLayer(Block):
     def __init__(self, config: DecoderConfig, plan: LayerPlan, member: Member) -> None:
         super().__init__()
         self.self_attn = GroupedAttention(config, plan, member)
-        self.mlp = MLP(config, member, plan.inner_size)
+        self.mlp: MLP | MoE = (
+            MLP(config, member, plan.inner_size) if plan.experts is None else MoE(config, plan.experts, member)
+        )
 
     def pack(self, packer: Packer) -> None:
         """Pack both parts."""

@@ -92,4 +92,4 @@ def _held(info: TensorInfo, number_bytes: int) -> int:
 
 
 def _is_stored(info: TensorInfo) -> bool:
-    return info.kind.name in BLOCK_TYPES and len(info.shape) == 2
+    return info.kind.name in BLOCK_TYPES and len(info.shape) > 1

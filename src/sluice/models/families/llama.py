@@ -114,7 +114,7 @@ class Qwen3(Qwen2):
 
     attention_bias = None
     qk_norm = QKNorm.HEAD
-    head_dim = QWEN3_HEAD_DIM
+    head_dim: ClassVar[int | None] = QWEN3_HEAD_DIM
 
 
 class SDAR(Qwen3):

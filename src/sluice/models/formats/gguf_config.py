@@ -51,7 +51,7 @@ def model_config(file: GGUFModel) -> dict[str, Any]:
     _check_tokens(metadata, embedding)
     sizes = ArchitectureFields(metadata, name, tensors, names.reads, names.varying)
     sizes.check(file)
-    matrices = Counter(tensor.kind.name for tensor in tensors.values() if len(tensor.shape) == 2)
+    matrices = Counter(tensor.kind.name for tensor in tensors.values() if len(tensor.shape) > 1)
     config = {
         "architectures": [family.architecture],
         "model_type": name,

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sluice.models.checkpoint import FULL, SLIDING
-from sluice.models.formats.gguf_fields import LOCAL_SIZE, ArchitectureFields
+from sluice.models.formats.gguf_fields import EXPERT_COUNT, LOCAL_SIZE, ArchitectureFields
 
 Values = dict[str, Any]
 """Fields of a `config.json`."""
@@ -187,13 +187,38 @@ def _phi3(fields: ArchitectureFields, base: Values) -> Values:
     return {"partial_rotary_factor": rotated / base["head_dim"], "sliding_window": window}
 
 
+EXPERTS_READ = (EXPERT_COUNT, "expert_feed_forward_length")
+
+
+def _experts(fields: ArchitectureFields) -> Values:
+    return {
+        "num_local_experts": fields.integer(EXPERT_COUNT),
+        "num_experts_per_tok": fields.integer("expert_used_count"),
+    }
+
+
+def _qwen3_moe(fields: ArchitectureFields, base: Values) -> Values:
+    """Return its fields. llama.cpp divides weights by their sum, whatever the config said."""
+    experts = _experts(fields)
+    inner = base["intermediate_size"] // experts["num_experts_per_tok"]
+    of_experts = fields.integer("expert_feed_forward_length", max(1, inner))
+    return {**experts, "moe_intermediate_size": of_experts, "norm_topk_prob": True}
+
+
+def _llama(fields: ArchitectureFields, base: Values) -> Values:
+    if not fields.count(EXPERT_COUNT):
+        return {}
+    return {**_experts(fields), "architectures": ["MixtralForCausalLM"], "attention_bias": False, "mlp_bias": False}
+
+
 OLMO_MODULES = MappingProxyType(
     {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 )
 NAMES: Mapping[str, GGUFNames] = {
-    "llama": GGUFNames(is_permuted=True),
+    "llama": GGUFNames(reads=(EXPERT_COUNT,), config=_llama, is_permuted=True),
     "qwen2": GGUFNames(),
     "qwen3": GGUFNames(),
+    "qwen3moe": GGUFNames(reads=EXPERTS_READ, config=_qwen3_moe),
     "qwen3vl": GGUFNames(reads=("rope.dimension_sections", "n_deepstack_layers")),
     "gemma2": GGUFNames(GEMMA_MODULES, (*GEMMA_READS, "attn_logit_softcapping"), _gemma2),
     "gemma3": GGUFNames(GEMMA_MODULES, (*GEMMA_READS, LOCAL_THETA), _gemma3),

@@ -29,8 +29,13 @@ WITHOUT_EFFECT: Mapping[str, tuple[float, ...]] = {
     "rope.scaling.yarn_beta_fast": (32,),
     "rope.scaling.yarn_beta_slow": (1,),
     "rope.scaling.yarn_log_multiplier": (0,),
+    **dict.fromkeys(("expert_shared_count", "expert_shared_feed_forward_length"), (0,)),
+    **dict.fromkeys(("expert_group_count", "expert_group_used_count", "expert_weights_scale"), (0, 1)),
+    "expert_weights_norm": (1,),
+    "expert_gating_func": (1,),
 }
 """Other fields -> the values that change nothing."""
+EXPERT_COUNT = "expert_count"
 LOCAL_SIZE = "attention.key_length_swa"
 """The head size of layers with a window, where it is another one."""
 NEAR = 1e-4
@@ -63,7 +68,8 @@ class ArchitectureFields:
         self.tensors = tensors
         self._varying = varying
         self._refuse_unknown(reads)
-        self._only("expert_count", (0, None), "0")
+        if EXPERT_COUNT not in reads:
+            self._only(EXPERT_COUNT, (0, None), "0")
         if "attention.sliding_window" not in reads:
             self._only("attention.sliding_window", (0, None), "0")
         self._only("attention.causal", (True, None), "true")
@@ -99,6 +105,8 @@ class ArchitectureFields:
         if "blk.0.attn_qkv.weight" in model.tensors:
             parts = {"attn_qkv": (self.heads + 2 * self.kv_heads) * self.head_dim}
         rows_of = {"token_embd": None, **{f"blk.{self._first}.{part}": rows for part, rows in parts.items()}}
+        if experts := self.count(EXPERT_COUNT):
+            rows_of[f"blk.{self._first}.ffn_gate_inp"] = experts
         for part, rows in rows_of.items():
             found = model.tensors.get(f"{part}.weight")
             shape = (found.shape[0] if rows is None and found is not None else rows, width)

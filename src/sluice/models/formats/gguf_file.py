@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -38,6 +39,19 @@ class GGUFTensor:
         self.shape = info.shape
         self.nbytes = info.nbytes
         self.numel = info.numel
+
+    def experts(self, parts: int) -> Iterator[GGUFTensor]:
+        """Iterate over the layers of experts, which the tensor holds one behind the other.
+
+        Args:
+            parts: layers that it holds of each expert.
+        """
+        info = self._info
+        count, rows = info.shape[0] * parts, info.shape[1] // parts
+        size = info.nbytes // count
+        for number in range(count):
+            start = info.start + number * size
+            yield GGUFTensor(replace(info, shape=(rows, *info.shape[2:]), start=start, nbytes=size))
 
     def dequantized(
         self, dtype: torch.dtype, order: torch.Tensor | None = None, memory: torch.Tensor | None = None

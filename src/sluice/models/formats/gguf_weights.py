@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from sluice.models.base import CausalLM
+from sluice.models.base import DOWN, GATE_UP, CausalLM
 from sluice.models.block_types import BLOCK_TYPES
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.base import Rows, WeightFormat
@@ -21,7 +21,9 @@ from sluice.models.formats.gguf_rope import FREQUENCY_FACTORS, LONG_FACTORS
 from sluice.models.quantized import QuantizedWeight
 from sluice.models.registry import ARCHITECTURES
 from sluice.models.spec import BLOCKS, INT4, holds
+from sluice.models.stacked import check_experts
 from sluice.models.weights import StoredTensor, weight_files
+from sluice.text.gguf.model import GGUFModel
 
 LOGGER = logging.getLogger("sluice.models")
 
@@ -44,8 +46,17 @@ MODULES: Mapping[str, str] = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
 }
 """Modules of a model and of its layers -> their usual names in GGUF."""
+EXPERTS: Mapping[str, tuple[str, ...]] = {
+    "ffn_gate_exps": ("gate_proj",),
+    "ffn_up_exps": ("up_proj",),
+    "ffn_gate_up_exps": GATE_UP,
+    "ffn_down_exps": DOWN,
+}
+"""Tensors of all experts of a layer -> what they hold of each expert."""
+EXPERT = re.compile(r"(?P<experts>.*experts)\.(?P<number>\d+)\.(?P<module>.+)")
 LAYER = re.compile(r"layers\.(?P<number>\d+)\.(?P<module>.+)")
 BLOCK = re.compile(r"blk\.(?P<number>\d+)\.(?P<module>.+)\.(?P<part>weight|bias)")
 
@@ -95,19 +106,9 @@ class GGUF(WeightFormat):
             LOGGER.info("dequantised, as no product takes them as they are stored: %s", self.dequantized)
         path, *_ = weight_files(folder)  # the first part of a split file knows the others
         file = open_gguf(path.readlink() if path.is_symlink() else path)  # by the name that the user knows
-        names = _names(model)
         # Memory is slow when it is used for the first time, so all weights are dequantised in the same.
-        memory = torch.empty(max(tensor.numel for tensor in tensors_of(file)), dtype=dtype)
-        for tensor in tensors_of(file):
-            if tensor.name in (FREQUENCY_FACTORS, *LONG_FACTORS.values()):
-                continue
-            name = names.get(tensor.name)
-            if name is None:
-                if model.ignores(_module_of(tensor.name, model)):
-                    continue
-                raise CheckpointError(
-                    f"{tensor.file}: unexpected tensor {tensor.name}: {model.spec.architecture} has no such weight"
-                )
+        memory = torch.empty(max(tensor.numel // _divisor(tensor) for tensor in tensors_of(file)), dtype=dtype)
+        for name, tensor in _named(file, model):
             if not rows(name):
                 yield StoredTensor(name, tensor.file, torch.empty(tensor.shape, device="meta"), tensor.nbytes)
                 continue
@@ -117,6 +118,42 @@ class GGUF(WeightFormat):
             yield StoredTensor(name, tensor.file, value, tensor.nbytes)
 
 
+def _divisor(tensor: GGUFTensor) -> int:
+    """Return into how many a tensor is divided that holds all experts of a layer."""
+    module = tensor.name.rpartition(".")[0].rpartition(".")[2]
+    return tensor.shape[0] if module in EXPERTS else 1
+
+
+def _named(file: GGUFModel, model: CausalLM) -> Iterator[tuple[str, GGUFTensor]]:
+    """Iterate over the tensors that are weights of a model, with the parameters that they are.
+
+    Raises:
+        CheckpointError: a tensor is none of its weights, or has another number of experts.
+    """
+    names = _names(model)
+    for tensor in tensors_of(file):
+        if tensor.name in (FREQUENCY_FACTORS, *LONG_FACTORS.values()):
+            continue
+        found = names.get(tensor.name)
+        if found is None:
+            if model.ignores(_module_of(tensor.name, model)):
+                continue
+            raise CheckpointError(
+                f"{tensor.file}: unexpected tensor {tensor.name}: {model.spec.architecture} has no such weight"
+            )
+        if isinstance(found, str):
+            yield found, tensor
+            continue
+        experts = check_experts(tensor.file, tensor.name, tensor.shape[0], model.spec)
+        if tensor.shape[1] % len(found):
+            raise CheckpointError(
+                f"{tensor.file}: tensor {tensor.name} has the shape {list(tensor.shape)}, which {len(found)} layers of"
+                " equal size do not share"
+            )
+        parameters = (name.format(expert) for expert in range(experts) for name in found)
+        yield from zip(parameters, tensor.experts(len(found)), strict=True)
+
+
 def _kept(tensor: GGUFTensor, order: torch.Tensor | None, quantization: str) -> QuantizedWeight | None:
     """Return the numbers of a matrix as they are stored; None if a model of this quantisation does not hold such."""
     if holds(quantization, BLOCKS):
@@ -124,15 +161,24 @@ def _kept(tensor: GGUFTensor, order: torch.Tensor | None, quantization: str) -> 
     return tensor.four_bits(order) if holds(quantization, INT4) else None
 
 
-def _names(model: CausalLM) -> dict[str, str]:
-    """Return the names of a GGUF file's tensors -> those of the model's parameters."""
-    names = {}
+def _names(model: CausalLM) -> dict[str, str | list[str]]:
+    """Return the names of a GGUF file's tensors -> those of the model's parameters.
+
+    Tensors of all experts have lists of what they hold of each, with {} for its number.
+    """
+    names: dict[str, str | list[str]] = {}
     modules = {**MODULES, **_special(model).modules}
     for parameter in dict(model.named_parameters()):
         stem, _, part = parameter.rpartition(".")
         if part not in ("weight", "bias"):  # a parameter of the layer itself
             stem, part = parameter, "weight"
-        layer = LAYER.fullmatch(stem)
+        layer, expert = LAYER.fullmatch(stem), EXPERT.fullmatch(stem)
+        if layer is not None and expert is not None:
+            if expert["number"] == "0" and expert["module"] == GATE_UP[0]:
+                for theirs, ours in EXPERTS.items():
+                    held = [f"{expert['experts']}.{{}}.{each}.{part}" for each in ours]
+                    names[f"blk.{layer['number']}.{theirs}.{part}"] = held
+            continue
         found = modules[stem] if layer is None else f"blk.{layer['number']}.{modules[layer['module']]}"
         names[f"{found}.{part}"] = parameter
     return names

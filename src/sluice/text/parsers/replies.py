@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import secrets
 from dataclasses import dataclass
 from functools import partial
 
@@ -38,7 +40,13 @@ class ReplyFormat:
         return frozenset((*of_tools, *(() if self.reasoning is None else self.reasoning.markers)))
 
     def parser(
-        self, use: ToolUse = NO_TOOLS, prompt: str = "", new_id: NewId | None = None, *, continues: bool = False
+        self,
+        use: ToolUse = NO_TOOLS,
+        prompt: str = "",
+        new_id: NewId | None = None,
+        *,
+        continues: bool = False,
+        name: str = "",
     ) -> AnswerParser:
         """Return a parser for one answer.
 
@@ -48,6 +56,7 @@ class ReplyFormat:
                 reasoning, or ended it.
             new_id: makes the ids of calls. None: the format does.
             continues: the answer continues the message with which the prompt ends, and of which it holds all.
+            name: of the answer, from which the format makes these ids; empty: one that no other answer has.
         """
         tools, reasoning = self._reader(use), self.reasoning
         if tools is None and reasoning is None:
@@ -55,7 +64,10 @@ class ReplyFormat:
         if tools is None:
             read: Read = _read_text
         else:
-            calls = Calls(use.callable, tools.new_id if new_id is None else new_id, is_parallel=use.is_parallel)
+            if new_id is None:
+                names = map(f"{name or secrets.token_hex()}.{{}}".format, itertools.count())
+                new_id = map(tools.id_of, names).__next__
+            calls = Calls(use.callable, new_id, is_parallel=use.is_parallel)
             read = partial(_read_with, tools, calls)
             if self.reads_lone_calls and use.callable and not tools.reads_reasoning:
                 # Formats whose calls are JSON without tags send the arguments as they come.

@@ -13,6 +13,7 @@ from sluice.http.base.errors import bad_request, require
 from sluice.http.base.unknown_fields import ignore
 from sluice.http.call.message_parts import arguments_of, content_of
 from sluice.http.call.tagged import tagged
+from sluice.types.shown import shown
 
 TEXT_BLOCK_SCHEMA = {
     "type": "object",
@@ -135,7 +136,7 @@ def _turn(content: dict[str, Any], place: str) -> Iterator[Message]:
     kinds = ROLES.get(turn.role)
     if kinds is None:
         raise bad_request(
-            f"{place}.role must be user or assistant, got {turn.role!r}; instructions stand in system",
+            f"{place}.role must be user or assistant, got {shown(turn.role)}; instructions stand in system",
             param=f"{place}.role",
         )
     blocks = _blocks(turn.content, f"{place}.content", kinds)

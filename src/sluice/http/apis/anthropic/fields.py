@@ -17,8 +17,8 @@ from sluice.http.call.constraint_fields import flat_shape
 from sluice.http.call.generate_call import (
     Conversation,
     Count,
+    EventFields,
     GenerateCall,
-    GenerateFields,
     SamplingFields,
     Text,
     documented,
@@ -31,6 +31,7 @@ from sluice.http.call.generate_call import (
 from sluice.http.call.tagged import tagged
 from sluice.http.call.template_fields import TemplateFields, conversation_of, thinking_switches
 from sluice.text.parsers.tools import ToolUse
+from sluice.types.shown import shown
 
 LEAST_BUDGET = 1024
 """Anthropic's least `thinking.budget_tokens`."""
@@ -46,7 +47,7 @@ class MessagesSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True)
     n: Literal[1] = 1
 
 
-class PromptFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
+class PromptFields(EventFields, kw_only=True, forbid_unknown_fields=True):
     """What the prompt of a call is made from."""
 
     model: Text
@@ -179,4 +180,4 @@ def _check_edits(given: dict[str, Any]) -> None:
     for index, kind in enumerate(kinds):
         if not (isinstance(kind, str) and kind.startswith(KEPT_EDITS)):
             param = f"context_management.edits[{index}]"
-            raise bad_request(f"{param} of type {kind!r} is not supported; leave it out", param=param)
+            raise bad_request(f"{param} of type {shown(kind)} is not supported; leave it out", param=param)

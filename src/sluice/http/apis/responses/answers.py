@@ -141,7 +141,10 @@ class ResponseAnswer:
 
     def _failure(self, error: ApiError) -> Iterator[ResponseEvent]:
         """Yield the end of a response that failed. OpenAI's clients read no end without a beginning, which a response
-        that failed behind a heartbeat has not had yet."""
+        that failed behind a heartbeat has not had yet, unless its client has it from the stream that it continues."""
+        last = self._generation.settled.last_event
+        if last is not None:
+            self._num_events = max(self._num_events, last.number)
         if self._num_events == 0:
             yield from self.opening(0)
         failed = types.ResponseError(error.code or "server_error", error.message)

@@ -19,8 +19,8 @@ from sluice.http.call.constraint_fields import flat_shape
 from sluice.http.call.generate_call import (
     Conversation,
     Count,
+    EventFields,
     GenerateCall,
-    GenerateFields,
     Logprobs,
     SamplingFields,
     check_top_logprobs,
@@ -33,6 +33,7 @@ from sluice.http.call.generate_call import (
 from sluice.http.call.template_fields import TemplateFields, conversation_of
 from sluice.http.call.thinking_budget import one_budget
 from sluice.text.parsers.tools import ToolUse
+from sluice.types.shown import shown
 
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 """Pairs of `metadata`, and characters of their keys and values."""
@@ -74,12 +75,7 @@ class ReasoningConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, 
     """Most tokens of the reasoning, as OpenRouter has it."""
 
 
-class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    include_obfuscation: bool | None = None
-    """It has no effect."""
-
-
-class ResponseFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
+class ResponseFields(EventFields, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /v1/responses`."""
 
     model: str | None = None
@@ -95,7 +91,6 @@ class ResponseFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool = True
     top_logprobs: Logprobs = 0
     metadata: dict[str, str] = msgspec.field(default_factory=dict)
-    stream_options: ResponseStreamOptions | None = None
     user: str | None = None
     chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
 
@@ -162,7 +157,7 @@ def _fields(content: dict[str, Any]) -> ResponseFields:
         content["text"] = known_fields(text, fields_of(TextConfig), "text", IN_PARTS)
     fields = convert(content, ResponseFields)
     unknown = next((each for each in fields.include if each not in INCLUDED), None)
-    message = f"include holds {unknown!r}; accepted: {', '.join(INCLUDED)}"
+    message = f"include holds {shown(unknown)}; accepted: {', '.join(INCLUDED)}"
     require(unknown is None, message, param="include")
     check_top_logprobs(fields.top_logprobs)
     _check_metadata(fields.metadata)

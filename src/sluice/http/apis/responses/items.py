@@ -13,6 +13,7 @@ from sluice.http.base.json_bounds import check_contents
 from sluice.http.base.unknown_fields import ignore
 from sluice.http.call.message_parts import arguments_of, content_of, text_of_part
 from sluice.http.call.tagged import tagged
+from sluice.types.shown import shown
 
 ITEM_SCHEMA = {
     "type": "object",
@@ -162,7 +163,7 @@ def _parts_of(item: Any, place: str) -> Iterator[tuple[str, Any]]:
         return
     match tagged(item, ITEMS, place, default="message"):
         case MessageItem(role, content):
-            message = f"{place}.role must be one of {', '.join(ROLES)}, got {role!r}"
+            message = f"{place}.role must be one of {', '.join(ROLES)}, got {shown(role)}"
             require(role in ROLES, message, param=f"{place}.role")
             yield "message", {"role": role, "content": content_of(content, role, f"{place}.content")[0]}
         case FunctionCall(call_id, name, arguments, namespace):

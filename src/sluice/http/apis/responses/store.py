@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from sluice.http.base.errors import ApiError
+from sluice.types.shown import shown
 
 OVERHEAD = 1 << 10
 """Bytes that a stored response takes besides its JSON."""
@@ -71,10 +72,17 @@ class ResponseStore:
         return self.is_open and size + OVERHEAD <= self._max_bytes
 
     def put(self, id: str, stored: StoredResponse) -> None:
-        """Store a response, and forget those that were used least recently, as many as there is no room for."""
+        """Store a response, and forget those that were used least recently, as many as there is no room for.
+
+        One of another owner stays as it is.
+        """
         if not self.can_hold(stored.size - OVERHEAD):
             return
         with self._lock:
+            before = self._stored.pop(id, None)  # a stream that is continued here ends as it did before
+            if before is not None:
+                self._size -= before.size
+                stored = stored if before.owner == stored.owner else before
             self._stored[id] = stored
             self._size += stored.size
             while len(self._stored) > self._max_items or self._size > self._max_bytes:
@@ -112,5 +120,5 @@ class ResponseStore:
 
 
 def _not_found(id: str, param: str | None) -> ApiError:
-    message = f"the response {id!r} is not stored: it never was, was deleted, or made room for later ones"
+    message = f"the response {shown(id)} is not stored: it never was, was deleted, or made room for later ones"
     return ApiError(404, message, param=param, code="response_not_found")

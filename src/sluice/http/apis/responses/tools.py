@@ -18,6 +18,7 @@ from sluice.http.base.unknown_fields import ignore
 from sluice.http.call.tagged import tagged
 from sluice.http.call.tools import CHOICES, TOOL_PROPERTIES, ChatFunction, checked_tools, tool_use
 from sluice.text.parsers.tools import Choice, Tool, ToolUse
+from sluice.types.shown import shown
 
 TOOL_SCHEMA = {
     "type": "object",
@@ -93,8 +94,8 @@ def tools_of(tools: list[dict[str, Any]], choice: Any, *, is_parallel: bool) -> 
     checked = checked_tools("tools", found, names=("name", "parameters"))
     if isinstance(choice, dict):
         return _chosen(checked, choice, is_parallel=is_parallel)
-    shown = repr(choice) if isinstance(choice, str) else kind_of(choice)
-    message = f"tool_choice must be {', '.join(CHOICES)} or an object that names a function, got {shown}"
+    got = shown(choice) if isinstance(choice, str) else kind_of(choice)
+    message = f"tool_choice must be {', '.join(CHOICES)} or an object that names a function, got {got}"
     require(isinstance(choice, str) and choice in CHOICES, message, param="tool_choice")
     return tool_use(checked, Choice(choice), is_parallel=is_parallel)
 
@@ -133,7 +134,7 @@ def _tools(place: str, content: dict[str, Any], namespace: str = "") -> Iterator
     match given:
         case Namespace(name, tools):
             if namespace:
-                raise bad_request(f"{place} is a namespace in a namespace, {namespace!r}", param=place)
+                raise bad_request(f"{place} is a namespace in a namespace, {shown(namespace)}", param=place)
             for index, each in enumerate(tools):
                 yield from _tools(f"{place}.tools[{index}]", each, name)
         case CustomTool(name, description):

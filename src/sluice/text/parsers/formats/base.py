@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-import secrets
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
@@ -14,6 +14,9 @@ from sluice.text.parsers.calls import Calls, read_headed_call, skip_texts, text_
 from sluice.text.parsers.parsing import Source, Steps
 from sluice.text.parsers.shapes import ShapedTool, Speller, one_of, several, text_with
 from sluice.text.parsers.thoughts import Thoughts
+
+ID_LENGTH = 24
+"""Characters of the id of a call, behind what all of them begin with."""
 
 
 class ToolFormat(Protocol):
@@ -44,8 +47,12 @@ class ToolFormat(Protocol):
         """A regular expression for what models write behind their calls before they stop; empty: nothing."""
         ...
 
-    def new_id(self) -> str:
-        """Return an id for a call, in the form that the models' templates take."""
+    def id_of(self, name: str) -> str:
+        """Return the id of a call, in the form that the models' templates take.
+
+        Args:
+            name: of the call; no other call has it.
+        """
         ...
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
@@ -94,8 +101,8 @@ class Format:
     def thoughts(self) -> Thoughts | None:
         return None
 
-    def new_id(self) -> str:
-        return f"call_{secrets.token_hex(12)}"
+    def id_of(self, name: str) -> str:
+        return f"call_{hashlib.sha256(name.encode()).hexdigest()[:ID_LENGTH]}"
 
 
 class TaggedFormat(Format):

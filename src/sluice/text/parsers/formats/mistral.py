@@ -8,9 +8,8 @@ Source: Mistral AI, "mistral-common": its tokenizers v3 and v7 write the first f
 
 from __future__ import annotations
 
+import hashlib
 import re
-import secrets
-import string
 from collections.abc import Sequence
 
 from sluice.text.constraints.shapes import Sequence as Row
@@ -40,8 +39,8 @@ class Mistral(Format):
 
         yield from text_and_calls(source, (TAG,), read_call)
 
-    def new_id(self) -> str:
-        return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(ID_LENGTH))
+    def id_of(self, name: str) -> str:
+        return hashlib.sha256(name.encode()).hexdigest()[:ID_LENGTH]
 
     def calls_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape:
         if speller.has_token(ARGS):
