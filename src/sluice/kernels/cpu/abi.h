@@ -210,9 +210,7 @@ struct ReadPartsCall {
 
 enum ReadOutcome { ALL_READ, DIFFERENT, FILE_ENDED, READ_FAILED };
 
-enum Operation {
-    ATTENTION, NORM, ROTATE_STORE, SILU_MUL, PACKED_LINEAR, GROUPED_LINEAR, EMBED_ROWS, EXPERTS, ROUTE, LORA
-};
+enum Operation { ATTENTION, NORM, ROTATE_STORE, SILU_MUL, PACKED_LINEAR, GROUPED_LINEAR, EMBED_ROWS, EXPERTS, ROUTE, LORA };
 
 // One call of a list that is executed in order.
 struct ListedCall {

@@ -10,7 +10,6 @@
 #include "cpu.h"
 #include "expert_rows.h"
 #include "level_kernels.h"
-#include "lora_work.h"
 #include "numbers.h"
 #include "packed_groups.h"
 #include "packing.h"

@@ -168,9 +168,9 @@ Call = (
     | PackedLinearCall
     | GroupedLinearCall
     | EmbedRowsCall
+    | LoraCall
     | ExpertsCall
     | RouteCall
-    | LoraCall
 )
 Listener = Callable[[Operation, Call], None]
 
