@@ -83,7 +83,8 @@ def submits() -> list[Submit]:
 
 def answers(runner: TorchRunner, adapters: Sequence[str] = ("",)) -> list[list[int]]:
     """Return the tokens of the requests, which have the adapters with these digests in turn."""
-    bench = Bench.of(WORLD, runner)
+    world = replace(WORLD, limits=replace(WORLD.limits, max_loras=len(adapters) - 1))
+    bench = Bench.of(world, runner)
     for number, submit in enumerate(submits()):
         submit = replace(submit, adapter=adapters[number % len(adapters)])
         bench.link.put(submit)
