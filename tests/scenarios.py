@@ -91,7 +91,7 @@ def random_reload_scenario(seed: int) -> Scenario:
         copies_in_flight=per_step * draw.choice([1, 4]),
     )
     limits = random_target(random.Random(seed), random_limits(draw, page_size, running, depth))
-    limits = replace(limits, max_queued_requests=0, max_queued_tokens=0)
+    limits = replace(limits, max_queued_requests=0, max_queued_tokens=0, max_loras=0)
     world = World(limits, draw.randint(4, 10), page_size, True, depth, draw.random() < 0.5, tiers)
     world = replace(world, disk_fails=draw.choice([0.0, 0.0, 0.1, 0.3]))
     return Scenario(

@@ -64,7 +64,7 @@ GRAMMARS = (
     shadow_grammar(forces=3, ends=9),
 )
 """What random requests have, most of them none."""
-ADAPTERS = ("", "", "", "", "", "a", "b", "c")
+ADAPTERS = (*("",) * 13, "a", "b", "c")
 """Adapters of random requests, most of which have none."""
 VOCAB = 2
 """Two tokens: prefixes collide all the time."""

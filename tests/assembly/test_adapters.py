@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import tiny_models
+from drafted import Planner
 from lora_makers import ATTENTION, Lora, wide
+from recording import RecordingRunner
 from sluice.assembly.load import load
 from sluice.assembly.loaded import LoadedModel
 from sluice.config import EngineConfig
@@ -33,6 +35,10 @@ MOST = 12
 PROMPTS = [tiny_models.prompt(length, number) for number, length in enumerate((5, 17, 30, 9, 41, 3, 22, 12, 26, 8))]
 
 
+Asked = tuple[str, Sequence[int]]
+"""The adapter of a request, and its prompt."""
+
+
 class Served:
     """An engine over a model with adapters."""
 
@@ -47,21 +53,32 @@ class Served:
             self.loaded.adapters.load(adapter)
             self.digests[name] = adapter.info.digest
 
-    def tokens(self, asked: Sequence[tuple[str, Sequence[int]]], most: int = MOST) -> list[tuple[int, ...]]:
-        """Return the tokens of requests that run together, given each one's adapter and prompt."""
-        sampling = SamplingParams(max_tokens=most, temperature=0.0, ignore_eos=True)
-        sampling = sampling.resolved(eos_ids=(), room=most, seed=0)
+    def submit(self, number: int, asked: Asked) -> Submit:
+        """Return a request."""
+        name, prompt = asked
+        sampling = SamplingParams(max_tokens=MOST, temperature=0.0, ignore_eos=True)
+        resolved = sampling.resolved(eos_ids=(), room=MOST, seed=0)
+        return Submit(number, tuple(prompt), resolved, adapter=self.digests[name], extra_key=self.digests[name])
+
+    def tokens(self, asked: Sequence[Asked], lose_after: int | None = None) -> list[tuple[int, ...]]:
+        """Return the tokens of requests that run together.
+
+        Args:
+            lose_after: the device loses everything after so many steps.
+        """
         link = ManualLink()
-        engine = self.loaded.engine(link)
-        link.put(
-            *(
-                Submit(number, tuple(prompt), sampling, adapter=self.digests[name], extra_key=self.digests[name])
-                for number, (name, prompt) in enumerate(asked)
-            )
-        )
-        engine.step()
-        while engine.scheduler.has_work:
-            engine.step()
+        self.runner = RecordingRunner(self.loaded.runner())
+        self.engine = self.loaded.engine(link, self.runner)
+        link.put(*(self.submit(number, each) for number, each in enumerate(asked)))
+        steps = 0
+        while not steps or not self.engine.is_idle:
+            if steps == lose_after:
+                assert not self.engine.in_flight
+                self.engine.scheduler.forget_device()
+                self.engine.runner = RecordingRunner(self.loaded.runner())
+            self.engine.step()
+            steps += 1
+        assert lose_after is None or steps > lose_after, "nothing was lost"
         return [link.tokens(number) for number in range(len(asked))]
 
 
@@ -103,10 +120,78 @@ def merged(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Merged:
     return Merged(base, tmp_path_factory.mktemp("merged"))
 
 
-def test_many_adapters_in_one_step(base: Path, adapters: dict[str, Path], merged: Merged) -> None:
-    """Rows of one adapter that are computed with another one's matrices, or rows without one that are changed."""
-    names = [*adapters, "", ""]
-    asked = list(zip(names, PROMPTS, strict=True))
-    found = Served(base, adapters).tokens(asked)
-    assert found == [merged.tokens(name, prompt) for name, prompt in asked]
+@pytest.fixture(scope="module")
+def asked() -> list[Asked]:
+    """Return a request for each adapter, and two without one."""
+    return list(zip((*BY_NAME, "", ""), PROMPTS, strict=True))
+
+
+@pytest.fixture(scope="module")
+def expected(merged: Merged, asked: list[Asked]) -> list[tuple[int, ...]]:
+    found = [merged.tokens(name, prompt) for name, prompt in asked]
     assert len(set(found)) == len(found)
+    return found
+
+
+def test_many_adapters_in_one_step(
+    base: Path, adapters: dict[str, Path], asked: list[Asked], expected: list[tuple[int, ...]]
+) -> None:
+    """Rows of one adapter that are computed with another one's matrices, or rows without one that are changed."""
+    served = Served(base, adapters)
+    assert served.tokens(asked) == expected
+    assert max(len(plan.chunks) for plan in served.runner.plans) == len(asked)
+
+
+def test_slots_of_requests_change_hands(
+    base: Path, adapters: dict[str, Path], asked: list[Asked], expected: list[tuple[int, ...]]
+) -> None:
+    """A slot whose next request is computed with the adapter of the last one; prompts in pieces among decodes."""
+    served = Served(base, adapters, chunked_prefill_size=9, page_size=4, max_running_requests=3)
+    assert served.tokens(asked) == expected
+
+
+def test_a_device_that_lost_everything(
+    base: Path, adapters: dict[str, Path], asked: list[Asked], expected: list[tuple[int, ...]]
+) -> None:
+    """Streams that go on without their adapter."""
+    served = Served(base, adapters, chunked_prefill_size=10, max_running_requests=4)
+    assert served.tokens(asked, lose_after=9) == expected
+
+
+def test_preempted_requests_keep_their_adapter(
+    base: Path, adapters: dict[str, Path], asked: list[Asked], expected: list[tuple[int, ...]]
+) -> None:
+    """A request that comes back to another slot, and is computed without its adapter there."""
+    sizes = {"page_size": 4, "chunked_prefill_size": 10, "max_running_requests": 3, "max_total_tokens": 56}
+    served = Served(base, adapters, **sizes, schedule_conservativeness=0.0)
+    assert served.tokens(asked) == expected
+    admitted = [new.request_id for plan in served.runner.plans for new in plan.new_slots]
+    assert len(admitted) > len(set(admitted)), "no request was preempted"
+
+
+def test_drafts_are_checked_with_the_adapter(
+    base: Path, adapters: dict[str, Path], asked: list[Asked], expected: list[tuple[int, ...]]
+) -> None:
+    """Rows of several tokens of which only the first is computed with its adapter."""
+    served = Served(base, adapters)
+    runner = served.loaded.runner()
+    planner = Planner(runner, served.loaded.shape.num_pages, 8, chunk=64, most=3)
+
+    def guess(submit: Submit, outputs: Sequence[int], at_most: int) -> Sequence[int]:
+        """Guess two tokens right and one wrong."""
+        rest = expected[submit.request_id][len(outputs) :][:at_most]
+        return (*rest[:2], *((token + 1) % tiny_models.VOCAB_SIZE for token in rest[2:]))
+
+    found = planner.run([served.submit(number, each) for number, each in enumerate(asked)], guess)
+    assert [tuple(answer.tokens) for answer in found] == expected
+    assert planner.accepted > 3 * len(asked)
+
+
+def test_chunks_that_are_divided_by_layers(
+    base: Path, adapters: dict[str, Path], asked: list[Asked], expected: list[tuple[int, ...]]
+) -> None:
+    """A chunk that pauses between two layers, and goes on with the adapters of the step between."""
+    options = {"itl_target": "1ms", "sliced_chunk_size": 16, "page_size": 4, "max_running_requests": 3}
+    served = Served(base, adapters, **options)
+    assert served.tokens(asked) == expected
+    assert any(not part.completes and plan.num_decodes for plan in served.runner.plans for part in plan.slices)

@@ -291,3 +291,22 @@ def test_what_was_on_its_way_from_a_runner_that_is_gone_has_not_come() -> None:
     kv.forget_flights()
     lease.release(known, 0)
     assert kv.match(known, 4, "") == []
+
+
+def test_a_page_that_failed_before_the_runner_was_gone_is_given_up() -> None:
+    """What is left of the load begins before it, so its number is that of no page of the load any more."""
+    kv, known = manager(), array("i", B)
+    compute(kv, B)
+    end_copies(kv)
+    for prompt in (A, C):
+        compute(kv, prompt)
+    nodes = kv.loadable(known, [], 4, "")
+    first, _ = nodes
+    lease = kv.acquire([], "")
+    lease.start_load(nodes)
+    copies, _ = kv.tiers.take_copies()
+    (_, last) = [copy for copy in copies if copy.target is Tier.DEVICE]
+    kv.copied(CopyDone(last.ticket, error="unreadable"))
+    kv.forget_flights()
+    lease.release(known, 0)
+    assert kv.loadable(known, [], 4, "") == [first]

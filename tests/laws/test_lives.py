@@ -37,7 +37,7 @@ OF_ALL = [
     *(status.value for status in Status if status not in (Status.LOADING, Status.OFFLOADED, Status.GONE)),
     *(
         f"abort while {status}"
-        for status in ("waiting", "compiling", "held", "partial", "decoding", "forced", "draining", "gone")
+        for status in ("waiting", "compiling", "partial", "decoding", "forced", "draining", "gone")
     ),
     *(f"end: {reason}" for reason in FinishReason if reason not in ELSEWHERE),
     *("preempted while partial", "preempted while decoding", "preempted while forced"),

@@ -11,6 +11,7 @@ import torch
 
 import tiny_models
 from drafted import Planner, guesser, plain
+from lora_makers import Lora
 from sluice.assembly.load import load
 from sluice.assembly.loaded import LoadedModel
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
@@ -24,6 +25,7 @@ from sluice.runner.forwards import Model
 from sluice.runner.kernel_capture import Arena, CaptureError, KernelCapture
 from sluice.runner.runner import TorchRunner
 from sluice.types import SamplingParams
+from sluice.types.adapters import AdapterLimits
 from worlds import Bench, World, limits_of
 
 try:
@@ -58,12 +60,12 @@ class Counted:
         return self._model.logits(hidden)
 
 
-def loaded(folder: Path) -> LoadedModel:
+def loaded(folder: Path, adapter_limits: AdapterLimits | None = None) -> LoadedModel:
     sizes = {"max_total_tokens": WORLD.num_pages * WORLD.page_size, "page_size": WORLD.page_size}
     running = WORLD.limits.max_running_requests
     options = {"model": str(folder), "dtype": "bfloat16", "max_running_requests": running, "threads": 1}
     options["itl_target"] = "off"  # with a target, layers would need the model itself, not what counts its calls
-    return load(EngineConfig.from_options(options | sizes), progress=False)
+    return load(EngineConfig.from_options(options | sizes), progress=False, adapter_limits=adapter_limits)
 
 
 def eager_runner(model: LoadedModel) -> TorchRunner:
@@ -79,9 +81,12 @@ def submits() -> list[Submit]:
     return [Submit(i, prompt, own) for i, (prompt, own) in enumerate(zip(prompts, params, strict=True))]
 
 
-def answers(runner: TorchRunner) -> list[list[int]]:
-    bench = Bench.of(WORLD, runner)
-    for submit in submits():
+def answers(runner: TorchRunner, adapters: Sequence[str] = ("",)) -> list[list[int]]:
+    """Return the tokens of the requests, which have the adapters with these digests in turn."""
+    world = replace(WORLD, limits=replace(WORLD.limits, max_loras=len(adapters) - 1))
+    bench = Bench.of(world, runner)
+    for number, submit in enumerate(submits()):
+        submit = replace(submit, adapter=adapters[number % len(adapters)])
         bench.link.put(submit)
         for _ in range(3):
             bench.engine.step()
@@ -99,6 +104,28 @@ def test_answers_are_those_of_eager_steps(family: str, tmp_path: Path) -> None:
     assert sorted(counted.decodes) == sorted(set(counted.decodes)), "each number of rows is captured once"
     assert len(counted.decodes) >= 6
     assert replayed == answers(eager_runner(model))
+
+
+def test_steps_with_adapters_are_captured_by_themselves(tmp_path: Path) -> None:
+    """A replay with the adapters that the rows of the capture had; or steps without any that pay for those."""
+    tiny = tiny_models.qwen3(**FAMILIES["qwen3"])
+    tiny.save_pretrained(tmp_path)
+    model = loaded(tmp_path, AdapterLimits(max_loras=3, max_lora_rank=8))
+    assert model.adapters is not None
+    digests = [""]
+    for seed, rank in ((1, 8), (2, 3), (3, 5)):
+        adapter = model.adapters.read(str(seed), str(Lora(seed, rank).save(tiny, tmp_path / str(seed))))
+        model.adapters.load(adapter)
+        digests.append(adapter.info.digest)
+    counted = Counted(model.model)
+    runner = replace(model, model=counted).runner()
+    without = answers(runner)
+    captured = len(counted.decodes)
+    replayed = answers(runner, digests)
+    assert captured < len(counted.decodes) <= 2 * captured, "each number of rows is captured once with adapters"
+    assert answers(runner) == without == answers(eager_runner(model))
+    assert replayed == answers(eager_runner(model), digests)
+    assert [each for each, old in zip(replayed, without, strict=True) if each == old] == without[::4]
 
 
 class Shapes(Counted):

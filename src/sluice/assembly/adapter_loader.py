@@ -121,26 +121,23 @@ class AdapterLoader:
     def forget(self, adapter: str) -> None:
         self._kept.pop(adapter, None)
 
-    def swap(self, swap: AdapterSwap) -> AdapterLoaded | None:
-        if self._bank.slot_of(swap.adapter) is not None:
-            return AdapterLoaded(swap.adapter)
-        adapter = self._kept.get(swap.adapter)
-        if adapter is None:
-            return AdapterLoaded(swap.adapter, f"the adapter {swap.adapter} was unloaded")
+    def swap(self, swap: AdapterSwap) -> None:
         if swap.instead_of:
             self._ranks.unload_adapter(swap.instead_of)
+        adapter = self._kept.get(swap.adapter)
 
         def work() -> Message:
             try:
-                if swap.instead_of:
-                    self._bank.unload(swap.instead_of)
-                self._bank.load(adapter)
+                self._bank.unload(swap.instead_of)
+                if self._bank.slot_of(swap.adapter) is None:
+                    if adapter is None:
+                        raise ValueError(f"the adapter {swap.adapter} was unloaded")
+                    self._bank.load(adapter)
             except Exception as error:  # noqa: BLE001 - requests wait for it
                 return AdapterLoaded(swap.adapter, in_one_line(error))
             return AdapterLoaded(swap.adapter)
 
         self._begin(work)
-        return None
 
     def loaded(self, adapter: str) -> None:
         kept = self._kept.get(adapter)

@@ -188,7 +188,8 @@ class LoadedModel:
             forwards = captured_graphs(forwards, drafted, state, attention, transport, self.graph_rows, busy, far)
         elif self._captures_calls and not nan_faults:
             assert self.kernels is not None, "only the kernels' calls are captured"
-            forwards = cpu_graphs(forwards, drafted, state, attention, self.kernels, busy)
+            has_adapters = self.adapters is not None
+            forwards = cpu_graphs(forwards, drafted, state, attention, self.kernels, busy, with_adapters=has_adapters)
         offload = None
         if self.offload is not None and tiers is not NO_TIERS:
             unplanned = TickingAttention(self.backend.make_unplanned(device, self.kernels, busy), busy)

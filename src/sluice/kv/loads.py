@@ -82,9 +82,12 @@ class Loads:
 
     def _shorten(self, load: PageLoad) -> list[int]:
         """Begin nothing more of a load. Returns the pages it does not need then."""
-        nodes, pages = load.nodes[load.begun :], load.pages[load.begun :]
+        nodes, pages, sources = load.nodes[load.begun :], load.pages[load.begun :], load.sources[load.begun :]
         del load.nodes[load.begun :], load.pages[load.begun :], load.sources[load.begun :]
         self._let_go(nodes)
+        for index in sorted((each for each in load.failed if each >= load.begun), reverse=True):  # `lost` went back
+            load.failed.remove(index)
+            self._give_up_unreadable(nodes[index - load.begun], *sources[index - load.begun])
         return pages
 
     def _over(self, load: PageLoad, pages: list[int]) -> tuple[PageLoad | None, list[int]]:

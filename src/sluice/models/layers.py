@@ -163,9 +163,7 @@ class MLP(Block):
 
     def _adapted(self, x: Rows, ops: Ops, adapters: torch.Tensor) -> torch.Tensor:
         if self._is_gated:
-            both = self.gate_up_proj.both(x)
-            ops.add_lora(both, x, adapters, self.lora["gate_up_proj"])
-            inner = self.gate_up_proj.gated(both, ops)
+            inner = self.gate_up_proj.adapted(x, ops, adapters, self.lora["gate_up_proj"])
         else:
             inner = self.up_proj(x)
         return with_added(self.down_proj, inner, lambda y: ops.add_lora(y, inner, adapters, self.lora["down_proj"]))

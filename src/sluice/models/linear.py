@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from sluice.models.blocks.lora import LoraSlots
 from sluice.models.experts import ClampedGate, ClampedSwiGLU, ExpertActivation, ExpertLayers, PackedExpert, PlainExperts
 from sluice.models.fp8_rows import Fp8Rows, Rows, fp8_rows
 from sluice.models.ops import ACTIVATIONS, Ops
@@ -163,15 +164,15 @@ class Gated(nn.Module):
 
     def forward(self, x: Rows, ops: Ops) -> Rows:
         """[N, in_features] to [N, half of the layer's outputs]."""
-        return self.gated(self.both(x), ops)
+        return self._gated(self.layer(x), ops)
 
-    def both(self, x: Rows) -> torch.Tensor:
-        """Return gate and up side by side, which may be changed before they are `gated`."""
-        found: torch.Tensor = self.layer(x)
-        return found
+    def adapted(self, x: Rows, ops: Ops, adapters: torch.Tensor, slots: LoraSlots) -> Rows:
+        """Return what `forward` does, with what adapters add to gate and up: see `Ops.add_lora`."""
+        both: torch.Tensor = self.layer(x)
+        ops.add_lora(both, x, adapters, slots)
+        return self._gated(both, ops)
 
-    def gated(self, both: torch.Tensor, ops: Ops) -> Rows:
-        """Return what `forward` does, of what `both` returned."""
+    def _gated(self, both: torch.Tensor, ops: Ops) -> Rows:
         gate, up = both.chunk(2, dim=-1)
         return ops.gate_and_mul(gate, up, self.activation, to_fp8=self.to_fp8)
 

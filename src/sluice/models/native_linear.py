@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from sluice.kernels.cpu.abi import PackedLinearCall
+from sluice.kernels.cpu.abi import CODES, PackedLinearCall
 from sluice.kernels.cpu.library import Kernels
+from sluice.models.blocks.lora import LoraSlots
 from sluice.models.experts import ClampedSwiGLU, ExpertActivation
-from sluice.models.fp8_rows import plain
 from sluice.models.grouped_layers import BLOCK, GroupedLinear
 from sluice.models.ops import Ops
 
-CODES: Mapping[str | None, int] = {None: 0, "silu": 1, "swish": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
-"""Numbers in `kernels/cpu/abi.h` of the activations that the kernel applies."""
 CLAMPED = 4
-"""The number of `ClampedSwiGLU`."""
+"""The number of `ClampedSwiGLU` in `kernels/cpu/abi.h`."""
 SCALE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of scales, in the order of `kernels/cpu/abi.h`."""
 
@@ -137,16 +134,10 @@ class NativeGated(nn.Module):
         """[N, in_features] to [N, out_features]."""
         return self.layer(x)
 
-    def both(self, x: torch.Tensor) -> torch.Tensor:
-        """As of `Gated`, in float32: what is `gated` of them is rounded once, as by `forward`."""
-        return self.layer.ungated(x)
-
-    def gated(self, both: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """As of `Gated`."""
-        gate, up = both.chunk(2, dim=-1)
-        if isinstance(self._activation, ClampedSwiGLU):
-            return self._activation.apply(gate, up).to(torch.bfloat16)
-        return plain(ops.gate_and_mul(gate, up, self._activation)).to(torch.bfloat16)
+    def adapted(self, x: torch.Tensor, ops: Ops, adapters: torch.Tensor, slots: LoraSlots) -> torch.Tensor:
+        """As of `Gated`. Rows without an adapter get the bits that `forward` gives."""
+        assert isinstance(self._activation, str), "experts have no adapters"
+        return ops.add_lora_and_gate(self.layer.ungated(x), x, adapters, slots, self._activation)
 
 
 class PackedEmbedding(nn.Module):

@@ -8,9 +8,10 @@ from torch.nn import functional
 from sluice.attention.base import PagedKV
 from sluice.attention.int8 import PackedInt8KV
 from sluice.attention.packed import STEPS, PackedKV, dense_heads
-from sluice.kernels.cpu.abi import NormCall, SiluMulCall
+from sluice.kernels.cpu.abi import CODES, LoraCall, NormCall, SiluMulCall
 from sluice.kernels.cpu.library import Kernels
-from sluice.models.fp8_rows import Rows
+from sluice.models.blocks.lora import LoraSlots
+from sluice.models.fp8_rows import Rows, plain
 from sluice.models.ops import ACTIVATIONS, Angles, HeadNorms, Norm, Ops, dense_rows
 
 
@@ -76,6 +77,22 @@ class NativeOps(Ops):
         self._kernels.silu_mul(call)
         return out
 
+    def add_lora(self, y: torch.Tensor, x: Rows, tokens: torch.Tensor, slots: LoraSlots) -> None:
+        if isinstance(x, torch.Tensor) and x.dtype == torch.bfloat16:
+            self._kernels.lora(lora_call(y, dense_rows(x), tokens, slots))
+        else:
+            super().add_lora(y, x, tokens, slots)
+
+    def add_lora_and_gate(
+        self, y: torch.Tensor, x: Rows, tokens: torch.Tensor, slots: LoraSlots, activation: str
+    ) -> torch.Tensor:
+        x = dense_rows(plain(x))
+        call = lora_call(y, x, tokens, slots)
+        gated = torch.empty((y.shape[0], y.shape[1] // 2), dtype=torch.bfloat16)
+        call.gated, call.activation = gated.data_ptr(), CODES[activation]
+        self._kernels.lora(call)
+        return gated
+
     def _norm(self, x: torch.Tensor, delta: torch.Tensor | None, norm: Norm) -> torch.Tensor:
         assert norm.weight.dtype == torch.float32, "the kernel reads float32"
         out = torch.empty(x.shape, dtype=x.dtype)
@@ -94,3 +111,28 @@ class NativeOps(Ops):
         )
         self._kernels.norm(call)
         return out
+
+
+def lora_call(y: torch.Tensor, x: torch.Tensor, tokens: torch.Tensor, slots: LoraSlots) -> LoraCall:
+    """Return the call that adds what adapters give for rows x [N, in_features] in bfloat16 to y, in this or float32."""
+    assert tokens.dtype == torch.int32 and tokens.is_contiguous(), f"slots in {tokens.dtype}"
+    assert slots.a.dtype == torch.bfloat16, f"adapters in {slots.a.dtype}"
+    return LoraCall(
+        x=x.data_ptr(),
+        slots=tokens.data_ptr(),
+        a=slots.a.data_ptr(),
+        b=slots.b.data_ptr(),
+        ranks=slots.ranks.data_ptr(),
+        scales=slots.scales.data_ptr(),
+        outputs=slots.widths.data_ptr(),
+        y=y.data_ptr(),
+        x_stride=x.stride(0),
+        y_stride=y.stride(0),
+        b_stride=slots.b.stride(1),
+        rows=len(x),
+        in_features=slots.in_features,
+        out_features=sum(slots.outputs),
+        parts=len(slots.outputs),
+        max_rank=slots.b.shape[1],
+        is_float_y=y.dtype == torch.float32,
+    )

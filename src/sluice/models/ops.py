@@ -138,6 +138,22 @@ class Ops:
         """Add to the outputs y of a layer what the adapters of their rows give: see `blocks.lora.add_lora`."""
         add_lora(y, x, tokens, slots)
 
+    def add_lora_and_gate(
+        self, y: torch.Tensor, x: Rows, tokens: torch.Tensor, slots: LoraSlots, activation: str
+    ) -> torch.Tensor:
+        """Do so for a layer of gate and up, before these are rounded, and gate them.
+
+        Args:
+            y: [N, 2 * size] float32, gate and up, which are overwritten.
+            activation: a key of `ACTIVATIONS`.
+
+        Returns:
+            `activation(gate) * up`, [N, size] bfloat16.
+        """
+        self.add_lora(y, x, tokens, slots)
+        gate, up = y.chunk(2, dim=-1)
+        return (ACTIVATIONS[activation](gate) * up).to(torch.bfloat16)
+
 
 def dense_rows(x: torch.Tensor) -> torch.Tensor:
     """Return x [N, size] with a contiguous last dimension."""

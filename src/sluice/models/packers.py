@@ -8,13 +8,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from sluice.kernels.cpu.abi import CODES
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.cuda_packer import CudaPacker
 from sluice.models.experts import ClampedSwiGLU, ExpertActivation, ExpertLayers, PackedExpert
 from sluice.models.grouped_layers import BLOCK, GroupedLinear, PackedRows, StoredEmbedding, pack_blocks
 from sluice.models.linear import Packer, PlainLinear, Source, Tied, activated, int8_of, joined_bias
 from sluice.models.native_experts import native_experts
-from sluice.models.native_linear import CODES, NativeGated, NativeLinear, PackedEmbedding, PackedWeight, code_of
+from sluice.models.native_linear import NativeGated, NativeLinear, PackedEmbedding, PackedWeight, code_of
 from sluice.models.native_router import native_router
 from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight, narrowest
 from sluice.models.router import Chooser, Router

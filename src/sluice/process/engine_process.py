@@ -50,9 +50,9 @@ from sluice.types.faults import Fault, FaultKind, of_engine, parse_faults
 EXIT_FAILED = 3
 """Exit status after the reason was sent as `Failed`."""
 PR_SET_PDEATHSIG = 1
-COLLECTIONS = (2_000, 10, 1_000)
-"""When the garbage collector looks: at the youngest objects after so many new ones, each tenth time also at those that
-it saw once, 20 ms at most, and each thousandth time of these at all. With thousands of calls that takes 0.1 s."""
+COLLECTIONS = (2_000, 3, 3_000)
+"""When the garbage collector looks: at the youngest objects after so many new ones, each third time also at those that
+it saw once, 6 ms at most, and each 3,000th time of these at all. With thousands of calls that takes 0.1 s."""
 SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC}
 
 Factory = Callable[[Start, ZmqLink], tuple[Engine, Ready]]

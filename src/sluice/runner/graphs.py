@@ -29,8 +29,9 @@ from sluice.attention.base import Attention, ForwardBatch
 from sluice.device.queues import noop
 from sluice.device.transport import Arrived, lay_out, views
 from sluice.runner.device_state import DeviceState
+from sluice.runner.features.adapters import NO_ADAPTER
 from sluice.runner.forwards import Forwards, Model
-from sluice.runner.inputs import LATE_SLOTS, LOGIT_ROWS, PER_ROW, HostBatch
+from sluice.runner.inputs import ADAPTERS, LATE_SLOTS, LOGIT_ROWS, PER_ROW, HostBatch
 
 MOST_DRAFTED = 32
 """Tokens of the largest step with drafts that is captured. With more, Python's share of it is small."""
@@ -41,6 +42,8 @@ class GraphShape(NamedTuple):
 
     rows: int
     length: int = 1
+    has_adapters: bool = False
+    """Whether some of its tokens may have an adapter. The others are computed without, and not by way of these."""
 
 
 class Captured(NamedTuple):
@@ -109,6 +112,7 @@ class DecodeGraphs:
         busy: called before each replay, whose layers do not tick.
         on_demand: capture a graph when a step first needs it: where a capture runs the work once, and computes it.
             Only then steps with drafts have graphs.
+        with_adapters: capture steps with adapters, too, in graphs of their own.
     """
 
     def __init__(
@@ -122,6 +126,7 @@ class DecodeGraphs:
         *,
         busy: Callable[[], None] = noop,
         on_demand: bool = False,
+        with_adapters: bool = False,
     ) -> None:
         assert state.shape.scratch_pages, f"padded rows need a page to write to: {state.shape}"
         self._eager = eager
@@ -131,6 +136,7 @@ class DecodeGraphs:
         self._capture = capture
         self._busy = busy
         self._on_demand = on_demand
+        self._with_adapters = with_adapters
         self._sizes = tuple(sizes)
         shape, most = state.shape, self._sizes[-1]
         tokens = max(most, MOST_DRAFTED) if on_demand else most
@@ -139,7 +145,8 @@ class DecodeGraphs:
         self._table = torch.zeros((most, shape.row_pages), dtype=torch.int32, device=shape.device)
         self._rows = torch.arange(tokens + 1, device=shape.device)
         self._starts = self._rows.to(torch.int32)
-        self._static = {GraphShape(size): self._static_step(GraphShape(size)) for size in self._sizes}
+        self._adapters = torch.full((tokens,), NO_ADAPTER, dtype=torch.int32, device=shape.device)
+        self._static: dict[GraphShape, _StaticStep] = {}
         self._graphs: dict[GraphShape, Captured] = {}
 
     @torch.inference_mode()
@@ -149,13 +156,15 @@ class DecodeGraphs:
         Args:
             report: called with the number of sizes that are captured, and that of all.
         """
-        for done, size in enumerate(reversed(self._sizes)):
-            report(done, len(self._sizes))
-            self._graphs[GraphShape(size)] = self._captured(size)
+        kinds = (True, False) if self._with_adapters else (False,)
+        shapes = [GraphShape(size, 1, kind) for size in reversed(self._sizes) for kind in kinds]
+        for done, shape in enumerate(shapes):
+            report(done, len(shapes))
+            self._graphs[shape] = self._captured(shape)
 
-    def _captured(self, size: int) -> Captured:
-        static = self._static[GraphShape(size)]
-        self._fill_with_padding(size)
+    def _captured(self, shape: GraphShape) -> Captured:
+        static = self._static_of(shape)
+        self._fill_with_padding(static, shape.rows)
         self._attention.plan_static(static.batch)
         return self._capture(lambda: self._forward(static.batch))
 
@@ -164,9 +173,12 @@ class DecodeGraphs:
         missing = 0 if shape is None else shape.rows - len(host.row_slots)
         if not missing:
             return host
-        filler = self._padding(missing)
+        filler, adapters = self._padding(missing), host.adapters
+        if adapters is not None:
+            adapters = np.concatenate((adapters, np.full(missing, NO_ADAPTER, dtype=np.int32)))
         return replace(
             host,
+            adapters=adapters,
             input_ids=np.concatenate((host.input_ids, filler.input_ids)),
             positions=np.concatenate((host.positions, filler.positions)),
             kv_slots=np.concatenate((host.kv_slots, filler.kv_slots)),
@@ -182,11 +194,11 @@ class DecodeGraphs:
             return self._eager.run(laid, arrived)
         self._busy()
         logit_rows, late_tokens, late_slots = arrived.tensors[LOGIT_ROWS : LATE_SLOTS + 1]
-        if shape not in self._static:
-            self._static[shape] = self._static_step(shape)
-        static = self._static[shape]
+        static = self._static_of(shape)
         batch = static.batch
         arrived.copy_to(self._inputs, PER_ROW)
+        if batch.adapters is not None:
+            batch.adapters.copy_(arrived.tensors[ADAPTERS])
         batch.input_ids.index_copy_(0, late_tokens, self._state.last_tokens.read(late_slots))
         self._fill_table(static)
         self._attention.plan_static(replace(batch, kv_lens_host=tuple(laid.kv_lens.tolist())))
@@ -201,21 +213,23 @@ class DecodeGraphs:
         return graph.output[:count] if is_prefix else graph.output.index_select(0, logit_rows)
 
     def _shape_for(self, host: HostBatch) -> GraphShape | None:
-        rows = len(host.row_slots)
-        if rows > self._sizes[-1] or len(host.target_ids) or len(host.embed_rows) or host.adapters is not None:
+        rows, has_adapters = len(host.row_slots), host.adapters is not None
+        if rows > self._sizes[-1] or len(host.target_ids) or len(host.embed_rows):
+            return None
+        if has_adapters and not self._with_adapters:
             return None
         if not (self._graphs or self._on_demand):
             return None
         if host.num_decodes < rows:
             return self._drafted_shape(host) if host.drafts is not None and self._on_demand else None
-        return GraphShape(next(size for size in self._sizes if size >= rows))
+        return GraphShape(next(size for size in self._sizes if size >= rows), 1, has_adapters)
 
     @staticmethod
     def _drafted_shape(host: HostBatch) -> GraphShape | None:
         """Return the shape of a step with drafts, if its rows are equally long and their tokens known."""
         assert host.drafts is not None, "a step without drafts"
         tokens, rows = len(host.input_ids), len(host.row_slots)
-        shape = GraphShape(rows, tokens // rows)
+        shape = GraphShape(rows, tokens // rows, host.adapters is not None)
         starts = np.arange(0, tokens + 1, shape.length)
         fits = tokens <= MOST_DRAFTED and host.drafts.are_known
         return shape if fits and np.array_equal(starts, host.q_starts) else None
@@ -244,8 +258,13 @@ class DecodeGraphs:
             num_decodes=count,
         )
 
+    def _static_of(self, shape: GraphShape) -> _StaticStep:
+        if shape not in self._static:
+            self._static[shape] = self._static_step(shape)
+        return self._static[shape]
+
     def _static_step(self, shape: GraphShape) -> _StaticStep:
-        rows, length = shape
+        rows, length, has_adapters = shape
         of_tokens, of_rows = self._padding(rows * length).arrays[:3], self._padding(rows).arrays[3:PER_ROW]
         arrays = (*of_tokens, *of_rows)
         ids, positions, kv_slots, row_slots, kv_lens = views(self._inputs, arrays, lay_out(arrays))
@@ -260,12 +279,13 @@ class DecodeGraphs:
             q_lens=(length,) * rows,
             kv_lens_host=(length,) * rows,
             num_decodes=rows if length == 1 else 0,
+            adapters=self._adapters[: rows * length] if has_adapters else None,
         )
         return _StaticStep(batch, row_slots)
 
-    def _fill_with_padding(self, size: int) -> None:
-        static, host = self._static[GraphShape(size)], self._padding(size)
-        batch = static.batch
+    def _fill_with_padding(self, static: _StaticStep, size: int) -> None:
+        host, batch = self._padding(size), static.batch
+        self._adapters.fill_(NO_ADAPTER)
         targets = (batch.input_ids, batch.positions, batch.kv_slots, static.row_slots, batch.kv_lens)
         for target, array in zip(targets, host.arrays[:PER_ROW], strict=True):
             target.copy_(torch.from_numpy(array))

@@ -135,6 +135,8 @@ def cpu_graphs(
     attention: Attention,
     kernels: Kernels,
     busy: Callable[[], None],
+    *,
+    with_adapters: bool = False,
 ) -> DecodeGraphs:
     """Return forwards that capture steps of a few decodes when they first occur, and replay them.
 
@@ -142,6 +144,7 @@ def cpu_graphs(
         eager: runs the other steps.
         state: its shape has a scratch page.
         busy: called before every layer of a replay.
+        with_adapters: the model has some.
     """
     return DecodeGraphs(
         eager,
@@ -151,6 +154,7 @@ def cpu_graphs(
         KernelCapture(kernels, busy),
         tuple(size for size in SIZES if size <= state.shape.num_slots),
         on_demand=True,
+        with_adapters=with_adapters,
     )
 
 

@@ -1,4 +1,7 @@
-"""Streams of a fleet whose ingress and proxy are killed: each is asked for again from its last event."""
+"""Streams of a fleet whose ingress and proxy are killed: each is asked for again from its last event.
+
+Half of them are streams of `/generate`, whose events have the whole text so far.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,7 @@ class Continued:
 async def survive(streams: int, tokens: int, *, ingresses: int = 1) -> dict[str, Any]:
     """Kill an ingress and then the proxy, each in the middle of all streams. Returns what is wrong, and how many were
     cut."""
-    options = {"include_event_ids": True}
-    requests = [body | {"stream_options": options} for body in bodies(streams, tokens)]
+    requests = [asked(number, body) for number, body in enumerate(bodies(streams, tokens))]
     problems: list[str] = []
     cut: dict[str, int] = {}
     with fleet(*OPTIONS, "--ingresses", str(ingresses)) as world:
@@ -52,12 +54,23 @@ async def survive(streams: int, tokens: int, *, ingresses: int = 1) -> dict[str,
     return {"problems": problems, "cut": cut, "streams": streams}
 
 
+def asked(number: int, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the path and the body of a stream, given those of a completion."""
+    options = {"stream_options": {"include_event_ids": True}}
+    if number % 4 < 2:  # every other one is greedy
+        return "/v1/completions", body | options
+    sampling = {"max_new_tokens": body["max_tokens"], "temperature": body["temperature"], "ignore_eos": True}
+    sampling["sampling_seed"] = body["seed"]
+    return "/generate", {"text": body["prompt"], "sampling_params": sampling, "stream": True, **options}
+
+
 async def play(
-    url: str, requests: list[dict[str, Any]], world: FleetProcess | None = None, victim: str = ""
+    url: str, requests: list[tuple[str, dict[str, Any]]], world: FleetProcess | None = None, victim: str = ""
 ) -> list[Continued]:
     """Run all requests at once, to their ends, and kill a process when half of the events have come."""
     found = [Continued() for _ in requests]
-    half = sum(body["max_tokens"] for body in requests) // 2
+    tokens = [body.get("max_tokens") or body["sampling_params"]["max_new_tokens"] for _, body in requests]
+    half = sum(tokens) // 2
 
     async def kill() -> None:
         while sum(len(each.events) for each in found) < half:
@@ -66,18 +79,18 @@ async def play(
         world.kill_replica(0, victim)
 
     async with client_of(url) as http, asyncio.TaskGroup() as group:
-        for body, each in zip(requests, found, strict=True):
-            group.create_task(to_its_end(http, body, each))
+        for (path, body), each in zip(requests, found, strict=True):
+            group.create_task(to_its_end(http, path, body, each))
         if victim:
             group.create_task(kill())
     return found
 
 
-async def to_its_end(http: httpx.AsyncClient, body: dict[str, Any], stream: Continued) -> None:
+async def to_its_end(http: httpx.AsyncClient, path: str, body: dict[str, Any], stream: Continued) -> None:
     until = time.monotonic() + PATIENCE
     while not (stream.is_done or stream.error):
         with contextlib.suppress(httpx.HTTPError):  # it is cut, or there is no front at the moment
-            await _continue(http, body, stream)
+            await _continue(http, path, body, stream)
         if not stream.is_done:
             stream.cuts += 1
             if time.monotonic() > until:
@@ -85,9 +98,9 @@ async def to_its_end(http: httpx.AsyncClient, body: dict[str, Any], stream: Cont
             await asyncio.sleep(PAUSE)
 
 
-async def _continue(http: httpx.AsyncClient, body: dict[str, Any], stream: Continued) -> None:
+async def _continue(http: httpx.AsyncClient, path: str, body: dict[str, Any], stream: Continued) -> None:
     headers = {"Last-Event-ID": stream.last} if stream.last else {}
-    async with http.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+    async with http.stream("POST", path, json=body, headers=headers) as answer:
         if answer.status_code >= 500:
             return
         if answer.status_code != 200:
@@ -100,6 +113,11 @@ async def _continue(http: httpx.AsyncClient, body: dict[str, Any], stream: Conti
             elif line == "data: [DONE]":
                 stream.is_done = True
             elif line.startswith("data: ") and id:
-                choice = json.loads(line.removeprefix("data: "))["choices"][0]
-                stream.events.append(f"{choice['text']!r} {choice['finish_reason']}")
+                stream.events.append(_content(json.loads(line.removeprefix("data: "))))
                 stream.last, id = id, ""
+
+
+def _content(event: dict[str, Any]) -> str:
+    """Return what an event says that another server says, too."""
+    choice = event["choices"][0] if "choices" in event else {"text": event["text"], **event["meta_info"]}
+    return f"{choice['text']!r} {choice['finish_reason']}"

@@ -18,6 +18,7 @@ from sluice.http.base.routes import Body, Routes, json_answer
 from sluice.http.call.generate_call import documented
 from sluice.process.adapters import AdapterRefused, NameTaken
 from sluice.process.client import EngineGone
+from sluice.types.shown import shown
 
 Name = Annotated[str, documented(minLength=1, maxLength=256)]
 
@@ -69,11 +70,11 @@ class AdapterFolder:
             path = (self.folder / given).resolve()
             self._check_inside(path, given)
             if not path.exists():
-                raise ApiError(404, f"no adapter found at {given!r}", param="lora_path", code="adapter_not_found")
+                raise ApiError(404, f"no adapter found at {shown(given)}", param="lora_path", code="adapter_not_found")
             for file in path.iterdir() if path.is_dir() else ():
                 self._check_inside(file.resolve(), given)
         except (OSError, ValueError, RuntimeError) as error:
-            raise bad_request(f"lora_path {given!r} cannot be read: {error}", param="lora_path") from error
+            raise bad_request(f"lora_path {shown(given)} cannot be read: {error}", param="lora_path") from error
         return path
 
     def shown(self, path: str) -> str:
@@ -82,7 +83,7 @@ class AdapterFolder:
 
     def _check_inside(self, path: Path, given: str) -> None:
         if not path.is_relative_to(self.folder):
-            message = f"lora_path {given!r} leads out of the folder whose adapters may be loaded (--lora-dir)"
+            message = f"lora_path {shown(given)} leads out of the folder whose adapters may be loaded (--lora-dir)"
             raise ApiError(403, message, param="lora_path", code="path_not_allowed")
 
 
@@ -130,7 +131,7 @@ def add_adapters(routes: Routes, backend: Backend, bodies: BodyReader, folder: A
         try:
             backend.service().client.adapters.unload(name)
         except KeyError:
-            message = f"the adapter {name!r} cannot be found"
+            message = f"the adapter {shown(name)} cannot be found"
             raise ApiError(404, message, param="lora_name", code="adapter_not_found") from None
         return name
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sluice.assembly.explain import explain
-from sluice.config import ServerConfig
+from sluice.config import ConfigError, ServerConfig
 from sluice.http.base.backend import Service
 from sluice.http.base.early_tokenizer import EarlyTokenizer
 from sluice.http.base.options import model_names
@@ -25,11 +25,17 @@ class ServedModel:
     Args:
         ready: what its first engine is like.
         given: names of the options that the user set.
+
+    Raises:
+        ConfigError: an adapter has a name of the model.
     """
 
     def __init__(self, server: ServerConfig, ready: Ready, tokenizer: Tokenizer, given: Collection[str]) -> None:
         self.names: Sequence[str] = model_names(server, ready.model)
         """Names of the model in the API."""
+        for adapter in ready.adapters:
+            if adapter.name in self.names:
+                raise ConfigError(f"--lora-modules {adapter.name}={adapter.path}: the model has this name")
         self.tokenizer = tokenizer
         self.chosen: Chosen = choose_replies(server, tokenizer.chat_template_source)
         """How it writes calls and reasoning."""
@@ -50,6 +56,7 @@ class ServedModel:
 
         Raises:
             TokenizerError: it cannot be used.
+            ConfigError: an adapter has a name of the model.
         """
         tokenizer = await tokenizers.of(folder)
         try:

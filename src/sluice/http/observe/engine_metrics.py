@@ -292,8 +292,7 @@ def add_metrics(
             (page_size,) = (setting.value for setting in service.settings if setting.name == "page_size")
             page.add_cache_config(page_size, stats.occupancy.total_pages)
             (places,) = (setting.value for setting in service.settings if setting.name == "max_loras")
-            if places:
-                page.add_adapters(stats.occupancy.adapters, places, service.client.adapters)
+            page.add_adapters(stats.occupancy.adapters, places or 0, service.client.adapters)
         more(page)
         return Response(page.render(), media_type=CONTENT_TYPE)
 

@@ -15,7 +15,7 @@
 
 // Increase it, here and in `abi.py`, with every change to the structures below or to their meaning: a library compiled
 // from older sources would read the wrong fields.
-constexpr int ABI_VERSION = 15;
+constexpr int ABI_VERSION = 16;
 
 extern "C" {
 
@@ -91,6 +91,22 @@ struct PackedLinearCall {
     int32_t is_one_order;    // sum in the same order for any number of rows, with AMX, too
     float alpha, limit;    // of CLAMPED_SILU, which is gated: (clamp(second, limit) + 1) g sigmoid(alpha g), where g is
                            // the first, at most `limit`
+};
+
+// What adapters add to the outputs of a layer that was joined of `parts`.
+struct LoraCall {
+    const void* x;             // [rows, in] bfloat16
+    const int32_t* slots;      // [rows] the slot of each row's adapter; below 0: none
+    const void* a;             // [slots, parts, max_rank, in] bfloat16
+    const void* b;             // [slots, max_rank, b_stride] bfloat16, the first `out` of each row
+    const int32_t* ranks;      // [slots, parts] rows of A, and of B, that count
+    const float* scales;       // [slots, parts]
+    const int32_t* outputs;    // [parts], together `out`
+    void* y;                   // [rows, out], changed in place
+    void* gated;               // [rows, out / 2] bfloat16: activation(first half of y) * second half; or null. y is float32
+    int64_t x_stride, y_stride, b_stride;
+    int32_t rows, in, out, parts, max_rank, activation;
+    int32_t is_float_y;        // y is float32, else bfloat16
 };
 
 // Block types of GGUF files, with their numbers there.
@@ -194,7 +210,7 @@ struct ReadPartsCall {
 
 enum ReadOutcome { ALL_READ, DIFFERENT, FILE_ENDED, READ_FAILED };
 
-enum Operation { ATTENTION, NORM, ROTATE_STORE, SILU_MUL, PACKED_LINEAR, GROUPED_LINEAR, EMBED_ROWS, EXPERTS, ROUTE };
+enum Operation { ATTENTION, NORM, ROTATE_STORE, SILU_MUL, PACKED_LINEAR, GROUPED_LINEAR, EMBED_ROWS, EXPERTS, ROUTE, LORA };
 
 // One call of a list that is executed in order.
 struct ListedCall {

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from enum import IntEnum
 
-VERSION = 15
+VERSION = 16
 """Version of the structures and their meaning, as in `abi.h`."""
+
+
+CODES: Mapping[str | None, int] = {None: 0, "silu": 1, "swish": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
+"""Numbers in `abi.h` of the activations that kernels apply, by the names of `models.ops.ACTIVATIONS`."""
 
 
 class AttentionCall(ctypes.Structure):
@@ -103,6 +108,15 @@ class EmbedRowsCall(ctypes.Structure):
     )
 
 
+class LoraCall(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "slots", "a", "b", "ranks", "scales", "outputs", "y", "gated")),
+        *((name, c_int64) for name in ("x_stride", "y_stride", "b_stride")),
+        *((name, c_int32) for name in ("rows", "in_features", "out_features", "parts", "max_rank", "activation")),
+        ("is_float_y", c_int32),
+    )
+
+
 class MaskCall(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("logits", "rows", "bits")),
@@ -150,6 +164,7 @@ class Operation(IntEnum):
     EMBED_ROWS = 6
     EXPERTS = 7
     ROUTE = 8
+    LORA = 9
 
 
 class ListedCall(ctypes.Structure):

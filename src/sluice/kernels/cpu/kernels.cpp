@@ -233,6 +233,7 @@ EXPORT void sluice_packed_linear(sluice_engine* engine, const PackedLinearCall* 
 
 #include "grouped_calls.h"
 #include "expert_calls.h"
+#include "lora_calls.h"
 
 // Execute calls in order, each as if it were made by itself.
 EXPORT void sluice_all(sluice_engine* engine, const ListedCall* calls, int64_t count) {
@@ -247,6 +248,7 @@ EXPORT void sluice_all(sluice_engine* engine, const ListedCall* calls, int64_t c
             case GROUPED_LINEAR: sluice_grouped_linear(engine, static_cast<const GroupedLinearCall*>(call)); break;
             case ROUTE: sluice_route(engine, static_cast<const RouteCall*>(call)); break;
             case EXPERTS: sluice_experts(engine, static_cast<const ExpertsCall*>(call)); break;
+            case LORA: sluice_lora(engine, static_cast<const LoraCall*>(call)); break;
             case EMBED_ROWS: sluice_embed_rows(engine, static_cast<const EmbedRowsCall*>(call)); break;
         }
     }

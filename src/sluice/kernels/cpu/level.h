@@ -12,6 +12,7 @@
 #include "grouped_forms.h"
 #include "grouped_linear.h"
 #include "combine.h"
+#include "lora.h"
 
 // AMX has no tiles of words, so lanes compute over pages of int8.
 template <class X, class Tiles>
@@ -32,6 +33,7 @@ constexpr Kernels kernels() {
         quantize_rows, quantized_linear_block<Tiles>,
         quantize_runs, grouped_block,
         combine_rows,
+        lora_shrink, lora_expand,
         bound_pages<uint16_t>, bound_pages<float>,
     };
 }

@@ -5,6 +5,7 @@
 
 #include "abi.h"
 #include "cpu.h"
+#include "lora_work.h"
 #include "outliers.h"
 #include "packing.h"
 #include "plan.h"
@@ -70,6 +71,7 @@ struct Kernels {
     void (*quantize_runs)(const GroupedWork&, int from, int until);
     void (*grouped_linear)(const GroupedWork&, int part, int block, int from, int until, float* buffer);
     void (*combine)(const CombineCall&, int, int);
+    LoraStep lora_shrink, lora_expand;
     void (*bound_pages_bf16)(const PageBoundsCall&, int, int);
     void (*bound_pages_float)(const PageBoundsCall&, int, int);
 };

@@ -24,6 +24,7 @@ from sluice.kernels.cpu.abi import (
     ExpertsCall,
     GroupedLinearCall,
     ListedCall,
+    LoraCall,
     MaskCall,
     NormCall,
     Operation,
@@ -167,6 +168,7 @@ Call = (
     | PackedLinearCall
     | GroupedLinearCall
     | EmbedRowsCall
+    | LoraCall
     | ExpertsCall
     | RouteCall
 )
@@ -318,6 +320,11 @@ class Kernels:
         """Look up rows of an embedding that stays as it is stored."""
         self._functions.sluice_embed_rows(self._engine, ctypes.byref(call))
         self._report(Operation.EMBED_ROWS, call)
+
+    def lora(self, call: LoraCall) -> None:
+        """Add to a layer's outputs what the adapters of its rows give, then join both halves of a gated layer."""
+        self._functions.sluice_lora(self._engine, ctypes.byref(call))
+        self._report(Operation.LORA, call)
 
     def _report(self, operation: Operation, call: Call) -> None:
         if self._listener is not None:

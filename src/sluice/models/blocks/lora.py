@@ -16,6 +16,8 @@ import torch
 from sluice.models.fp8_rows import Fp8Rows, Rows
 from sluice.types.adapters import AdapterLimits
 
+PADDING = 32
+"""Numbers behind each row of B, so that the beginnings of rows do not all lie in one set of the processor's cache."""
 NO_ADAPTER = -1
 """The slot of a token without an adapter."""
 
@@ -59,8 +61,11 @@ class LoraSlots:
         slots, rank, parts = limits.max_loras, limits.max_lora_rank, len(outputs)
         self.in_features = in_features
         self.outputs = tuple(outputs)
+        self.widths = torch.tensor(outputs, dtype=torch.int32, device=device)
+        """[parts], the same for kernels."""
         self.a = torch.empty((slots, parts, rank, in_features), dtype=dtype, device=device)
-        self.b = torch.empty((slots, rank, sum(outputs)), dtype=dtype, device=device)
+        width = sum(outputs)
+        self.b = torch.empty((slots, rank, width + PADDING), dtype=dtype, device=device)[..., :width]
         """The transposed B of each part, [rank, outputs], one beside the other."""
         self.ranks = torch.zeros((slots, parts), dtype=torch.int32, device=device)
         """0: the adapter leaves the part as it is."""
@@ -70,7 +75,7 @@ class LoraSlots:
 
     @property
     def num_bytes(self) -> int:
-        return sum(each.nbytes for each in (self.a, self.b, self.ranks, self.scales))
+        return sum(each.untyped_storage().nbytes() for each in (self.a, self.b, self.ranks, self.scales))
 
     def columns(self, part: int) -> slice:
         """Return the outputs of a part."""
