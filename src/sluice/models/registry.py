@@ -18,6 +18,8 @@ class Family:
     """`general.architecture` of its GGUF files."""
     model_type: str | None = None
     """Name of its config inside another one."""
+    has_experts: bool = False
+    """Whether its models may have mixtures of experts."""
     inside: tuple[str, ...] = ()
     """Architectures that have further parts, for images or sound, and whose text model it may be."""
 
@@ -42,8 +44,8 @@ FAMILIES: tuple[Family, ...] = (
         model_type="qwen3_vl_text",
         inside=("Qwen3VLForConditionalGeneration",),
     ),
-    Family("Qwen3MoeForCausalLM", "qwen3_moe:Qwen3MoE", gguf="qwen3moe"),
-    Family("MixtralForCausalLM", "mixtral:Mixtral", gguf="llama"),
+    Family("Qwen3MoeForCausalLM", "qwen3_moe:Qwen3MoE", gguf="qwen3moe", has_experts=True),
+    Family("MixtralForCausalLM", "mixtral:Mixtral", gguf="llama", has_experts=True),
     Family("SDARForCausalLM", "llama:SDAR"),
     Family("GPT2LMHeadModel", "gpt2:GPT2"),
     Family("Gemma2ForCausalLM", "gemma:Gemma2", gguf="gemma2"),
@@ -59,13 +61,14 @@ FAMILIES: tuple[Family, ...] = (
         "gemma4:Gemma4",
         gguf="gemma4",
         model_type="gemma4_text",
+        has_experts=True,
         inside=("Gemma4ForConditionalGeneration",),
     ),
     Family("SmolLM3ForCausalLM", "smollm3:SmolLM3", gguf="smollm3"),
     Family("GraniteForCausalLM", "granite:Granite", gguf="granite"),
-    Family("GptOssForCausalLM", "gpt_oss:GptOss", gguf="gpt-oss"),
-    Family("GraniteMoeForCausalLM", "granite_moe:GraniteMoE", gguf="granitemoe"),
-    Family("GraniteMoeSharedForCausalLM", "granite_moe:GraniteMoE", gguf="granitemoe"),
+    Family("GptOssForCausalLM", "gpt_oss:GptOss", gguf="gpt-oss", has_experts=True),
+    Family("GraniteMoeForCausalLM", "granite_moe:GraniteMoE", gguf="granitemoe", has_experts=True),
+    Family("GraniteMoeSharedForCausalLM", "granite_moe:GraniteMoE", gguf="granitemoe", has_experts=True),
     Family("Olmo2ForCausalLM", "olmo:Olmo2", gguf="olmo2"),
     Family("Olmo3ForCausalLM", "olmo:Olmo3", gguf="olmo2"),
     Family("Phi3ForCausalLM", "phi3:Phi3", gguf="phi3"),

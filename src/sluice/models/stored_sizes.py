@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sluice.models.checkpoint import DIMENSIONS, EXPERTS, LAYERS, CheckpointConfig
+from sluice.models.registry import ARCHITECTURES
 from sluice.models.weights import GGUF, opened_weights
 
 PACKED = 32
@@ -28,7 +29,8 @@ def check_sizes(checkpoint: CheckpointConfig, folder: Path) -> None:
     for name in _given(checkpoint, LAYERS):
         if fields.integer(name, minimum=0) > len(shapes):
             raise fields.error(name, f"at most {len(shapes)}, the number of tensors in the weight files")
-    for name in _given(checkpoint, EXPERTS):
+    family = ARCHITECTURES.get(checkpoint.architecture)
+    for name in _given(checkpoint, EXPERTS if family is not None and family.has_experts else ()):
         count = fields.integer(name, minimum=0)
         if count and not any(shape[0] == count for shape in shapes if shape):  # a router has a row for each
             raise fields.error(name, "the number of experts in the weight files")
