@@ -62,6 +62,7 @@ def _speed(estimate: Estimate, config: EngineConfig) -> list[Fact]:
         return [Fact("most_tokens_per_second", None, "-", f"not known: {several}")]
     threads = config.model.threads or 1
     bandwidth = measured_bandwidth(threads)
+    what = "all weights" if estimate.sizes.experts is None else "the weights of its experts and all others"
     return [
         Fact(
             "memory_bandwidth",
@@ -73,7 +74,7 @@ def _speed(estimate: Estimate, config: EngineConfig) -> list[Fact]:
             "most_tokens_per_second",
             round(estimate.rate(bandwidth), 1),
             f"{estimate.rate(bandwidth):.1f} tokens/s",
-            "a bound for one stream: every token reads all weights",
+            f"a bound for one stream: every token reads {what}",
         ),
     ]
 
