@@ -23,7 +23,7 @@ from sluice.process.delivery import OutputOrderError
 from sluice.process.heartbeat import SIZE, SharedHeartbeat
 from sluice.process.liveness import LivenessWatch
 from sluice.process.wire import Frame, Outputs, WireError, decode, encode
-from sluice.testing import ShadowGrammars
+from sluice.testing import ShadowAdapters, ShadowGrammars
 from sluice.testing.laws import Lawful
 from sluice.types import BatchPlan, BatchResult, Output
 from worlds import World
@@ -98,6 +98,7 @@ class Process:
             depth=world.depth,
             clock=VirtualClock(),
             grammars=ShadowGrammars(self.post),
+            adapters=ShadowAdapters(self.post, places=world.limits.max_loras),
         )
 
     def send_to(self, message: Message) -> None:

@@ -191,7 +191,7 @@ def test_chunks_that_are_divided_by_layers(
     base: Path, adapters: dict[str, Path], asked: list[Asked], expected: list[tuple[int, ...]]
 ) -> None:
     """A chunk that pauses between two layers, and goes on with the adapters of the step between."""
-    options = {"itl_target": "1ms", "sliced_chunk_size": 16, "page_size": 4, "max_running_requests": 3}
+    options = {"itl_target": "1us", "sliced_chunk_size": 16, "page_size": 4, "max_running_requests": 3}
     served = Served(base, adapters, **options)
     assert served.tokens(asked) == expected
     assert any(not part.completes and plan.num_decodes for plan in served.runner.plans for part in plan.slices)

@@ -70,6 +70,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
         "diffusion:",
         "parallel:",
         "kv_events:",
+        "lora:",
         "trace:",
         "estimate:",
     ]

@@ -39,7 +39,7 @@ def test_every_world_gives_the_oracles_tokens(data: st.DataObject, world: World)
     for request_id in range(data.draw(st.integers(1, 6))):
         drawn = data.draw(worlds.submits(world, request_id))
         greedy = replace(drawn.sampling, temperature=0.0, seed=0)
-        submits[request_id] = replace(drawn, sampling=greedy, sample_index=0, embeds=False, grammar="")
+        submits[request_id] = replace(drawn, sampling=greedy, sample_index=0, embeds=False, grammar="", adapter="")
     world = replace(world, tiers=TierLimits())
     bench = Bench.of(world, runner_of(world))
     for submit in submits.values():

@@ -114,7 +114,7 @@ class ModelConfig:
     )
     mem_fraction_static: float | None = option(
         None,
-        "fraction of GPU memory for weights and KV cache",
+        "fraction of GPU memory for weights and KV",
         unset="what steps leave free",
         more="The rest is for the activations of a step. Sluice runs the largest possible step at the start to measure"
         " what it needs, and refuses a fraction that leaves less.",
@@ -131,7 +131,7 @@ class ModelConfig:
     )
     threads: int | None = option(
         None,
-        "number of compute threads on cpu",
+        "compute threads on cpu",
         unset="physical cores, or OMP_NUM_THREADS",
         more="Of each rank. Only the cores that this process may use count: CPU affinity, cpusets and container limits"
         " are respected. Ranks of one machine divide them.",
@@ -265,7 +265,7 @@ class CacheConfig:
     )
     kv_host_bytes: int | None = option(
         None,
-        "bytes of host memory to cache KV in, behind the KV pool",
+        "bytes of host memory for KV behind the pool",
         unset="none",
         more="On a CPU it needs --max-total-tokens. The ranks of a machine share it evenly. See [tiers.md](tiers.md).",
         positive=True,

@@ -75,7 +75,7 @@ class SchedulerConfig:
     )
     dynamic_chunking_smoothing: float | None = option(
         None,
-        "how far chunks shrink to what takes as long as the first",
+        "how far chunks shrink to the time of the first",
         unset="0.75",
         more="1: all the way, above 0: less. Needs --dynamic-chunking.",
         metavar="X",
@@ -83,7 +83,7 @@ class SchedulerConfig:
     itl_target: str | None = option(
         None,
         "time that a stream may stand still in a step",
-        unset="8x on cpu with sliced chunks, else off",
+        unset="8x on cpu if it can",
         more="Such as 200ms or 1.5s; 8x: 8 times what a step of the running decodes takes without prefill; auto is 4x."
         " Without one it is 8x on a CPU, where the model's chunks can be sliced, unless --chunked-prefill-size,"
         " --max-batch-tokens or an option that a target would contradict is set, and off in `LLM()`. Steps"
