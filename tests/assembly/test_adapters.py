@@ -16,7 +16,7 @@ from sluice.assembly.load import load
 from sluice.assembly.loaded import LoadedModel
 from sluice.config import EngineConfig
 from sluice.testing.link import ManualLink
-from sluice.types import SamplingParams, Submit
+from sluice.types import BatchPlan, Chunk, ChunkSlice, NewSlot, SamplingParams, Submit
 from sluice.types.adapters import AdapterLimits
 
 LIMITS = AdapterLimits(max_loras=8, max_lora_rank=16)
@@ -187,11 +187,24 @@ def test_drafts_are_checked_with_the_adapter(
     assert planner.accepted > 3 * len(asked)
 
 
-def test_chunks_that_are_divided_by_layers(
+def test_a_chunk_that_pauses_between_two_layers(
     base: Path, adapters: dict[str, Path], asked: list[Asked], expected: list[tuple[int, ...]]
 ) -> None:
-    """A chunk that pauses between two layers, and goes on with the adapters of the step between."""
-    options = {"itl_target": "1us", "sliced_chunk_size": 16, "page_size": 4, "max_running_requests": 3}
-    served = Served(base, adapters, **options)
-    assert served.tokens(asked) == expected
-    assert any(not part.completes and plan.num_decodes for plan in served.runner.plans for part in plan.slices)
+    """It goes on with its own adapter, although another one's rows were computed between its layers."""
+    served = Served(base, adapters, page_size=4, max_running_requests=3, itl_target="9ms", sliced_chunk_size=64)
+    chunks = [
+        Chunk(
+            number, slot, 0, len(prompt), tuple(prompt), tuple(range(20 * slot, 20 * slot + -(-len(prompt) // 4))), True
+        )
+        for slot, (number, prompt) in enumerate((number, asked[number][1]) for number in (4, 2))
+    ]
+    slots = [NewSlot(slot, served.submit(number, asked[number]), 1) for slot, number in enumerate((4, 2))]
+    first, rest = (
+        ChunkSlice(chunks[0], (), 0, (), begin, end, served.loaded.spec.num_layers, is_resident=True)
+        for begin, end in ((0, 1), (1, served.loaded.spec.num_layers))
+    )
+    runner = served.loaded.runner()
+    runner.launch(BatchPlan(0, (slots[0],), (), slices=(first,))).wait()
+    between = runner.launch(BatchPlan(1, (slots[1],), (chunks[1],))).wait()
+    found = runner.launch(BatchPlan(2, (), (chunks[0],), slices=(rest,))).wait()
+    assert (between.token_ids[0][0], found.token_ids[0][0]) == (expected[2][0], expected[4][0])
