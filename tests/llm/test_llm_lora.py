@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,12 @@ def test_the_disk_keeps_pages_by_adapter(folder: Path, tmp_path: Path) -> None:
 def test_adapters_that_cannot_be_read_are_named(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"--lora-modules z=.*there is no such folder or file"):
         LLM(folder / "model", lora={"z": folder / "nothing"}, **OPTIONS)
+
+
+def test_no_thread_outlives_the_model(folder: Path) -> None:
+    """One that freed an adapter while the interpreter ended aborted the process, after a program that had worked."""
+    with LLM(folder / "model", lora={"a": folder / "a"}, **OPTIONS) as llm:
+        llm.generate(PROMPT, GREEDY, adapter="a")
+        own = [thread for thread in threading.enumerate() if thread.name == "adapters"]
+    assert own
+    assert not any(thread.is_alive() for thread in own)

@@ -21,6 +21,10 @@ from sluice.types import AdapterInfo, AdapterSwap
 LOGGER = logging.getLogger("sluice.engine")
 
 
+CLOSE_SECONDS = 10.0
+"""Longest time for which the end of an engine waits for an adapter that is being read."""
+
+
 class Ranks(Protocol):
     """What tells other ranks (`runner.runner.TorchRunner` has none). Called on the engine's thread."""
 
@@ -147,6 +151,8 @@ class AdapterLoader:
     def close(self) -> None:
         if self._thread is not None:
             self._work.put(None)
+            # A thread that frees tensors while the interpreter ends would abort the process.
+            self._thread.join(CLOSE_SECONDS)
             self._thread = None
 
     def _begin(self, work: Callable[[], Message]) -> None:
@@ -159,6 +165,7 @@ class AdapterLoader:
         be_nicer()
         while (work := self._work.get()) is not None:
             self._post(work())
+            del work  # it holds an adapter, which may be forgotten before the next work comes
 
 
 def in_one_line(error: Exception) -> str:
