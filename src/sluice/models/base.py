@@ -100,6 +100,14 @@ class WeightRules:
             name = name.replace(f".{stored}.", f".{ours}.")
         return name[1:-1]
 
+    def stack_of(self, name: str) -> Stack | None:
+        """Return how a tensor holds all experts of a layer; None: it does not.
+
+        Args:
+            name: the module's (`inner`).
+        """
+        return next((each for each in self.stacks if each.matches(name)), None)
+
 
 class NoHead(nn.Module):
     """Stands for the head of a checkpoint that has none, or of a stage that is not the last: it gives no rows.

@@ -13,6 +13,7 @@ from sluice.kernels.cpu.abi import EmbedRowsCall, GroupedLinearCall, GroupedPart
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.block_types import BLOCK_TYPES
 from sluice.models.experts import ClampedSwiGLU
+from sluice.models.native_rows import run_rows
 from sluice.models.stored_blocks import StoredBlocks
 
 BLOCK = 32
@@ -104,21 +105,16 @@ class GroupedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in_features] to [N, out_features]; the rows of x may be strided."""
-        return self._run(self.call, x, torch.empty((x.shape[0], self.out_features), dtype=self._dtype))
+        return run_rows(
+            self._kernels.grouped_linear, self.call, x, torch.empty((x.shape[0], self.out_features), dtype=self._dtype)
+        )
 
     def ungated(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs of a gated layer before the gate, [N, 2 * out_features] in float32: gate and up."""
         y = torch.empty((x.shape[0], 2 * self.out_features), dtype=torch.float32)
         call = GroupedLinearCall.from_buffer_copy(self.call)
         call.y_stride, call.activation, call.is_gated, call.is_float_y = y.shape[1], 0, False, True
-        return self._run(call, x, y)
-
-    def _run(self, call: GroupedLinearCall, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        if x.stride(1) != 1:
-            x = x.contiguous()
-        call.x, call.x_stride, call.rows, call.y = x.data_ptr(), x.stride(0), x.shape[0], y.data_ptr()
-        self._kernels.grouped_linear(call)
-        return y
+        return run_rows(self._kernels.grouped_linear, call, x, y)
 
 
 class StoredEmbedding(nn.Module):

@@ -12,6 +12,7 @@ from sluice.kernels.cpu.library import Kernels
 from sluice.models.experts import PackedExpert, PlainExperts
 from sluice.models.grouped_layers import GroupedLinear
 from sluice.models.native_linear import NativeGated, NativeLinear
+from sluice.models.native_rows import run_rows
 
 Layer = NativeLinear | GroupedLinear
 
@@ -58,16 +59,11 @@ class NativeExperts(PlainExperts):
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, ops: object) -> torch.Tensor:
         """Return the weighted sums of the chosen experts' outputs, as `PlainExperts`, in bfloat16."""
-        if x.stride(1) != 1:
-            x = x.contiguous()
         ids, weights = ids.contiguous(), weights.contiguous()
         assert weights.dtype == torch.float32, "the kernel reads float32"
-        y = torch.empty(x.shape, dtype=x.dtype)
         call = self._call
-        call.x, call.x_stride, call.rows, call.y = x.data_ptr(), x.stride(0), x.shape[0], y.data_ptr()
         call.ids, call.weights, call.choices = ids.data_ptr(), weights.data_ptr(), ids.shape[1]
-        self._kernels.experts(call)
-        return y
+        return run_rows(self._kernels.experts, call, x, torch.empty(x.shape, dtype=x.dtype))
 
 
 def _addresses(layers: Sequence[Layer]) -> ctypes.Array[ctypes.c_void_p]:

@@ -12,6 +12,7 @@ from sluice.kernels.cpu.library import Kernels
 from sluice.models.blocks.lora import LoraSlots
 from sluice.models.experts import ClampedSwiGLU, ExpertActivation
 from sluice.models.grouped_layers import BLOCK, GroupedLinear
+from sluice.models.native_rows import run_rows
 from sluice.models.ops import Ops
 
 CLAMPED = 4
@@ -100,7 +101,9 @@ class NativeLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in_features] to [N, out_features]; the rows of x may be strided."""
-        return self._run(self.call, x, torch.empty((x.shape[0], self.out_features), dtype=self._dtype))
+        return run_rows(
+            self._kernels.packed_linear, self.call, x, torch.empty((x.shape[0], self.out_features), dtype=self._dtype)
+        )
 
     def ungated(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs of a gated layer before the gate, [N, 2 * out_features] in float32: gate and up."""
@@ -108,14 +111,7 @@ class NativeLinear(nn.Module):
         call = PackedLinearCall.from_buffer_copy(self.call)
         call.out_features = call.y_stride = y.shape[1]
         call.activation, call.is_gated, call.is_float_y = CODES[None], False, True
-        return self._run(call, x, y)
-
-    def _run(self, call: PackedLinearCall, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        if x.stride(1) != 1:
-            x = x.contiguous()
-        call.x, call.x_stride, call.rows, call.y = x.data_ptr(), x.stride(0), x.shape[0], y.data_ptr()
-        self._kernels.packed_linear(call)
-        return y
+        return run_rows(self._kernels.packed_linear, call, x, y)
 
 
 class NativeGated(nn.Module):

@@ -23,7 +23,7 @@ def by_expert(tensors: Iterator[StoredTensor], rules: WeightRules, spec: ModelSp
     """
     for tensor in tensors:
         name = rules.inner(tensor.name)
-        stack = next((each for each in rules.stacks if each.matches(name)), None)
+        stack = rules.stack_of(name)
         if stack is None or not isinstance(tensor.value, torch.Tensor):
             yield tensor
         else:

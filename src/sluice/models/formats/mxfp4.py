@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from sluice.models.base import CausalLM, Stack, WeightRules
+from sluice.models.base import CausalLM, Stack
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.base import Rows, WeightFormat
 from sluice.models.spec import BLOCKS, holds
@@ -47,7 +47,7 @@ class MXFP4(WeightFormat):
         for tensor in stored_tensors(folder):
             name = rules.inner(tensor.name)
             stem = name.removesuffix(NUMBERS).removesuffix(EXPONENTS)
-            stack = None if stem == name else _stack(rules, stem)
+            stack = None if stem == name else rules.stack_of(stem)
             if stack is None:
                 yield tensor
                 continue
@@ -58,10 +58,6 @@ class MXFP4(WeightFormat):
             stem = name.removesuffix(NUMBERS).removesuffix(EXPONENTS)
             other = stem + (EXPONENTS if name == stem + NUMBERS else NUMBERS)
             raise CheckpointError(f"the checkpoint lacks the tensor {other} beside {tensor.name}")
-
-
-def _stack(rules: WeightRules, stem: str) -> Stack | None:
-    return next((each for each in rules.stacks if each.matches(stem)), None)
 
 
 def _experts(
