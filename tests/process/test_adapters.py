@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from sluice.engine.adapter_names import NameTaken
 from sluice.engine.messages import AdapterRead, LoadAdapter, Message, UnloadAdapter
-from sluice.process.adapters import AdapterBook, AdapterRefused, NameTaken
+from sluice.process.adapters import AdapterBook, AdapterRefused
 from sluice.types import AdapterInfo
 
 

@@ -1,8 +1,4 @@
-"""AdapterBook: the adapters of a server by name, whichever of its engines have read them.
-
-A name that is unloaded is gone at once, and its adapter when no request uses it any more. Requests name an adapter by
-its digest (`Submit.adapter`), so what a name means later changes nothing for those that began.
-"""
+"""AdapterBook: the adapters of a server by name, whichever of its engines have read them."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from sluice.config.lora import check_name
+from sluice.engine.adapter_names import AdapterNames, NameTaken
 from sluice.engine.messages import AdapterRead, LoadAdapter, Message, UnloadAdapter
 from sluice.process.queries import Answer
 from sluice.types import AdapterInfo
@@ -20,10 +17,6 @@ LOGGER = logging.getLogger("sluice.server")
 
 class AdapterRefused(ValueError):
     """An adapter cannot be loaded; the message is one line for the user."""
-
-
-class NameTaken(AdapterRefused):
-    """Another adapter, or the model, has the name."""
 
 
 class AdapterBook:
@@ -39,27 +32,24 @@ class AdapterBook:
     ) -> None:
         self._ask = ask
         self._tell = tell
-        self._by_name: dict[str, AdapterInfo] = {}
+        self._names = AdapterNames()
         self._pending: set[str] = set()
         """Names of adapters that are being read."""
         self._users: Counter[str] = Counter()
         """Open requests by digest."""
-        self._unnamed: dict[str, AdapterInfo] = {}
-        """Adapters without a name that are in use, by digest."""
 
     @property
     def by_name(self) -> Mapping[str, AdapterInfo]:
         """The adapters that requests can name, in the order in which they were loaded."""
-        return self._by_name
+        return self._names.by_name
 
     def kept(self) -> tuple[AdapterInfo, ...]:
         """Return the adapters that an engine must have, each once."""
-        infos = (*self._by_name.values(), *self._unnamed.values())
-        return tuple({info.digest: info for info in infos}.values())
+        return self._names.all()
 
     def name_of(self, digest: str) -> str:
         """Return a name of an adapter; "" if it has none any more."""
-        return next((name for name, info in self._by_name.items() if info.digest == digest), "")
+        return self._names.name_of(digest)
 
     async def load(self, name: str, path: str, others: Sequence[str] = ()) -> AdapterInfo:
         """Let the engine read an adapter, beside its steps. Afterwards requests can name it.
@@ -76,9 +66,7 @@ class AdapterBook:
             check_name(name)
         except ValueError as error:
             raise AdapterRefused(str(error)) from error
-        if name in others or name in self._by_name or name in self._pending:
-            what = "the model" if name in others else "an adapter"
-            raise NameTaken(f"the name {name!r} is that of {what}; unload it first, or choose another name")
+        self._names.check_free(name, others, self._pending)
         return await self._read(name, path)
 
     async def replace(self, name: str, path: str) -> AdapterInfo:
@@ -99,10 +87,7 @@ class AdapterBook:
             assert isinstance(answer, AdapterRead), f"{answer} to a request to load an adapter"
             if answer.info is None:
                 raise AdapterRefused(answer.error or "it cannot be read")
-            if name in self._by_name:
-                self.unload(name)
-            self._by_name[name] = answer.info
-            self._unnamed.pop(answer.info.digest, None)
+            self._names.give(name, answer.info)
             return answer.info
         finally:
             self._pending.discard(name)
@@ -114,10 +99,8 @@ class AdapterBook:
         Raises:
             KeyError: no adapter has the name.
         """
-        info = self._by_name.pop(name)
-        if not self.name_of(info.digest):
-            self._unnamed[info.digest] = info
-            self._forget_unused()
+        info = self._names.take(name)
+        self._forget_unused()
         return info
 
     def began(self, digest: str) -> None:
@@ -133,7 +116,7 @@ class AdapterBook:
 
     def start_with(self, adapters: Sequence[AdapterInfo]) -> None:
         """Take the adapters that the first engine has read."""
-        self._by_name = {info.name: info for info in adapters}
+        self._names = AdapterNames(adapters)
 
     def served(self, adapters: Sequence[AdapterInfo], lost: Mapping[str, str]) -> None:
         """Take what a later engine has read.
@@ -146,16 +129,13 @@ class AdapterBook:
             if info.digest not in kept:  # it was unloaded while the engine was started
                 self._tell(UnloadAdapter(info.digest))
         for digest, why in lost.items():
-            self._unnamed.pop(digest, None)
-            for name in [name for name, info in self._by_name.items() if info.digest == digest]:
+            for name in self._names.lose(digest):
                 LOGGER.warning("the adapter %s is lost: %s", name, why)
-                del self._by_name[name]
 
     def _forget_unused(self) -> None:
         """Let the engine forget what has neither a name nor a user; while one is read, which may be the same, later."""
         if self._pending:
             return
-        for digest in [digest for digest in self._unnamed if not self._users[digest]]:
-            del self._unnamed[digest]
+        for digest in self._names.take_unused(lambda digest: self._users[digest] > 0):
             del self._users[digest]
             self._tell(UnloadAdapter(digest))

@@ -11,12 +11,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from sluice.engine.adapter_names import NameTaken
 from sluice.http.base.backend import Backend, Service
 from sluice.http.base.body import BodyReader, read_fields
 from sluice.http.base.errors import ApiError, bad_request, require, unavailable
 from sluice.http.base.routes import Body, Routes, json_answer
 from sluice.http.call.generate_call import documented
-from sluice.process.adapters import AdapterRefused, NameTaken
+from sluice.process.adapters import AdapterRefused
 from sluice.process.client import EngineGone
 from sluice.types.shown import shown
 
