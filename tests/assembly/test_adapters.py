@@ -17,9 +17,7 @@ from sluice.assembly.loaded import LoadedModel
 from sluice.config import EngineConfig
 from sluice.testing.link import ManualLink
 from sluice.types import BatchPlan, Chunk, ChunkSlice, NewSlot, SamplingParams, Submit
-from sluice.types.adapters import AdapterLimits
 
-LIMITS = AdapterLimits(max_loras=8, max_lora_rank=16)
 LORAS = (
     Lora(1, rank=1),
     Lora(2, rank=3, alpha=5.0),
@@ -44,8 +42,9 @@ class Served:
 
     def __init__(self, folder: Path, loras: Mapping[str, Path], **options: Any) -> None:
         options = {"model": str(folder), "dtype": "float64", "max_total_tokens": 2048, "page_size": 8} | options
-        limits = LIMITS if loras else None
-        self.loaded: LoadedModel = load(EngineConfig.from_options(options), progress=False, adapter_limits=limits)
+        if loras:
+            options |= {"enable_lora": True, "max_loras": 8, "max_lora_rank": 16}
+        self.loaded: LoadedModel = load(EngineConfig.from_options(options), progress=False)
         self.digests: dict[str, str] = {"": ""}
         for name, path in loras.items():
             assert self.loaded.adapters is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,6 @@ from sluice.runner.forwards import Model
 from sluice.runner.kernel_capture import Arena, CaptureError, KernelCapture
 from sluice.runner.runner import TorchRunner
 from sluice.types import SamplingParams
-from sluice.types.adapters import AdapterLimits
 from worlds import Bench, World, limits_of
 
 try:
@@ -60,12 +60,12 @@ class Counted:
         return self._model.logits(hidden)
 
 
-def loaded(folder: Path, adapter_limits: AdapterLimits | None = None) -> LoadedModel:
+def loaded(folder: Path, **more: Any) -> LoadedModel:
     sizes = {"max_total_tokens": WORLD.num_pages * WORLD.page_size, "page_size": WORLD.page_size}
     running = WORLD.limits.max_running_requests
     options = {"model": str(folder), "dtype": "bfloat16", "max_running_requests": running, "threads": 1}
     options["itl_target"] = "off"  # with a target, layers would need the model itself, not what counts its calls
-    return load(EngineConfig.from_options(options | sizes), progress=False, adapter_limits=adapter_limits)
+    return load(EngineConfig.from_options(options | sizes | more), progress=False)
 
 
 def eager_runner(model: LoadedModel) -> TorchRunner:
@@ -110,7 +110,7 @@ def test_steps_with_adapters_are_captured_by_themselves(tmp_path: Path) -> None:
     """A replay with the adapters that the rows of the capture had; or steps without any that pay for those."""
     tiny = tiny_models.qwen3(**FAMILIES["qwen3"])
     tiny.save_pretrained(tmp_path)
-    model = loaded(tmp_path, AdapterLimits(max_loras=3, max_lora_rank=8))
+    model = loaded(tmp_path, enable_lora=True, max_loras=3, max_lora_rank=8)
     assert model.adapters is not None
     digests = [""]
     for seed, rank in ((1, 8), (2, 3), (3, 5)):

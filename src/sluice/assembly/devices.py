@@ -90,7 +90,7 @@ def resolve_here(config: EngineConfig, local_rank: int = 0) -> tuple[Resolution,
         attention_backend=attention.name,
     )
     resolved = replace(resolution.config, model=model)
-    return Resolution(resolved, reasons), device
+    return replace(resolution, config=resolved, reasons=reasons), device
 
 
 def _dtype(model: ModelConfig, device: torch.device, reasons: dict[str, str]) -> str:

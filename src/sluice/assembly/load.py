@@ -47,7 +47,6 @@ from sluice.parallel.layout import Place
 from sluice.parallel.member import ALONE, Member
 from sluice.text.token_ids import num_token_ids
 from sluice.types import Tier
-from sluice.types.adapters import AdapterLimits
 from sluice.types.footprint import Footprint
 from sluice.types.request_limits import Limits
 from sluice.types.stored_weights import StoredWeights
@@ -97,7 +96,6 @@ def load(
     member: Member = ALONE,
     agree: Callable[[RankPages], RankPages] | None = None,
     local_rank: int = 0,
-    adapter_limits: AdapterLimits | None = None,
 ) -> LoadedModel:
     """Load a model, or a rank's part of it, and resolve all options. This is the slow part of `build_engine`; engines
     may share the result.
@@ -112,7 +110,6 @@ def load(
         member: the rank.
         agree: returns how many pages every rank has room for, given how many this one has; None: it is alone.
         local_rank: its number among the ranks of this machine.
-        adapter_limits: of the adapters beside the model; None: what the options say.
 
     Raises:
         ConfigError: an option that cannot be honoured.
@@ -124,7 +121,7 @@ def load(
     checkpoint = find_checkpoint(here.config.model, partial(heartbeat.loading, LoadingPart.FILES))
     here = with_fast_dtype(here, checkpoint.folder, device)
     weights = load_weights(here, checkpoint.folder, checkpoint.name, device, heartbeat, member, progress=progress)
-    limits = here.config.lora.limits() if adapter_limits is None else adapter_limits
+    limits = here.config.lora.limits()
     adapters = None if limits is None else new_bank(weights.model, limits)
     adapter_bytes = 0 if adapters is None else adapters.num_bytes
     for_model = _resolve_for_model(here, checkpoint, weights, progress=progress)

@@ -69,13 +69,14 @@ class Resolution:
 
     config: EngineConfig
     reasons: Mapping[str, str]
+    """Option name -> why it has its value, for derived values."""
+    defaults: DeviceDefaults
+    """Sizes of this machine, where nothing sets others."""
 
     def because(self, config: EngineConfig | None = None, /, **reasons: str) -> Resolution:
         """Return the same with more reasons, which replace those of the same options, and with another config, if one
         is given."""
-        return Resolution(self.config if config is None else config, {**self.reasons, **reasons})
-
-    """Option name -> why it has its value, for derived values."""
+        return replace(self, config=self.config if config is None else config, reasons={**self.reasons, **reasons})
 
 
 def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) -> Resolution:
@@ -109,7 +110,21 @@ def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) ->
     config = replace(config, cache=cache, scheduler=scheduler, speculative=speculative)
     config = replace(config, lora=_with_places(config.lora, why))
     offload = replace(config.offload, **_offload(config, device_type, why))
-    return Resolution(replace(config, offload=offload), why)
+    return Resolution(replace(config, offload=offload), why, defaults)
+
+
+def with_target(resolved: Resolution, target: str, device_type: str, why: str) -> Resolution:
+    """Return options with an ITL target, and with the sizes that follow from it, which none of them may set.
+
+    Args:
+        why: they have it.
+    """
+    config, reasons = resolved.config, {"itl_target": why}
+    page_size = config.cache.page_size
+    assert page_size is not None, f"not resolved: {config}"
+    open_sizes = replace(config.scheduler, itl_target=target, chunked_prefill_size=None, max_batch_tokens=None)
+    scheduler = replace(open_sizes, **_sizes(open_sizes, page_size, resolved.defaults, device_type, reasons))
+    return resolved.because(replace(config, scheduler=scheduler), **reasons)
 
 
 def _with_policy(config: SchedulerConfig, why: dict[str, str]) -> SchedulerConfig:

@@ -158,4 +158,4 @@ def _without_ring(resolved: Resolution, asked: OffloadConfig, architecture: str)
                 " keys and values: all of a context is on the device"
             )
     reasons = {name: why for name, why in resolved.reasons.items() if name not in names}
-    return Resolution(replace(resolved.config, offload=OffloadConfig()), reasons)
+    return replace(resolved, config=replace(resolved.config, offload=OffloadConfig()), reasons=reasons)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sluice.assembly.drafting import DraftSetup
 from sluice.assembly.refusals import contradicted_by
-from sluice.assembly.resolve import TIMED_CHUNKS, Resolution
+from sluice.assembly.resolve import Resolution, with_target
 from sluice.config import ConfigError, itl_micros
 from sluice.models.base import PagedLM
 from sluice.models.decoder import Decoder
@@ -30,7 +30,7 @@ def with_slices(resolved: Resolution, model: PagedLM, draft: DraftSetup | None, 
     """
     asked, needed = resolved.config.scheduler.sliced_chunk_size, _needed(model, draft)
     if needed is None and asked is None and device_type == "cpu":
-        resolved = _with_default_target(resolved)
+        resolved = _with_default_target(resolved, device_type)
     config = resolved.config
     if asked and needed is not None:
         raise ConfigError(f"{OPTION} {asked} needs {needed}")
@@ -49,21 +49,16 @@ def with_slices(resolved: Resolution, model: PagedLM, draft: DraftSetup | None, 
     return resolved.because(replace(config, scheduler=scheduler), sliced_chunk_size=why)
 
 
-def _with_default_target(resolved: Resolution) -> Resolution:
+def _with_default_target(resolved: Resolution, device_type: str) -> Resolution:
     """Return the options with the default ITL target, unless there is one or what was asked for rules it out."""
-    config, scheduler = resolved.config, resolved.config.scheduler
+    scheduler = resolved.config.scheduler
     asked = {"chunked_prefill_size", "max_batch_tokens"} - resolved.reasons.keys()
     rules_out = asked or scheduler.schedule != "mixed" or scheduler.schedule_policy == "deadline"
     if scheduler.itl_target is not None or scheduler.dynamic_chunking is not None or rules_out:
         return resolved
-    if contradicted_by(config) is not None:
+    if contradicted_by(resolved.config) is not None:
         return resolved
-    chunk, running = scheduler.chunked_prefill_size, scheduler.max_running_requests
-    assert chunk is not None and running is not None, "resolved"
-    chunk *= TIMED_CHUNKS
-    why = resolved.reasons["chunked_prefill_size"] + f", times {TIMED_CHUNKS} as the ITL target sizes chunks"
-    timed = replace(scheduler, itl_target=DEFAULT_TARGET, chunked_prefill_size=chunk, max_batch_tokens=chunk + running)
-    return resolved.because(replace(config, scheduler=timed), itl_target="default on cpu", chunked_prefill_size=why)
+    return with_target(resolved, DEFAULT_TARGET, device_type, f"default on {device_type}")
 
 
 def _needed(model: PagedLM, draft: DraftSetup | None) -> str | None:
