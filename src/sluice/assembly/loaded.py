@@ -194,13 +194,6 @@ class LoadedModel:
         if self.offload is not None and tiers is not NO_TIERS:
             unplanned = TickingAttention(self.backend.make_unplanned(device, self.kernels, busy), busy)
             offload = self.offload.open(model, state, unplanned, self.new_kv, tiers, transport, report)
-        layers = None
-        if self.info.config.scheduler.sliced_chunk_size:
-            assert isinstance(self.model, Decoder), f"a {type(self.model).__name__} whose chunks are sliced"
-            of_model = self.model.walk
-            layers = LayerSlices(
-                model.over(of_model) if isinstance(model, NanFaultModel) else of_model, state, attention
-            )
         return TorchRunner(
             self._without_padding(model),
             state,
@@ -211,10 +204,18 @@ class LoadedModel:
             tick=waiting,
             copies=tiers.copies,
             offload=offload,
-            layers=layers,
+            layers=self._layers(model, state, attention),
             elsewhere=elsewhere,
             drafter=drafter,
         )
+
+    def _layers(self, model: Model, state: DeviceState, attention: TickingAttention) -> LayerSlices | None:
+        """Return what computes chunks that are divided among steps, if there are to be any."""
+        if not self.info.config.scheduler.sliced_chunk_size:
+            return None
+        assert isinstance(self.model, Decoder), f"a {type(self.model).__name__} whose chunks are sliced"
+        walk = model.over(self.model.walk) if isinstance(model, NanFaultModel) else self.model.walk
+        return LayerSlices(walk, state, attention)
 
     def _without_padding(self, model: Model) -> Model:
         """Return a model that gives no ids but those of the tokenizer, if the vocabulary is padded beyond them."""

@@ -121,16 +121,21 @@ def create_app(
     app = Starlette(routes=routes.starlette_routes(), exception_handlers=ERROR_HANDLERS)
     if api_keys or admin_keys:
         app.add_middleware(KeyRequired, keys=api_keys, admin_keys=admin_keys, has_page=feed is not None)
-    origins = origins or Origins()
+    _check_sites(app, hosts, origins or Origins())
+    app.add_middleware(RefuseExtra)
+    app.add_middleware(BegunInTurns)
+    app.add_middleware(Calls, listeners=(metrics, bodies, *listeners), names_requests=feed is not None)
+    return app
+
+
+def _check_sites(app: Starlette, hosts: Collection[str] | None, origins: Origins) -> None:
+    """Let an application refuse calls of other sites' pages, and to other names. The arguments are those of
+    `create_app`."""
     app.add_middleware(CrossSiteChecked, names=hosts or (), origins=origins)
     if origins.patterns:
         app.add_middleware(with_cors, origins=origins)
     if hosts is not None:
         app.add_middleware(HostChecked, names=hosts)
-    app.add_middleware(RefuseExtra)
-    app.add_middleware(BegunInTurns)
-    app.add_middleware(Calls, listeners=(metrics, bodies, *listeners), names_requests=feed is not None)
-    return app
 
 
 def make_routes(

@@ -113,37 +113,63 @@ LOAD_OTHERS: dict[str, type | tuple[Any, ...]] = {"is_3d_lora_weight": (), "pinn
 UNLOAD_OTHERS: dict[str, type | tuple[Any, ...]] = {"lora_int_id": int}
 
 
-def add_adapters(routes: Routes, backend: Backend, bodies: BodyReader, folder: AdapterFolder) -> None:
-    """Add the routes. They answer when the adapter is read, or its name is gone."""
+class AdapterCalls:
+    """Loads and unloads adapters as calls ask for it. Each answers with the adapter's name when that is done."""
 
-    async def load(request: Request) -> str:
-        fields = await bodies.read(request, parse_load)
-        service = backend.service()
-        book, path = service.client.adapters, await asyncio.to_thread(folder.find, fields.lora_path)
+    def __init__(self, backend: Backend, bodies: BodyReader, folder: AdapterFolder) -> None:
+        self._backend = backend
+        self._bodies = bodies
+        self._folder = folder
+
+    async def load(self, request: Request) -> str:
+        """Load an adapter.
+
+        Raises:
+            ApiError: it cannot be.
+        """
+        fields = await self._bodies.read(request, parse_load)
+        service = self._backend.service()
+        book, path = service.client.adapters, await asyncio.to_thread(self._folder.find, fields.lora_path)
         if fields.load_inplace and fields.lora_name in book.by_name:
             await _refused(book.replace(fields.lora_name, str(path)))
         else:
             await _refused(book.load(fields.lora_name, str(path), service.models))
         return fields.lora_name
 
-    async def unload(request: Request) -> str:
-        fields = await bodies.read(request, parse_unload)
+    async def unload(self, request: Request) -> str:
+        """Take the name of an adapter away.
+
+        Raises:
+            ApiError: 404, no adapter has it.
+        """
+        fields = await self._bodies.read(request, parse_unload)
         name = fields.lora_name
         try:
-            backend.service().client.adapters.unload(name)
+            self._backend.service().client.adapters.unload(name)
         except KeyError:
             message = f"the adapter {shown(name)} cannot be found"
             raise ApiError(404, message, param="lora_name", code="adapter_not_found") from None
         return name
 
+
+def add_adapters(routes: Routes, backend: Backend, bodies: BodyReader, folder: AdapterFolder) -> None:
+    """Add the routes. They answer when the adapter is read, or its name is gone."""
+    calls = AdapterCalls(backend, bodies, folder)
+    _add_for_vllm(routes, calls)
+    _add_for_sglang(routes, calls, backend, folder)
+
+
+def _add_for_vllm(routes: Routes, calls: AdapterCalls) -> None:
     @routes.add("POST", "/v1/load_lora_adapter", summary="Load an adapter (vLLM)", body=Body((LoadFields,)))
     async def load_for_vllm(request: Request) -> Response:
-        return PlainTextResponse(f"Success: LoRA adapter '{await load(request)}' added successfully.")
+        return PlainTextResponse(f"Success: LoRA adapter '{await calls.load(request)}' added successfully.")
 
     @routes.add("POST", "/v1/unload_lora_adapter", summary="Unload an adapter (vLLM)", body=Body((UnloadFields,)))
     async def unload_for_vllm(request: Request) -> Response:
-        return PlainTextResponse(f"Success: LoRA adapter '{await unload(request)}' removed successfully.")
+        return PlainTextResponse(f"Success: LoRA adapter '{await calls.unload(request)}' removed successfully.")
 
+
+def _add_for_sglang(routes: Routes, calls: AdapterCalls, backend: Backend, folder: AdapterFolder) -> None:
     async def for_sglang(request: Request, work: Callable[[Request], Awaitable[str]]) -> Response:
         status, message = 200, ""
         try:
@@ -163,7 +189,7 @@ def add_adapters(routes: Routes, backend: Backend, bodies: BodyReader, folder: A
         error=AdaptersLoaded,
     )
     async def load_for_sglang(request: Request) -> Response:
-        return await for_sglang(request, load)
+        return await for_sglang(request, calls.load)
 
     @routes.add(
         "POST",
@@ -174,7 +200,7 @@ def add_adapters(routes: Routes, backend: Backend, bodies: BodyReader, folder: A
         error=AdaptersLoaded,
     )
     async def unload_for_sglang(request: Request) -> Response:
-        return await for_sglang(request, unload)
+        return await for_sglang(request, calls.unload)
 
 
 def _loaded(service: Service, folder: AdapterFolder) -> dict[str, str]:
