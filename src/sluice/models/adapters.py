@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,3 +55,8 @@ def sites_of(config: DecoderConfig) -> Iterator[Site]:
 def parts_by_path(config: DecoderConfig) -> dict[str, LoraPart]:
     """Return the layers of a whole decoder that adapters may change, by their names before they are packed."""
     return {site.path(part): part for site in sites_of(config) for part in site.parts}
+
+
+def own_names(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return the names that layers have in their blocks, such as `q_proj`, each once, sorted."""
+    return tuple(sorted({path.rpartition(".")[2] for path in paths}))

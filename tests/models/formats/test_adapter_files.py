@@ -260,3 +260,5 @@ def test_gguf_files_of_something_else(model: Decoder, tmp_path: Path) -> None:
         read(write_gguf(LORA, tmp_path / "qwen3.gguf", "qwen3"), model)
     with pytest.raises(AdapterError, match="invocation_tokens is not supported"):
         read(write_gguf(LORA, tmp_path / "inside.gguf", invocation=[1, 2]), model)
+    with pytest.raises(AdapterError, match=r"empty\.gguf holds no matrices"):
+        read(write_gguf(Lora(1, targets=()), tmp_path / "empty.gguf"), model)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from sluice.models.adapters import Adapter, AdapterError, parts_by_path
+from sluice.models.adapters import Adapter, AdapterError, own_names, parts_by_path
 from sluice.models.blocks.lora import LoraPair, LoraPart
 from sluice.models.decoder import Decoder
 from sluice.models.formats.gguf_adapter import read_gguf_adapter
@@ -54,7 +54,7 @@ def _checked(stored: StoredAdapter, path: Path, name: str, model: Decoder, limit
         digest=stored.digest,
         rank=max(len(pair.a) for pair in pairs.values()),
         alpha=stored.alpha,
-        targets=tuple(sorted({layer.rpartition(".")[2] for layer in pairs})),
+        targets=own_names(pairs),
         num_bytes=num_bytes,
     )
     return Adapter(info, pairs)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from sluice.models.adapters import AdapterError, parts_by_path
+from sluice.models.adapters import AdapterError, own_names, parts_by_path
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.decoder import Decoder
 from sluice.models.formats.gguf_file import GGUFTensor
@@ -38,8 +38,7 @@ def read_gguf_adapter(path: Path, model: Decoder) -> StoredAdapter:
     except (GGUFError, CheckpointError) as error:
         raise AdapterError(str(error)) from None
     scales = {layer: alpha / _rank(pair) if alpha else 1.0 for layer, pair in pairs.items()}
-    data = next(iter(file.tensors.values())).data
-    return StoredAdapter(path.name, hashlib.sha256(data).hexdigest(), alpha, pairs, scales, {})
+    return StoredAdapter(path.name, hashlib.sha256(file.data).hexdigest(), alpha, pairs, scales, {})
 
 
 def _alpha(metadata: Metadata, model: Decoder) -> float:
@@ -63,7 +62,7 @@ def _pairs(tensors: Mapping[str, TensorInfo], model: Decoder) -> dict[str, Store
         end = next((end for end in ENDS if name.endswith(end)), None)
         layer = None if end is None else known.get(name.removesuffix(end))
         if end is None or layer is None:
-            layers = ", ".join(sorted({each.rpartition(".")[2] for each in known}))
+            layers = ", ".join(own_names(known))
             raise AdapterError(
                 f"{info.file}: tensor {name} is no matrix of a layer of {model.spec.architecture} that adapters may"
                 f" change: {layers}"

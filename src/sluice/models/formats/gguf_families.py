@@ -214,7 +214,7 @@ def _experts(fields: ArchitectureFields) -> Values:
 
 
 def _qwen3_moe(fields: ArchitectureFields, base: Values) -> Values:
-    """Return its fields. llama.cpp divides weights by their sum, whatever the config said."""
+    """Return its fields. llama.cpp always divides weights by their sum."""
     experts = _experts(fields)
     inner = base["intermediate_size"] // experts["num_experts_per_tok"]
     of_experts = fields.integer("expert_feed_forward_length", max(1, inner))

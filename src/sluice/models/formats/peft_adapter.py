@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from sluice.models.adapters import AdapterError, parts_by_path
+from sluice.models.adapters import AdapterError, own_names, parts_by_path
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.decoder import Decoder
 from sluice.models.formats.stored_adapter import StoredAdapter, StoredMatrix, StoredPair
@@ -116,7 +116,7 @@ def _pairs(tensors: Mapping[str, torch.Tensor], model: Decoder) -> dict[str, tup
         theirs = name.removeprefix(PREFIX).removesuffix(end)
         layer = model.rules.inner(theirs)
         if layer not in known:
-            layers = ", ".join(sorted({path.rpartition(".")[2] for path in known}))
+            layers = ", ".join(own_names(known))
             raise AdapterError(
                 f"{WEIGHTS}: tensor {name} is of no layer of {model.spec.architecture} that adapters may change:"
                 f" {layers}, in {model.config.spec.num_layers} layers"

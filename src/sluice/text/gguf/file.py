@@ -45,7 +45,7 @@ class TensorInfo:
 
 
 class GGUFFile:
-    """An open file. It stays mapped as long as anything refers to one of its tensors.
+    """An open file. It stays mapped as long as anything refers to it or to one of its tensors.
 
     Raises:
         GGUFError: it is no GGUF file, or is damaged or cut off.
@@ -53,7 +53,9 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self.name = path.name
-        cursor = Cursor(_mapped(path), self.name)
+        self.data = _mapped(path)
+        """All bytes."""
+        cursor = Cursor(self.data, self.name)
         _check_version(cursor)
         num_tensors = cursor.number(U64, "the number of tensors")
         num_keys = cursor.number(U64, "the number of keys")
