@@ -42,10 +42,10 @@ class NoRanks:
     """For an engine without other ranks."""
 
     def load_adapter(self, info: AdapterInfo) -> None:
-        """Return: there is nobody to tell."""
+        """Return: there is no other rank."""
 
     def unload_adapter(self, digest: str) -> None:
-        """Return: there is nobody to tell."""
+        """Return: there is no other rank."""
 
 
 NO_RANKS = NoRanks()
@@ -103,9 +103,7 @@ class AdapterLoader:
         Raises:
             ValueError: it cannot be used, or has another digest.
         """
-        adapter = self._bank.read(name, path)
-        if digest not in ("", adapter.info.digest):
-            raise ValueError(f"the adapter {name} has changed since it was loaded: {path} has other content now")
+        adapter = self._bank.read(name, path, digest)
         self._kept[adapter.info.digest] = adapter
         return adapter.info
 
@@ -113,7 +111,7 @@ class AdapterLoader:
         def work() -> Message:
             try:
                 return AdapterRead(asked.query_id, self.read_now(asked.name, asked.path, asked.digest))
-            except Exception as error:  # noqa: BLE001 - whoever asked waits for an answer
+            except Exception as error:  # noqa: BLE001 - the server waits for an answer
                 return AdapterRead(asked.query_id, error=in_one_line(error))
 
         self._begin(work)

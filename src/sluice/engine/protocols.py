@@ -8,6 +8,7 @@ from typing import Protocol
 from sluice.engine.messages import AdapterLoaded, AdapterRead, Compiled, LoadAdapter, Message, Stats
 from sluice.engine.meter import GrammarTotals
 from sluice.types import (
+    NO_ADAPTERS,
     AdapterSwap,
     BatchPlan,
     BatchResult,
@@ -240,16 +241,16 @@ class NoAdapters:
     """Has no adapters, and reads none."""
 
     def problem(self, adapter: str) -> str | None:
-        return "this engine has no room for adapters (--enable-lora)"
+        return NO_ADAPTERS
 
     def name_of(self, adapter: str) -> str:
         return adapter
 
     def read(self, asked: LoadAdapter) -> None:
-        """Return: nobody asks an engine without adapters."""
+        """Return: an engine without adapters is not asked."""
 
     def answer(self, read: AdapterRead) -> None:
-        """Return: nobody has asked."""
+        """Return: it was not asked."""
 
     def forget(self, adapter: str) -> None:
         """Return: nothing is kept."""

@@ -61,7 +61,7 @@ class LLM:
         lora: Mapping[str, str | PathLike[str]] | None = None,
         **options: Any,
     ) -> None:
-        # Nobody reads the answers while they are made, so no step need be short for them.
+        # The answers are read when they are complete, so no step need be short for them.
         config = engine_config(model, {"itl_target": "off", **options}, lora)
         self._link = LocalLink()
         engine, self.info = build_engine(config, self._link, progress=progress)

@@ -53,13 +53,19 @@ class AdapterBank:
         found = self._loaded.get(digest)
         return None if found is None else found[0]
 
-    def read(self, name: str, path: str) -> Adapter:
+    def read(self, name: str, path: str, digest: str = "") -> Adapter:
         """Read an adapter from its files. This takes long, and changes nothing.
 
+        Args:
+            digest: that it must have; empty: any.
+
         Raises:
-            AdapterError: as `read_adapter`.
+            AdapterError: as `read_adapter`; or it has another digest.
         """
-        return read_adapter(Path(path).expanduser(), name, self._model, self.limits)
+        adapter = read_adapter(Path(path).expanduser(), name, self._model, self.limits)
+        if digest not in ("", adapter.info.digest):
+            raise AdapterError(f"the adapter {name} has changed since it was loaded: {path} has other content now")
+        return adapter
 
     def load(self, adapter: Adapter) -> None:
         """Put an adapter into a free slot, unless it is loaded.

@@ -2,7 +2,7 @@
 
 There are `max_loras` places. A request whose adapter has none is HELD, and comes to the waiting queue when its adapter
 is loaded. From then on it is a *user* of the place until it is gone, also while it waits and after a preemption: so
-whatever is planned finds its adapter loaded, and no pass has to know of adapters.
+all that is planned finds its adapter loaded, and no pass has to know of adapters.
 
     add -> HELD -> WAITING -> ...        at once WAITING if the adapter is loaded
 

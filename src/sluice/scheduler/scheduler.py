@@ -31,6 +31,7 @@ from sluice.scheduler.rows import advance, end_request
 from sluice.scheduler.state import SchedulerState
 from sluice.types import (
     CHUNKS_BY_TIME,
+    NO_ADAPTERS,
     AdapterSwap,
     BatchPlan,
     BatchResult,
@@ -128,7 +129,7 @@ class Scheduler:
         if not request.embeds and request.num_outputs >= request.max_tokens:
             raise ValueError(f"{request.num_outputs} tokens were already sent, max_tokens is {request.max_tokens}")
         if request.submit.adapter and not self.limits.max_loras:
-            raise ValueError("this engine has no room for adapters (--enable-lora)")
+            raise ValueError(NO_ADAPTERS)
         if request.block_size and (request.embeds or request.submit.grammar or request.num_targets):
             raise ValueError(
                 f"a model that fills in blocks of {request.block_size} tokens makes no embeddings, follows no grammar"

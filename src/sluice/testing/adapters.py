@@ -45,7 +45,7 @@ class ShadowAdapters:
         """Return: all are read."""
 
     def answer(self, read: AdapterRead) -> None:
-        """Return: nobody has asked."""
+        """Return: it was not asked."""
 
     def forget(self, adapter: str) -> None:
         """Return: nothing is kept."""

@@ -4,7 +4,7 @@ A request is two counters and a step closes the gap between them. A step is one 
 is one `BatchResult`. Everything here is plain data: no tensor, no clock, no text.
 """
 
-from sluice.types.adapters import AdapterInfo, AdapterLimits, AdapterSwap, AdapterUse
+from sluice.types.adapters import NO_ADAPTERS, AdapterInfo, AdapterLimits, AdapterSwap, AdapterUse
 from sluice.types.experts import DENSE, ExpertCounts
 from sluice.types.plan import BatchPlan, Chunk, ChunkSlice, NewSlot, PlanError, PredictedStep, Regime
 from sluice.types.result import (

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+NO_ADAPTERS = "this engine has no room for adapters (--enable-lora)"
+"""Why a request with an adapter is refused where there are none."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:

@@ -10,7 +10,6 @@ from typing import NoReturn, Protocol
 
 from sluice.device.queues import noop
 from sluice.models.adapter_bank import AdapterBank
-from sluice.models.adapters import AdapterError
 from sluice.parallel.group import GroupError
 from sluice.parallel.layout import Place
 from sluice.runner.parallel.control import FollowerLink
@@ -92,10 +91,7 @@ class Commands:
             self._adapters.unload(command.digest)
             return
         info = command.info
-        adapter = self._adapters.read(info.name, info.path)
-        if adapter.info.digest != info.digest:
-            raise AdapterError(f"the adapter {info.name} has other content at {info.path} than the first rank has read")
-        self._adapters.load(adapter)
+        self._adapters.load(self._adapters.read(info.name, info.path, info.digest))
 
 
 def _unexpected(what: str) -> NoReturn:
