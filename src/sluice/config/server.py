@@ -94,7 +94,7 @@ class ServerConfig:
     )
     admin_key: str | None = option(
         None,
-        "key for the routes of --enable-admin",
+        "key for the routes of --enable-admin and --lora-dir",
         unset="none",
         more="And of --lora-dir. Clients send it as `Authorization: Bearer KEY`. It must not be an API key: API keys do"
         " not open these routes, and it opens no other. Other users of the machine can read the command line, so"

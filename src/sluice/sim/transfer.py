@@ -29,7 +29,7 @@ class Disaggregation(NamedTuple):
 
     prefill_replicas: int
     latency: float
-    """Seconds of a transfer, whatever its length."""
+    """Seconds of a transfer of any length."""
     token: float
     """Seconds for the KV of a token."""
     least_tokens: int = 0

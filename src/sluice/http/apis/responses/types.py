@@ -115,7 +115,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     previous_response_id: str | None
     reasoning: ReasoningSettings
     store: bool
-    """False: it is not stored, whatever the request says."""
+    """False: it is not stored, even if the request asks for it."""
     temperature: float
     text: TextSettings
     tool_choice: str | dict[str, Any]
