@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol, Self
 import torch
 
 from sluice.attention.spec import AttentionSpec, KVShape
+from sluice.attention.states import StateRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class ForwardBatch:
     """Leading pages that all decodes share. Every decode also sees tokens after them."""
     adapters: torch.Tensor | None = None
     """[N] int32, the slot of each token's adapter, -1 for none; None: no token has one."""
+    states: StateRows | None = None
+    """Where the rows find their states; None for a model whose layers have none."""
 
 
 class PagedKV(Protocol):

@@ -21,6 +21,14 @@ class QKNorm(Enum):
     """All heads of a token together."""
 
 
+class StateKind(Enum):
+    """Kinds of layers with a recurrent state."""
+
+    SHORT_CONV = "short convolution"
+    MAMBA2 = "Mamba-2"
+    GATED_DELTA = "gated delta net"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsPlan:
     """A mixture of experts."""
@@ -33,6 +41,23 @@ class ExpertsPlan:
     """Whether the layers of experts have biases."""
     shared_size: int = 0
     """Elements between the matrices of an MLP that every token passes besides; 0: there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePlan:
+    """A layer with a recurrent state, in the place of attention. Sizes of its state are those of `ModelSpec.state`."""
+
+    kind: StateKind
+    inner_size: int
+    """Outputs of a token behind the recurrence or convolution, before the last matrix."""
+    groups: int = 1
+    """Mamba-2: parts of the inner size that the norm behind the recurrence extends over."""
+    conv_bias: bool = False
+    proj_bias: bool = False
+    norm_eps: float = 1e-6
+    """Of the norm behind the recurrence."""
+    time_step_limit: tuple[float, float] = (0.0, float("inf"))
+    """Mamba-2: bounds of the time step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +84,8 @@ class LayerPlan:
     """None: it has none."""
     has_mlp: bool = True
     """Whether it has an MLP, beside experts if there are some."""
+    state: StatePlan | None = None
+    """What is in the place of its attention; None: attention. A layer with a state has no keys and values."""
 
     @property
     def has_moe(self) -> bool:

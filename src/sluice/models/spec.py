@@ -9,6 +9,7 @@ from typing import Self
 import torch
 
 from sluice.attention.spec import AttentionSpec, LayerHeads
+from sluice.attention.states import StateSpec
 from sluice.parallel.layout import Place
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -107,6 +108,10 @@ class ModelSpec:
     """None: it has none."""
     unequal_kv: tuple[LayerHeads, ...] = ()
     """Heads of the layers that have keys and values of their own, in order, if they differ or if others have none."""
+    state: StateSpec | None = None
+    """Sizes of the state of a layer that has one; None: no layer has one."""
+    num_states: int = 0
+    """Layers that have a state in the place of keys and values."""
 
     @property
     def weight_bytes(self) -> float:

@@ -39,6 +39,12 @@ class Chunk(NamedTuple):
     `num_drafts + 1` positions, from `known_end` on. Their ids are the last of `token_ids`, or, if the runner drafts,
     in none. Of a model that fills in blocks they are the masked positions of an open block: the runner knows their
     inputs, and samples at each of them."""
+    firm: int = 0
+    """Of a model with states: how many tokens of the request are firm behind this chunk, which no later chunk can begin
+    before. Its anchor moves up to there (`attention/states.py`)."""
+    checkpoints: tuple[tuple[int, int], ...] = ()
+    """Records of the state to make: (position, record), ascending, positions at which the anchor arrives in this
+    chunk."""
 
     @property
     def end(self) -> int:
@@ -116,6 +122,10 @@ class NewSlot(NamedTuple):
     history: tuple[int, ...] = ()
     """All tokens known, if the sampling has penalties or the request a grammar: those of a cached prefix come in no
     chunk."""
+    cached: int = 0
+    """Of a model with states: tokens of the cached prefix, behind which `record` was made."""
+    record: int | None = None
+    """Of a model with states: the record that its state begins as; None: it begins as that of no tokens."""
 
     @property
     def request_id(self) -> int:
@@ -177,6 +187,9 @@ class BatchPlan:
     """Work on chunks that take several steps. Those that it completes are the last of `chunks`, in the same order."""
     pace: PredictedStep | None = None
     """The time that the step is expected to take; None without an ITL target, and for copies alone."""
+    saved: tuple[tuple[int, int], ...] = ()
+    """Of a model with states: (slot, record) of slots whose state, at their anchor, is copied to a record before any
+    new slot is filled. A plan may hold these alone."""
 
     @property
     def whole_chunks(self) -> tuple[Chunk, ...]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
+from sluice.attention.states import LayerState
 from sluice.models.blocks.lora import LoraPart, LoraSlots
 from sluice.models.fp8_rows import Rows, plain
 from sluice.models.key_offset import key_offset
@@ -39,6 +40,8 @@ class LayerContext(NamedTuple):
     """[N, size], what some models give each layer of each token, beside the residual."""
     adapters: torch.Tensor | None = None
     """[N] int32, the slot of each token's adapter; None: no token has one."""
+    state: LayerState | None = None
+    """The layer's state, with `batch.states`; None: it has pages instead, or `kv` is another layer's."""
 
     def adapters_of(self, rows: torch.Tensor | None) -> torch.Tensor | None:
         """Return `adapters` of some tokens, or of all."""
