@@ -20,6 +20,7 @@ from sluice.models.layers import RMSNorm, Rotary, new_embedding
 from sluice.models.linear import Layer, Packer
 from sluice.models.plan import DecoderConfig, LayerPlan, QueryGrowth
 from sluice.models.shards import BY_VOCABULARY, check_layout
+from sluice.models.windows import WindowedLayers, windowed_layers
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
 
@@ -56,6 +57,8 @@ class Decoder(CausalLM):
         self.rotaries = nn.ModuleList(Rotary(rope, rotated, spec.dtype) for rope, rotated in distinct)
         self._rotary_of = [None if turn is None else distinct.index(turn) for turn in turns]
         self._kv_of = places_of_kv(self._plans)
+        windowed = self.windowed_layers
+        self._is_windowed = [windowed is not None and windowed.are_windowed[place] for place in self._kv_of]
         self.layers = nn.ModuleDict({str(number): self.layer(config, config.layers[number], member) for number in own})
         is_layer_norm = config.is_layer_norm
         self.norm = (
@@ -75,6 +78,11 @@ class Decoder(CausalLM):
         inner = {plan.inner_size or config.inner_size for plan in config.layers if plan.has_mlp}
         inner |= {plan.experts.inner_size for plan in config.layers if plan.experts is not None}
         check_layout(config.spec, inner, layout)
+
+    @property
+    def windowed_layers(self) -> WindowedLayers | None:
+        """Its layers, or a rank's, with a window; None: there are none."""
+        return windowed_layers(self._plans)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype, member: Member = ALONE) -> Self:
@@ -135,13 +143,15 @@ class Decoder(CausalLM):
         adapters = batch.adapters if self.has_adapters else None
         states: list[torch.Tensor] = []
         last = len(self.layers) - 1 if self.member.place.is_last else None
+        of_windows = batch.of_windows()
         for number, layer in enumerate(self.layers.values()):
             if number in layers:
                 states.append(x.clone() if delta is None else x + delta)
             rotary = self._rotary_of[number]
             own = None if rotary is None else angles[rotary]
             pages, extra = kv[self._kv_of[number]], extras[number]
-            context = LayerContext(batch, pages, attention, self.ops, own, growth, extra, adapters)
+            view = of_windows if self._is_windowed[number] else batch
+            context = LayerContext(view, pages, attention, self.ops, own, growth, extra, adapters)
             # Of the model's last layer's other tokens only the keys and values are needed.
             x, delta = layer(x, delta, context, batch.logit_rows if number == last else None)
             yield
