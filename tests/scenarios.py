@@ -14,7 +14,17 @@ from sluice.kv.events import NO_EVENTS
 from sluice.scheduler.request import Request, Status
 from sluice.testing import Faults, FaultyRunner
 from sluice.tracing.file import TraceFile
-from sluice.types import ITL_AUTO, NGRAM, NO_SAMPLING, DraftLimits, FinishReason, NgramLimits, SamplingParams
+from sluice.types import (
+    ITL_AUTO,
+    NGRAM,
+    NO_SAMPLING,
+    DraftLimits,
+    FinishReason,
+    NgramLimits,
+    SamplingParams,
+    StateLimits,
+    TierLimits,
+)
 from worlds import (
     ADAPTERS,
     CLASSES,
@@ -162,6 +172,23 @@ def random_block_scenario(seed: int) -> Scenario:
     draw = random.Random(seed)
     scenario = (random_scenario, random_reload_scenario)[seed % 2](seed)
     return replace(scenario, world=in_blocks(scenario.world, draw))
+
+
+def random_state_scenario(seed: int) -> Scenario:
+    """One of the others without tiers, of a model with recurrent states, in which prompts begin alike."""
+    draw = random.Random(seed)
+    make = (random_scenario, random_draft_scenario, random_sliced_scenario, random_guess_scenario)[seed % 4]
+    scenario = next(each for number in itertools.count() if (each := make(seed + 1001 * number)).world.offload is None)
+    block, num_records = draw.choice([1, 2, 4, 8]), draw.choice([0, 1, 2, 4, 30, 30])
+    world = replace(
+        scenario.world,
+        limits=replace(scenario.world.limits, states=StateLimits(block, num_records, draw.choice([0, 0, 4, 16]))),
+        tiers=TierLimits(),
+        disk_fails=0.0,
+        prefix_caching=seed % 7 > 0,
+        num_pages=max(8, scenario.world.num_pages),
+    )
+    return replace(scenario, world=world, repeats=draw.choice([0.3, 0.8]), max_requests=16)
 
 
 def in_blocks(world: World, draw: random.Random) -> World:

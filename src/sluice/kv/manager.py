@@ -18,8 +18,10 @@ from sluice.kv.offload import OffloadPool
 from sluice.kv.pages import PagePool
 from sluice.kv.prefix_cache import PrefixTree
 from sluice.kv.prefix_cache_base import PrefixCache
+from sluice.kv.records import Records
 from sluice.kv.tiers import Tiers
-from sluice.types import CachedTokens, CopyDone, OffloadLimits, Tier, TierLimits
+from sluice.kv.usable import usable
+from sluice.types import CachedTokens, CopyDone, OffloadLimits, StateLimits, Tier, TierLimits
 
 
 class Lease(Protocol):
@@ -197,9 +199,10 @@ class KVManager:
         tiers: sizes of the tiers behind the device.
         offload: how contexts longer than the device are held. None: such contexts are refused.
         events: receives what the prefix cache stores and gives up.
+        states: of a model whose layers have recurrent states; None: they have none. Without records nothing is cached.
 
     Raises:
-        ValueError: no pages, or pages of no tokens.
+        ValueError: no pages, pages of no tokens, or tiers behind a device with recurrent states.
     """
 
     def __init__(
@@ -211,9 +214,14 @@ class KVManager:
         tiers: TierLimits | None = None,
         offload: OffloadLimits | None = None,
         events: NoEvents = NO_EVENTS,
+        states: StateLimits | None = None,
     ) -> None:
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}")
+        if states is not None:
+            if offload is not None or (tiers is not None and (tiers.host_pages or tiers.disk_pages)):
+                raise ValueError("there are tiers, which hold no recurrent states")
+            prefix_caching = prefix_caching and states.num_records > 0
         self.page_size = page_size
         self.events = events
         self.pool = PagePool(num_pages)
@@ -223,9 +231,11 @@ class KVManager:
         self.tiers: LowerTiers = LowerTiers()
         if (prefix_caching or offload is not None) and tiers is not None and (tiers.host_pages or tiers.disk_pages):
             self.tiers = Tiers(tiers, page_size, events)
+        self.records = Records(states, page_size) if states is not None and prefix_caching else None
+        """Records of recurrent states, which nodes of the prefix cache have; None: there are none."""
         self.tree: PrefixCache = PrefixCache()
         if prefix_caching:
-            tree = self.tree = PrefixTree(page_size, self.tiers, events)
+            tree = self.tree = PrefixTree(page_size, self.tiers, events, self.records)
             self.tiers.attach(tree)
         self._offload = (
             None if offload is None else OffloadPool(offload, self.tiers, self.tree, page_size, self.pool, self.take)
@@ -281,6 +291,10 @@ class KVManager:
         path = [] if path is None else path
         self.tree.match(path, tokens, limit, extra_key)
         return path
+
+    def usable(self, path: Sequence[Node]) -> int:
+        """Return how many nodes of a matched path a request can take; behind them it goes on."""
+        return len(path) if self.records is None else usable(path, needs_record=True)
 
     def next_page(self, tokens: array[int], path: Sequence[Node], extra_key: str) -> tuple[object, ...]:
         """Return a name for the first page of `tokens` behind `path`. Equal names mean equal tokens from the beginning

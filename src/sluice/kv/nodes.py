@@ -53,7 +53,7 @@ class TierCopies:
 class Node:
     """A page of tokens whose KV is cached, on the device or on a tier."""
 
-    __slots__ = ("children", "copies", "digest", "key", "page", "parent", "refs", "resident", "used")
+    __slots__ = ("children", "copies", "digest", "key", "page", "parent", "record", "refs", "resident", "used")
 
     def __init__(self, key: bytes, page: int, parent: Node | None) -> None:
         self.key = key
@@ -72,6 +72,8 @@ class Node:
         """Leases whose path holds the node."""
         self.used = 0
         """Tick of the tree at which it was last used."""
+        self.record = NOWHERE
+        """Record of recurrent states behind the tokens up to its end; NOWHERE: it has none."""
 
     @property
     def has_left(self) -> bool:

@@ -21,6 +21,7 @@ from typing import Protocol
 from sluice.kv.events import NO_EVENTS, NoEvents
 from sluice.kv.nodes import NOWHERE, Node, parent_of
 from sluice.kv.prefix_cache_base import PrefixCache
+from sluice.kv.records import Records
 from sluice.types import Tier
 
 KEYS_AT_ONCE = 256
@@ -54,12 +55,16 @@ class PrefixTree(PrefixCache):
         page_size: tokens of a page.
         keeper: the tiers behind the device.
         events: receives which nodes get and lose a page.
+        records: those of nodes, which these lose with their page; None: nodes have none.
     """
 
     enabled = True
 
-    def __init__(self, page_size: int, keeper: Keeper, events: NoEvents = NO_EVENTS) -> None:
+    def __init__(
+        self, page_size: int, keeper: Keeper, events: NoEvents = NO_EVENTS, records: Records | None = None
+    ) -> None:
         self._page_size = page_size
+        self._records = records
         self._keeper = keeper
         self._events = events
         self._roots: dict[str, Node] = {}
@@ -333,6 +338,8 @@ class PrefixTree(PrefixCache):
         self._num_pages -= 1
         parent.resident -= 1
         page, node.page = node.page, -1
+        if self._records is not None and node.record >= 0:
+            self._records.forget(node)
         self._events.removed(node, Tier.DEVICE)
         if parent.parent is not None:
             self.offer(parent)

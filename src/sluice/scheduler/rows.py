@@ -34,6 +34,8 @@ def advance(state: SchedulerState, request: Request, chunk: Chunk, row: Output, 
     if end // page_size > chunk.start // page_size:
         assert request.lease is not None, f"request {request.id} was computed without pages"
         request.lease.publish(request.tokens, end)
+    if chunk.checkpoints and state.states is not None:
+        state.states.computed(request, chunk)
     reason = FinishReason.STOP if chunk.embeds else reason
     outputs: list[Output] = []
     if tokens or of_targets or chunk.embeds:

@@ -46,6 +46,7 @@ class SchedulerSetup:
             tiers=self.tiers,
             offload=self.offload,
             events=events,
+            states=self.limits.states,
         )
         drafter = None if self.drafting is None else drafter_of(self.drafting, self.limits.num_draft_tokens)
         return Scheduler(self.limits, kv, pacing=self.pacing, drafter=drafter)

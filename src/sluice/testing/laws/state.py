@@ -17,6 +17,7 @@ from sluice.testing.laws.pages import (
     slots_are_conserved,
     tree_is_reachable,
 )
+from sluice.testing.laws.states import records_are_conserved
 from sluice.testing.laws.tiers import (
     found_nodes_are_found_again,
     loads_are_apart,
@@ -28,7 +29,7 @@ from sluice.testing.laws.view import View
 
 
 def check_state(state: SchedulerState) -> None:
-    """Check laws 1 to 6, and 22."""
+    """Check laws 1 to 6, 22 and 25."""
     view = View(state)
     adapters_are_loaded(state)
     pages_are_conserved(view)
@@ -38,6 +39,7 @@ def check_state(state: SchedulerState) -> None:
     found_nodes_are_found_again(state)
     offloaded_pages_are_conserved(view)
     loads_are_apart(view)
+    records_are_conserved(view)
     for request in state.requests.values():
         counters_are_ordered(request)
     for request, resident in view.resident:
