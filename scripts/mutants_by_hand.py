@@ -75,7 +75,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/batch.py",
-        "row = tuple(lease.pages) if request.slot in self._opened else ()",
+        "row = tuple(lease.pages) if is_new else ()",
         "row = ()",
         "the pages of a cached prefix never reach the device",
     ),

@@ -15,6 +15,7 @@ import torch
 
 from sluice.attention.base import ForwardBatch, LayerKV, PagedKV, WindowRows
 from sluice.attention.spec import KVShape, LayerHeads
+from sluice.attention.states import StatePool, StateSpec
 from sluice.models.spec import ModelSpec
 from sluice.runner.features import NewGrammars, make_features
 from sluice.runner.features.adapters import Adapters, SlotOf, none_loaded
@@ -24,6 +25,7 @@ from sluice.runner.inputs import HostBatch, Ints, host_batch
 from sluice.runner.last_tokens import LastTokens, PlainLastTokens, WatchedLastTokens
 from sluice.runner.open_blocks import Denoising, OpenBlocks, WatchedOpenBlocks
 from sluice.runner.page_table import PageTable, TableChanges, WindowTable
+from sluice.runner.slot_states import SlotStates
 from sluice.runner.windows import WindowShape
 from sluice.types import BatchPlan, Chunk, PlanError
 
@@ -50,7 +52,12 @@ class DeviceShape:
     vocabulary: range | None = None
     """Tokens whose logits are computed here, on one of several ranks; None: all."""
     unequal_kv: tuple[LayerHeads, ...] = ()
-    """As in `ModelSpec`."""
+    """As in `ModelSpec`, as the next two."""
+    state: StateSpec | None = None
+    num_states: int = 0
+    reach: int = 0
+    """As in `StatePool`."""
+    num_records: int = 0
     window: WindowShape | None = None
     """Pages of layers with a window; None: all layers have the same ones."""
 
@@ -65,6 +72,7 @@ class DeviceShape:
         page_size: int,
         row_pages: int,
         scratch_pages: int = 0,
+        reach: int = 0,
     ) -> Self:
         """Return the shape of a model's state."""
         return cls(
@@ -80,6 +88,9 @@ class DeviceShape:
             device=device,
             scratch_pages=scratch_pages,
             unequal_kv=spec.unequal_kv,
+            state=spec.state,
+            num_states=spec.num_states,
+            reach=reach,
         )
 
     @property
@@ -156,6 +167,8 @@ class DeviceState:
         self._filled = np.zeros(shape.num_slots, dtype=bool)
         self._open_at: Ints = np.full(shape.num_slots, -1, dtype=np.int64)
         """Place of the block that a slot has open."""
+        self.states = None if shape.state is None else _slot_states(shape, shape.state)
+        """Recurrent states of the slots; None for a model whose layers have none."""
 
     def clear_null_page(self, window: WindowShape) -> None:
         """Fill the page with zeros that stands for those which a window has left."""
@@ -177,7 +190,7 @@ class DeviceState:
         fresh = {new.slot for new in plan.new_slots}
         chunks = [*plan.chunks, *(part.chunk for part in plan.slices if part.is_resident)]
         used = {chunk.slot for chunk in chunks}
-        runs = plan.chunks or plan.copies or plan.slices or plan.dropped
+        runs = plan.chunks or plan.copies or plan.slices or plan.dropped or plan.saved
         _require(bool(runs), plan, "it has neither chunks nor copies")
         _require(len(fresh) == len(plan.new_slots), plan, "it fills a slot twice")
         _require(len(used) == len(chunks), plan, "it runs a slot twice")
@@ -199,6 +212,9 @@ class DeviceState:
             problem = self._problem_of(chunk, chunk.slot in fresh, guesses_drafts=guesses_drafts)
             if problem is not None:
                 raise PlanError(f"plan of step {plan.step} cannot run: {problem}")
+        if self.states is not None:
+            problem = self.states.problem_of(plan)
+            _require(problem is None, plan, problem)
 
     def _problem_of(self, chunk: Chunk, is_fresh: bool, *, guesses_drafts: bool) -> str | None:
         """Return what is wrong with a chunk of an existing slot. Hundreds of decodes go through here every step."""
@@ -243,6 +259,8 @@ class DeviceState:
                 feature.fill(new)
             self._filled[new.slot] = True
             self._open_at[new.slot] = -1
+        if self.states is not None:
+            self.states.apply(plan)
         cleared, size = [new.slot for new in plan.new_slots], self.shape.page_size
         chunks = plan.chunks
         if plan.slices:
@@ -265,6 +283,8 @@ class DeviceState:
         adapters = self.adapters.of_tokens(host.row_slots, np.diff(host.q_starts).astype(np.int64))
         if adapters is not None:
             host = replace(host, adapters=adapters)
+        if self.states is not None:
+            host = replace(host, states=self.states.rows(plan.chunks))
         if not self._block_size:
             return host
         blocks = HostBlocks.of(plan.chunks, self._block_size, self._open_at)
@@ -301,8 +321,15 @@ class DeviceState:
             num_decodes=host.num_decodes,
             shared_pages=host.shared_pages,
             adapters=None if host.adapters is None else adapters,
+            states=host.states,
+            layer_states=() if self.states is None else self.states.pool.layers,
             window=window,
         )
+
+
+def _slot_states(shape: DeviceShape, spec: StateSpec) -> SlotStates:
+    sizes = shape.num_states, shape.num_slots, shape.num_records, shape.reach
+    return SlotStates(StatePool(spec, *sizes, shape.device), shape.num_slots, shape.num_records)
 
 
 def _page_table(shape: DeviceShape) -> PageTable:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from sluice.attention.states import StateRows
 from sluice.runner.host_blocks import HostBlocks
 from sluice.types import BatchPlan, Chunk
 
@@ -124,6 +125,8 @@ class HostBatch:
     """Open blocks of a model of block diffusion, whose rows sample at masked positions; None if no row has one."""
     adapters: Ints32 | None = None
     """[N] the slot of each token's adapter, -1 for none; None if no token has one."""
+    states: StateRows | None = None
+    """Where the rows find their states; None for a model whose layers have none."""
     window_slots: Ints | None = None
     """[N] KV slots in layers with a window; None if all layers have the same pages."""
 
