@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sluice.kv.manager import ResidentLease
 from sluice.scheduler.drafting.drafter import Drafter
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
@@ -36,6 +37,8 @@ def advance(state: SchedulerState, request: Request, chunk: Chunk, row: Output, 
         request.lease.publish(request.tokens, end)
     if chunk.checkpoints and state.states is not None:
         state.states.computed(request, chunk)
+    if isinstance(request.lease, ResidentLease):
+        request.lease.leave(request.tokens, end)
     reason = FinishReason.STOP if chunk.embeds else reason
     outputs: list[Output] = []
     if tokens or of_targets or chunk.embeds:

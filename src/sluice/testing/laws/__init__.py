@@ -25,6 +25,9 @@ Each law has a number, which an error names:
     24  a chunk begins where the recurrent state of its slot is known, and a slot's state with the record of its prefix
     25  the record of a recurrent state that a node has was made behind exactly the node's tokens
     22  a request that waits for its turn, or runs, has its adapter loaded; places for adapters are counted
+    23  what the queries of a chunk see in layers with a window, its request holds
+    26  pages of windows: each is free, or has one owner, and windows that hold one are counted
+    27  a request holds no more pages of windows than are reserved for it
 """
 
 from sluice.testing.laws.lawful import Lawful
@@ -41,6 +44,7 @@ from sluice.testing.laws.state import check_state, counters_are_ordered, quiet_m
 from sluice.testing.laws.tiers import loads_are_apart, tiers_are_conserved
 from sluice.testing.laws.unused import no_budget_is_unused
 from sluice.testing.laws.view import View
+from sluice.testing.laws.windows import window_pages_are_conserved, windows_are_bounded
 
 __all__ = (
     "LawBroken",
@@ -60,5 +64,7 @@ __all__ = (
     "steps_to_prefill",
     "tiers_are_conserved",
     "tree_is_reachable",
+    "window_pages_are_conserved",
+    "windows_are_bounded",
     "writes_are_private",
 )
