@@ -154,6 +154,8 @@ class Scheduler:
             tiers=kv.tiers.uses(),
             held=len(state.adapters.requests),
             adapters=state.adapters.uses(),
+            records=0 if kv.records is None else kv.records.num_records,
+            used_records=0 if kv.records is None else kv.records.num_records - kv.records.num_free,
         )
 
     def queued_prefill_tokens(self) -> int:
