@@ -3,8 +3,8 @@
     python benchmarks/adapter_load.py --checkpoint MODEL
 
 A server serves a Hugging Face folder. Streams run without a pause; every few seconds a request loads an adapter of
-about 50 MB over HTTP, a request uses it, and it is unloaded. Printed are the waits of all streams between two tokens: those
-that begin or end while an adapter is loaded and used first, and the others.
+about 50 MB over HTTP, a request uses it, and it is unloaded. Printed are the waits of all streams between two tokens:
+those that begin or end while an adapter is loaded and used first, and the others.
 """
 
 from __future__ import annotations
