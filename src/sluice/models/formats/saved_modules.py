@@ -1,5 +1,5 @@
-"""Whole weights in an adapter's file. PEFT stores those of `modules_to_save`, and some embeddings, even if training has
-not changed them."""
+"""Whole weights in an adapter's file. PEFT stores those of `modules_to_save`, and some embeddings, even if training
+has not changed them."""
 
 from __future__ import annotations
 
