@@ -192,6 +192,52 @@ def gpt_oss(**changes: Any) -> transformers.PreTrainedModel:
     return tiny("GptOss", **(FOUR | EXPERTS | own | changes))
 
 
+def with_random_rates(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    """Give layers with a state decays from weak to strong, and time steps that differ."""
+    draw = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            parameter.data = torch.log(0.05 + 2 * torch.rand(parameter.shape, generator=draw))
+        elif name.endswith("dt_bias"):
+            parameter.data = 0.5 * torch.randn(parameter.shape, generator=draw)
+        elif name.endswith(("conv1d.weight", "conv.conv.weight")):
+            parameter.data = 0.6 * torch.randn(parameter.shape, generator=draw)
+    return model
+
+
+def lfm2(**changes: Any) -> transformers.PreTrainedModel:
+    """Short convolutions, with biases."""
+    own: dict[str, Any] = {
+        "num_hidden_layers": 5,
+        "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
+        "block_multiple_of": 4,
+        "block_ffn_dim_multiplier": 1.3,
+        "conv_bias": True,
+        "norm_eps": 1e-3,
+        "pad_token_id": 0,
+    }
+    return with_random_rates(tiny("Lfm2", **(own | changes)))
+
+
+LINEAR_KINDS = ["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"]
+
+
+def qwen3_5(**changes: Any) -> transformers.PreTrainedModel:
+    """Gated delta nets, and attention with gates; a quarter of each head is rotated."""
+    own: dict[str, Any] = {
+        "num_hidden_layers": 5,
+        "layer_types": LINEAR_KINDS,
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "pad_token_id": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [1, 1, 0]},
+    }
+    return with_random_rates(tiny("Qwen3_5", "Qwen3_5TextConfig", **(own | changes)))
+
+
 FAMILIES: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "gemma2": gemma2,
     "gemma3": gemma3,
@@ -210,7 +256,11 @@ FAMILIES: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "granite-moe": granite_moe,
     "gpt-oss": gpt_oss,
     "granite-moe-shared": granite_moe_shared,
+    "lfm2": lfm2,
+    "qwen3.5": qwen3_5,
 }
+WITH_STATES = ("lfm2", "qwen3.5")
+"""Families with layers that have a state."""
 ERRORS = {"ministral3": 1e-5}
 """Families whose transformers model computes something in float32 whatever its dtype -> how far its logits are off.
 

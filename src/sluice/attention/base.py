@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol, Self
 import torch
 
 from sluice.attention.spec import AttentionSpec, KVShape
-from sluice.attention.states import StateRows
+from sluice.attention.states import LayerState, StateRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class ForwardBatch:
     """[N] int32, the slot of each token's adapter, -1 for none; None: no token has one."""
     states: StateRows | None = None
     """Where the rows find their states; None for a model whose layers have none."""
+    layer_states: tuple[LayerState, ...] = ()
+    """The states of the layers that have one, in their order."""
 
 
 class PagedKV(Protocol):

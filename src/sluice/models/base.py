@@ -88,6 +88,10 @@ class WeightRules:
     """Suffixes of matrices that are stored as [in, out]."""
     plus_one: tuple[str, ...] = ()
     """Suffixes of weights that are stored less 1."""
+    negative_exp: tuple[str, ...] = ()
+    """Suffixes of negative weights whose stored form is the logarithm of their amount."""
+    convolutions: tuple[str, ...] = ()
+    """Suffixes of weights [channels, taps] that may be stored as [channels, 1, taps]."""
     head: str = "lm_head.weight"
     embedding: str = "embed_tokens.weight"
     """The parameter that is also the head if the two are tied."""
