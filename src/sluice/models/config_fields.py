@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -122,6 +123,21 @@ def read_state_layers(config: Fields, num_layers: int, names: Mapping[str, bool]
     if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in names for kind in kinds):
         raise config.error("layer_types", f"{num_layers} times {' or '.join(names)}")
     return [names[kind] for kind in kinds]
+
+
+def read_time_limit(config: Fields) -> tuple[float, float]:
+    """Return the bounds of the time step of Mamba-2."""
+    given = config.get("time_step_limit")
+    if given is None:
+        return 0.0, math.inf
+    if (
+        not isinstance(given, list | tuple)
+        or len(given) != 2
+        or not all(isinstance(each, int | float) and not isinstance(each, bool) for each in given)
+        or not 0 <= given[0] <= given[1]
+    ):
+        raise config.error("time_step_limit", "two numbers of at least 0, the lower one first")
+    return float(given[0]), float(given[1])
 
 
 def with_states(spec: ModelSpec, state: StateSpec, has_state: Sequence[bool], config: Fields) -> ModelSpec:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 
 from sluice.attention.states import StateSpec
-from sluice.models.base import STACKS, WeightRules
+from sluice.models.base import STACKS, HeadRows, WeightRules
 from sluice.models.blocks.layer import PreNormLayer
 from sluice.models.checkpoint import FULL, CheckpointConfig, Fields
 from sluice.models.config_fields import (
@@ -147,7 +148,20 @@ class Qwen35MoE(Qwen35):
 
 
 class Qwen3Next(Qwen35MoE):
-    """Qwen3-Next."""
+    """Qwen3-Next, whose gated delta nets are stored by k head."""
+
+    rules = replace(
+        RULES,
+        head_rows=(
+            HeadRows(
+                "state.in_proj_qkvz.weight",
+                (("state.in_proj_qkv.weight", ("k", "k", "v")), ("state.in_proj_z.weight", ("v",))),
+            ),
+            HeadRows(
+                "state.in_proj_ba.weight", (("state.in_proj_b.weight", ("1",)), ("state.in_proj_a.weight", ("1",)))
+            ),
+        ),
+    )
 
     @classmethod
     def renorm_eps(cls, config: Fields) -> float | None:
