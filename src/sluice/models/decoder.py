@@ -20,6 +20,7 @@ from sluice.models.layers import RMSNorm, Rotary, new_embedding
 from sluice.models.linear import Layer, Packer
 from sluice.models.plan import DecoderConfig, LayerPlan, QueryGrowth
 from sluice.models.shards import BY_VOCABULARY, check_layout
+from sluice.models.windows import WindowedLayers, windowed_layers
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
 
@@ -57,6 +58,8 @@ class Decoder(CausalLM):
         self._rotary_of = [None if turn is None else distinct.index(turn) for turn in turns]
         self._kv_of = places_of_kv(self._plans)
         self._state_of = places_of_states(self._plans)
+        windowed = self.windowed_layers
+        self._is_windowed = [windowed is not None and windowed.are_windowed[place] for place in self._kv_of]
         self.layers = nn.ModuleDict({str(number): self.layer(config, config.layers[number], member) for number in own})
         is_layer_norm = config.is_layer_norm
         self.norm = (
@@ -81,6 +84,11 @@ class Decoder(CausalLM):
                 " with a recurrent state, which one device computes alone: leave out --tp-size and --pp-size"
             )
         check_layout(config.spec, inner, layout)
+
+    @property
+    def windowed_layers(self) -> WindowedLayers | None:
+        """Its layers, or a rank's, with a window; None: there are none."""
+        return windowed_layers(self._plans)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype, member: Member = ALONE) -> Self:
@@ -141,14 +149,16 @@ class Decoder(CausalLM):
         adapters = batch.adapters if self.has_adapters else None
         states: list[torch.Tensor] = []
         last = len(self.layers) - 1 if self.member.place.is_last else None
+        of_windows = batch.of_windows()
         for number, layer in enumerate(self.layers.values()):
             if number in layers:
                 states.append(x.clone() if delta is None else x + delta)
             rotary = self._rotary_of[number]
             own = None if rotary is None else angles[rotary]
             pages, extra, place = kv[self._kv_of[number]], extras[number], self._state_of[number]
+            view = of_windows if self._is_windowed[number] else batch
             state = None if place is None else batch.layer_states[place]
-            context = LayerContext(batch, pages, attention, self.ops, own, growth, extra, adapters, state)
+            context = LayerContext(view, pages, attention, self.ops, own, growth, extra, adapters, state)
             # Of the model's last layer's other tokens only the keys and values are needed.
             x, delta = layer(x, delta, context, batch.logit_rows if number == last else None)
             yield
