@@ -59,6 +59,8 @@ def _problem(config: EngineConfig, spec: ModelSpec, device: torch.device, backen
         return f"the {backend.name} attention cannot be captured"
     if spec.diffusion is not None:
         return "a pass over a block is no decode"
+    if spec.state is not None:
+        return "recurrent states are found by their positions on the host"
     if spec.implementation != "native":
         return f"the {spec.implementation} implementation of the model may read values on the host"
     return None

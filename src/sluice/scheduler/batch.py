@@ -20,6 +20,7 @@ from sluice.types import (
     NewSlot,
     PageCopy,
     PredictedStep,
+    StateLimits,
 )
 
 
@@ -28,10 +29,12 @@ class BatchBuilder:
 
     Args:
         experts: of the model.
+        states: of the model; None: its layers have none.
     """
 
-    def __init__(self, experts: ExpertCounts = DENSE) -> None:
+    def __init__(self, experts: ExpertCounts = DENSE, states: StateLimits | None = None) -> None:
         self.experts = experts
+        self._states = states
         self._new_slots: list[NewSlot] = []
         self._opened: set[int] = set()
         """Slots that are new, and have not been given their cached pages."""
@@ -128,6 +131,7 @@ class BatchBuilder:
                 targets,
                 is_last and request.embeds,
                 masked,
+                0 if self._states is None else min(end, known - 1),
             )
         )
         self.num_tokens += length
@@ -190,6 +194,7 @@ class BatchBuilder:
             targets=request.targets(before.start, more.end) if more.targets else before.targets,
             embeds=more.embeds,
             num_drafts=more.num_drafts,
+            firm=more.firm,
         )
 
     def add_slice(self, chunk_slice: ChunkSlice, load: StepLoad) -> None:
@@ -217,6 +222,7 @@ class BatchBuilder:
             samples=is_last and not request.embeds,
             targets=request.targets(start, end),
             embeds=is_last and request.embeds,
+            firm=0 if self._states is None else min(end, len(request.tokens) - 1),
         )
         request.sliced = SlicedChunk(chunk)
 

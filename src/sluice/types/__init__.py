@@ -48,6 +48,7 @@ from sluice.types.scheduler_limits import (
     SchedulerLimits,
     WorkItems,
 )
+from sluice.types.states import StateLimits
 from sluice.types.submit import NO_SAMPLING, Submit, namespace_of, parts_of
 from sluice.types.tiers import (
     CopyDone,
