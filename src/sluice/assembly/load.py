@@ -169,12 +169,10 @@ def _size(
     weights_bytes = module_bytes(model)
     with_ring = resolve_ring(resolved, asked, spec, backend, device)
     config = with_ring.config
-    may_lower = "max_running_requests" in resolved.reasons
-    memory = plan_memory(
-        config, model, spec, backend, logit_ops, device, place, draft, adapter_bytes, may_lower=may_lower
-    )
-    config = with_slots(config, memory.shape.num_slots, memory.reasons)
-    with_ring = with_ring.because(config)
+    lower = "max_running_requests" in resolved.reasons
+    memory = plan_memory(config, model, spec, backend, logit_ops, device, place, draft, adapter_bytes, may_lower=lower)
+    with_ring = with_ring.because(with_slots(config, memory.shape.num_slots, memory.reasons))
+    config = with_ring.config
     tiers = tier_setup(config, spec, memory.shape, folder, layout=backend.layout, disabled=disabled)
     memory, tiers = _with_pages_of_all(memory, tiers, agree)
     offload = _offload(config, spec, memory, weights_bytes, kernels)
