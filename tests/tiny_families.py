@@ -325,7 +325,10 @@ FAMILIES: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "granite-hybrid-dense": granite_hybrid_dense,
     "lfm2-moe": lfm2_moe,
 }
-WITH_STATES = ("lfm2", "qwen3.5", "qwen3-next", "granite-hybrid")
+WITH_STATES = (
+    *("lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe", "qwen3-next"),
+    *("granite-hybrid", "granite-hybrid-dense"),
+)
 """Families with layers that have a state."""
 ERRORS = {"ministral3": 1e-5}
 """Families whose transformers model computes something in float32 whatever its dtype -> how far its logits are off.

@@ -169,6 +169,7 @@ CASES = [
     (family, life) if family == "gemma3" or life in (mixed, chunked) else slow(family, life)
     for family in tiny_families.FAMILIES
     for life in LIVES
+    if not (family in tiny_families.WITH_STATES and life in (cached, preempted))  # see test_state_lives.py
 ]
 CASES += [(family, life) for family in UNEQUAL for life in (guessed, from_host, from_disk)]
 
