@@ -17,6 +17,7 @@ from sluice.assembly.ranks import ranks_per_node
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.select import kv_dtype
 from sluice.attention.spec import scale_bytes
+from sluice.attention.states import BLOCK
 from sluice.config import EngineConfig, MemoryShortage
 from sluice.device.machine import free_memory
 from sluice.device.memory import CudaMemory, PoolRequest, Room, cpu_room, cuda_room, pool_pages
@@ -92,6 +93,7 @@ def plan_memory(
         page_size=page_size,
         row_pages=-(-spec.max_model_len // page_size),
         scratch_pages=1 if rows or kernels_compute(backend, spec) else 0,
+        reach=reach_of(config),
     )
     vocabulary = place.vocabulary(spec.vocab_size) if place.layout.tensor_size > 1 else None
     shape = replace(shape, kv_dtype=page_dtype, vocabulary=vocabulary)
@@ -106,6 +108,14 @@ def plan_memory(
     of_draft = 0 if draft is None else draft.sizes.token_bytes
     shape, why_pool = _with_pool(shape, config, spec, kv_sizes.token_bytes + of_draft, room)
     return Memory(shape, kv_sizes, rows, {"cuda_graph_max_bs": why_rows, **why_pool})
+
+
+def reach_of(config: EngineConfig) -> int:
+    """Return how many tokens of a request may be computed behind the firm ones: its last known one, which is computed
+    again if it brings nothing, and the unread samples or the drafts behind that."""
+    lookahead = config.scheduler.lookahead
+    assert lookahead is not None, f"not resolved: {config}"
+    return 1 + max(lookahead, config.speculative.drafts())
 
 
 def kv_sizes_of(config: EngineConfig, spec: ModelSpec, backend: AttentionBackend) -> KVSizes:
@@ -215,7 +225,8 @@ class StepTrial:
         draft: DraftSetup | None = None,
     ) -> None:
         self._model = model
-        self._shape = replace(shape, num_pages=1, scratch_pages=0)
+        self._block = 1 if shape.state is None else BLOCK
+        self._shape = replace(shape, num_pages=1, scratch_pages=0, num_records=0 if shape.state is None else 1)
         self._new_kv = partial(backend.new_kv, kernels=None)
         self._attention = backend.make(shape.device, None, noop)
         self._logit_ops = logit_ops
@@ -240,7 +251,7 @@ class StepTrial:
             elsewhere=self._elsewhere,
             drafter=drafter,
         )
-        runner.launch(largest_plan(limits, self._shape.page_size, sampling)).wait()
+        runner.launch(largest_plan(limits, self._shape.page_size, sampling, self._block)).wait()
 
 
 def cuda_memory(trial: StepTrial, limits: StepLimits, graph_rows: Sequence[int], device: torch.device) -> CudaMemory:
@@ -298,31 +309,46 @@ class StepLimits:
     """Most tokens of a request."""
 
 
-def largest_plan(limits: StepLimits, page_size: int, sampling: SamplingParams = EVERYTHING) -> BatchPlan:
+def largest_plan(
+    limits: StepLimits, page_size: int, sampling: SamplingParams = EVERYTHING, block: int = 1
+) -> BatchPlan:
     """Return a plan of as many decodes as there may be, all of full length, and prompts for the rest of the tokens.
 
     All pages are page 0, so that a pool of one page suffices: the results mean nothing. It must be the first plan of
     an empty device.
+
+    Args:
+        block: where recurrent states may begin, the multiples of which chunks begin at. They do so from record 0.
     """
     prompts = _num_prompts(limits)
     decodes = limits.rows - prompts
     lengths = [1] * decodes + _shares(min(limits.tokens - decodes, prompts * limits.context), prompts)
     pages = (0,) * -(-limits.context // page_size)
+    starts = [(limits.context - length) // block * block for length in lengths]
     chunks = tuple(
         Chunk(
             request_id=slot,
             slot=slot,
-            start=limits.context - length,
+            start=start,
             length=length,
             token_ids=(0,) * length,
             new_pages=pages,
             samples=True,
             targets=() if sampling.prompt_logprobs is None else (0,) * (length - 1),
+            firm=0 if block == 1 else start + length - 1,
         )
-        for slot, length in enumerate(lengths)
+        for slot, (start, length) in enumerate(zip(starts, lengths, strict=True))
     )
     new_slots = tuple(
-        NewSlot(slot, Submit(slot, (), sampling), prompt_len=1, history=(0,)) for slot in range(limits.rows)
+        NewSlot(
+            slot,
+            Submit(slot, (), sampling),
+            prompt_len=1,
+            history=(0,),
+            cached=0 if block == 1 else start,
+            record=0 if block > 1 and start else None,
+        )
+        for slot, start in enumerate(starts)
     )
     return BatchPlan(0, new_slots, chunks, num_decodes=decodes)
 

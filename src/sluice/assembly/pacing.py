@@ -57,7 +57,7 @@ def prior_of(spec: ModelSpec, kv: KVSizes, weights_bytes: int, device_type: str)
     held, chosen = (0, 0) if experts is None else (experts.count, experts.chosen)
     always = max(0.0, weights_bytes - held * of_each)
     token = 2 * (always + chosen * of_each) / spec.weight_bytes / rates.flops
-    pair_flops = 4 * spec.num_layers * spec.num_heads * spec.head_dim * ATTENTION_COST[device_type]
+    pair_flops = 4 * (spec.num_layers - spec.num_states) * spec.num_heads * spec.head_dim * ATTENTION_COST[device_type]
     return CostPrior(
         step=rates.step + always / rates.read_bytes,
         token=token,

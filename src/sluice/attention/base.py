@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, Self
 
 import torch
 
 from sluice.attention.spec import AttentionSpec, KVShape
-from sluice.attention.states import StateRows
+from sluice.attention.states import LayerState, StateRows
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRows:
+    """Where the rows of a step find the pages of layers that see a window of the latest positions."""
+
+    kv_slots: torch.Tensor
+    """[N] int64, as in `ForwardBatch`"""
+    page_table: torch.Tensor
+    """[B, P] int32; a page of zeros in the place of pages that no query of a row sees"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,17 @@ class ForwardBatch:
     """[N] int32, the slot of each token's adapter, -1 for none; None: no token has one."""
     states: StateRows | None = None
     """Where the rows find their states; None for a model whose layers have none."""
+    layer_states: tuple[LayerState, ...] = ()
+    """The states of the layers that have one, in their order."""
+    window: WindowRows | None = None
+    """Pages of the layers with a window; None: all layers have the same ones."""
+
+    def of_windows(self) -> Self:
+        """Return the step as layers with a window see it."""
+        window = self.window
+        if window is None:
+            return self
+        return replace(self, kv_slots=window.kv_slots, page_table=window.page_table, shared_pages=0)
 
 
 class PagedKV(Protocol):

@@ -20,6 +20,7 @@ from sluice.models.layers import RMSNorm, Rotary, new_embedding
 from sluice.models.linear import Layer, Packer
 from sluice.models.plan import DecoderConfig, LayerPlan, QueryGrowth
 from sluice.models.shards import BY_VOCABULARY, check_layout
+from sluice.models.windows import WindowedLayers, windowed_layers
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
 
@@ -56,6 +57,9 @@ class Decoder(CausalLM):
         self.rotaries = nn.ModuleList(Rotary(rope, rotated, spec.dtype) for rope, rotated in distinct)
         self._rotary_of = [None if turn is None else distinct.index(turn) for turn in turns]
         self._kv_of = places_of_kv(self._plans)
+        self._state_of = places_of_states(self._plans)
+        windowed = self.windowed_layers
+        self._is_windowed = [windowed is not None and windowed.are_windowed[place] for place in self._kv_of]
         self.layers = nn.ModuleDict({str(number): self.layer(config, config.layers[number], member) for number in own})
         is_layer_norm = config.is_layer_norm
         self.norm = (
@@ -74,7 +78,17 @@ class Decoder(CausalLM):
             )
         inner = {plan.inner_size or config.inner_size for plan in config.layers if plan.has_mlp}
         inner |= {plan.experts.inner_size for plan in config.layers if plan.experts is not None}
+        if layout.size > 1 and config.spec.num_states:
+            raise CheckpointError(
+                f"--tp-size {layout.tensor_size} --pp-size {layout.pipeline_size}: {checkpoint.architecture} has layers"
+                " with a recurrent state, which one device computes alone: leave out --tp-size and --pp-size"
+            )
         check_layout(config.spec, inner, layout)
+
+    @property
+    def windowed_layers(self) -> WindowedLayers | None:
+        """Its layers, or a rank's, with a window; None: there are none."""
+        return windowed_layers(self._plans)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype, member: Member = ALONE) -> Self:
@@ -135,13 +149,16 @@ class Decoder(CausalLM):
         adapters = batch.adapters if self.has_adapters else None
         states: list[torch.Tensor] = []
         last = len(self.layers) - 1 if self.member.place.is_last else None
+        of_windows = batch.of_windows()
         for number, layer in enumerate(self.layers.values()):
             if number in layers:
                 states.append(x.clone() if delta is None else x + delta)
             rotary = self._rotary_of[number]
             own = None if rotary is None else angles[rotary]
-            pages, extra = kv[self._kv_of[number]], extras[number]
-            context = LayerContext(batch, pages, attention, self.ops, own, growth, extra, adapters)
+            pages, extra, place = kv[self._kv_of[number]], extras[number], self._state_of[number]
+            view = of_windows if self._is_windowed[number] else batch
+            state = None if place is None else batch.layer_states[place]
+            context = LayerContext(view, pages, attention, self.ops, own, growth, extra, adapters, state)
             # Of the model's last layer's other tokens only the keys and values are needed.
             x, delta = layer(x, delta, context, batch.logit_rows if number == last else None)
             yield
@@ -157,13 +174,23 @@ class Decoder(CausalLM):
 
 
 def places_of_kv(plans: Sequence[LayerPlan]) -> list[int]:
-    """Return the place of each layer's pages among those of the layers that have some of their own."""
+    """Return the place of each layer's pages among those of the layers that have some of their own; 0 for a layer with
+    a state, which has none."""
     places: list[int] = []
     count = 0
     for plan in plans:
+        if plan.state is not None:
+            places.append(0)
+            continue
         places.append(count if plan.donor is None else places[plan.donor])
         count += plan.donor is None
     return places
+
+
+def places_of_states(plans: Sequence[LayerPlan]) -> list[int | None]:
+    """Return the place of each layer's state among those of the layers that have one; None for the others."""
+    numbers = iter(range(len(plans)))
+    return [None if plan.state is None else next(numbers) for plan in plans]
 
 
 def query_factors(batch: ForwardBatch, growth: QueryGrowth, dtype: torch.dtype) -> torch.Tensor:

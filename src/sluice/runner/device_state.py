@@ -8,21 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import torch
 
-from sluice.attention.base import ForwardBatch, LayerKV, PagedKV
+from sluice.attention.base import ForwardBatch, LayerKV, PagedKV, WindowRows
 from sluice.attention.spec import KVShape, LayerHeads
+from sluice.attention.states import StatePool, StateSpec
 from sluice.models.spec import ModelSpec
 from sluice.runner.features import NewGrammars, make_features
 from sluice.runner.features.adapters import Adapters, SlotOf, none_loaded
 from sluice.runner.features.grammars import GrammarMasks
 from sluice.runner.host_blocks import HostBlocks
-from sluice.runner.inputs import HostBatch, Ints, Ints32, host_batch
+from sluice.runner.inputs import HostBatch, Ints, host_batch
 from sluice.runner.last_tokens import LastTokens, PlainLastTokens, WatchedLastTokens
 from sluice.runner.open_blocks import Denoising, OpenBlocks, WatchedOpenBlocks
+from sluice.runner.page_table import PageTable, TableChanges, WindowTable
+from sluice.runner.slot_states import SlotStates
+from sluice.runner.windows import WindowShape
 from sluice.types import BatchPlan, Chunk, PlanError
 
 
@@ -48,7 +52,14 @@ class DeviceShape:
     vocabulary: range | None = None
     """Tokens whose logits are computed here, on one of several ranks; None: all."""
     unequal_kv: tuple[LayerHeads, ...] = ()
-    """As in `ModelSpec`."""
+    """As in `ModelSpec`, as the next two."""
+    state: StateSpec | None = None
+    num_states: int = 0
+    reach: int = 0
+    """As in `StatePool`."""
+    num_records: int = 0
+    window: WindowShape | None = None
+    """Pages of layers with a window; None: all layers have the same ones."""
 
     @classmethod
     def of(
@@ -61,6 +72,7 @@ class DeviceShape:
         page_size: int,
         row_pages: int,
         scratch_pages: int = 0,
+        reach: int = 0,
     ) -> Self:
         """Return the shape of a model's state."""
         return cls(
@@ -76,6 +88,9 @@ class DeviceShape:
             device=device,
             scratch_pages=scratch_pages,
             unequal_kv=spec.unequal_kv,
+            state=spec.state,
+            num_states=spec.num_states,
+            reach=reach,
         )
 
     @property
@@ -91,9 +106,17 @@ class DeviceShape:
     @property
     def layers(self) -> tuple[KVShape, ...]:
         """The pages of each layer that has some of its own."""
-        if not self.unequal_kv:
-            return (self.layer,) * self.num_layers
-        return tuple(replace(self.layer, **heads._asdict()) for heads in self.unequal_kv)
+        layers = (self.layer,) * self.num_layers
+        if self.unequal_kv:
+            layers = tuple(replace(self.layer, **heads._asdict()) for heads in self.unequal_kv)
+        window = self.window
+        if window is None:
+            return layers
+        pages = window.allocated(self.scratch_pages)
+        return tuple(
+            replace(layer, num_pages=pages) if is_windowed else layer
+            for layer, is_windowed in zip(layers, window.are_windowed, strict=True)
+        )
 
 
 KVMaker = Callable[[KVShape], PagedKV]
@@ -126,8 +149,9 @@ class DeviceState:
     ) -> None:
         self.shape = shape
         self.kv = tuple(new_kv(layer) for layer in shape.layers)
-        scratch_page = shape.num_pages if shape.scratch_pages else None
-        self.page_table = PageTable(shape.num_slots, shape.row_pages, shape.device, scratch_page)
+        self.page_table = _page_table(shape)
+        if shape.window is not None:
+            self.clear_null_page(shape.window)
         new_last_tokens = WatchedLastTokens if watched else PlainLastTokens
         self.last_tokens: LastTokens = new_last_tokens(shape.num_slots, shape.device)
         self._block_size = 0
@@ -143,6 +167,16 @@ class DeviceState:
         self._filled = np.zeros(shape.num_slots, dtype=bool)
         self._open_at: Ints = np.full(shape.num_slots, -1, dtype=np.int64)
         """Place of the block that a slot has open."""
+        self.states = None if shape.state is None else _slot_states(shape, shape.state)
+        """Recurrent states of the slots; None for a model whose layers have none."""
+
+    def clear_null_page(self, window: WindowShape) -> None:
+        """Fill the page with zeros that stands for those which a window has left."""
+        null = window.null_page(self.shape.scratch_pages)
+        for layer, is_windowed in zip(self.kv, window.are_windowed, strict=True):
+            if is_windowed:
+                layer.k[null].zero_()
+                layer.v[null].zero_()
 
     def check(self, plan: BatchPlan, *, guesses_drafts: bool = False) -> None:
         """Refuse a plan that cannot be run, before anything changes.
@@ -156,7 +190,7 @@ class DeviceState:
         fresh = {new.slot for new in plan.new_slots}
         chunks = [*plan.chunks, *(part.chunk for part in plan.slices if part.is_resident)]
         used = {chunk.slot for chunk in chunks}
-        runs = plan.chunks or plan.copies or plan.slices or plan.dropped
+        runs = plan.chunks or plan.copies or plan.slices or plan.dropped or plan.saved
         _require(bool(runs), plan, "it has neither chunks nor copies")
         _require(len(fresh) == len(plan.new_slots), plan, "it fills a slot twice")
         _require(len(used) == len(chunks), plan, "it runs a slot twice")
@@ -178,6 +212,9 @@ class DeviceState:
             problem = self._problem_of(chunk, chunk.slot in fresh, guesses_drafts=guesses_drafts)
             if problem is not None:
                 raise PlanError(f"plan of step {plan.step} cannot run: {problem}")
+        if self.states is not None:
+            problem = self.states.problem_of(plan)
+            _require(problem is None, plan, problem)
 
     def _problem_of(self, chunk: Chunk, is_fresh: bool, *, guesses_drafts: bool) -> str | None:
         """Return what is wrong with a chunk of an existing slot. Hundreds of decodes go through here every step."""
@@ -212,7 +249,7 @@ class DeviceState:
             return f"{pages} pages in a row of {shape.row_pages}"
         if chunk.start + chunk.length > pages * shape.page_size:
             return f"{pages} pages do not hold {chunk.end} tokens"
-        return None
+        return _problem_of_windows(chunk, shape)
 
     def apply(self, plan: BatchPlan) -> TableChanges:
         """Take over new slots and pages of a checked plan on the host. Return the arrays that `change` needs."""
@@ -222,6 +259,8 @@ class DeviceState:
                 feature.fill(new)
             self._filled[new.slot] = True
             self._open_at[new.slot] = -1
+        if self.states is not None:
+            self.states.apply(plan)
         cleared, size = [new.slot for new in plan.new_slots], self.shape.page_size
         chunks = plan.chunks
         if plan.slices:
@@ -231,14 +270,21 @@ class DeviceState:
             for chunk in chunks
             if chunk.new_pages
         ]
-        return self.page_table.plan(cleared, additions)
+        of_windows = [
+            (chunk.slot, -(-chunk.end // size) - len(chunk.new_window_pages), chunk.new_window_pages)
+            for chunk in chunks
+            if chunk.new_window_pages
+        ]
+        return self.page_table.plan(cleared, additions, of_windows)
 
     def laid_out(self, plan: BatchPlan) -> HostBatch:
         """Lay an applied plan out as arrays."""
-        host = host_batch(plan, self.page_table.host, self.shape.page_size)
+        host = host_batch(plan, self.page_table.host, self.shape.page_size, self.page_table.window_host)
         adapters = self.adapters.of_tokens(host.row_slots, np.diff(host.q_starts).astype(np.int64))
         if adapters is not None:
             host = replace(host, adapters=adapters)
+        if self.states is not None:
+            host = replace(host, states=self.states.rows(plan.chunks))
         if not self._block_size:
             return host
         blocks = HostBlocks.of(plan.chunks, self._block_size, self._open_at)
@@ -256,7 +302,12 @@ class DeviceState:
         Args:
             tensors: `host.arrays` on the device.
         """
-        ids, positions, kv_slots, row_slots, kv_lens, q_starts, logit_rows, late_tokens, late_slots, adapters = tensors
+        ids, positions, kv_slots, row_slots, kv_lens, q_starts, logit_rows, *rest = tensors
+        late_tokens, late_slots, adapters, window_slots = rest
+        window = None
+        if host.window_slots is not None:
+            sizes = host.num_pages, self.shape.page_size
+            window = WindowRows(window_slots, self.page_table.window_rows(row_slots, kv_lens, q_starts, *sizes))
         return ForwardBatch(
             input_ids=ids.index_copy(0, late_tokens, self.last_tokens.read(late_slots)),
             positions=positions,
@@ -270,7 +321,37 @@ class DeviceState:
             num_decodes=host.num_decodes,
             shared_pages=host.shared_pages,
             adapters=None if host.adapters is None else adapters,
+            states=host.states,
+            layer_states=() if self.states is None else self.states.pool.layers,
+            window=window,
         )
+
+
+def _slot_states(shape: DeviceShape, spec: StateSpec) -> SlotStates:
+    sizes = shape.num_states, shape.num_slots, shape.num_records, shape.reach
+    return SlotStates(StatePool(spec, *sizes, shape.device), shape.num_slots, shape.num_records)
+
+
+def _page_table(shape: DeviceShape) -> PageTable:
+    """Return the empty page table of a state."""
+    window, scratch = None, shape.num_pages if shape.scratch_pages else None
+    if shape.window is not None:
+        null_page = shape.window.null_page(shape.scratch_pages)
+        second = shape.window.num_pages if shape.scratch_pages else None
+        window = WindowTable(shape.window.length, null_page, second)
+    return PageTable(shape.num_slots, shape.row_pages, shape.device, scratch, window)
+
+
+def _problem_of_windows(chunk: Chunk, shape: DeviceShape) -> str | None:
+    """Return what is wrong with a chunk's pages of layers with a window."""
+    pages = chunk.new_window_pages
+    if shape.window is None:
+        return f"pages {pages} of windows, which no layer has" if pages else None
+    if bool(pages) != bool(chunk.new_pages):
+        return f"{len(chunk.new_pages)} new pages, and {len(pages)} of windows"
+    if pages and not 0 <= min(pages) <= max(pages) < shape.window.num_pages:
+        return f"pages {min(pages)}..{max(pages)} of windows of {shape.window.num_pages}"
+    return f"{len(pages)} pages of windows for {chunk.end} tokens" if len(pages) > len(chunk.new_pages) else None
 
 
 def _problem_of_drafts(chunk: Chunk, *, guesses_drafts: bool) -> str | None:
@@ -301,85 +382,3 @@ def _problem_of_blocks(chunk: Chunk, block_size: int) -> str | None:
 def _require(ok: bool, plan: BatchPlan, problem: str | None) -> None:
     if not ok:
         raise PlanError(f"plan of step {plan.step} cannot run: {problem}")
-
-
-class TableChanges(NamedTuple):
-    """What is left to do on the device: empty rows, then write single entries."""
-
-    cleared: Ints
-    """[F] rows"""
-    entries: Ints
-    """[P] indices into the flattened table"""
-    pages: Ints32
-    """[P]"""
-
-
-class PageTable:
-    """Rows of page ids in position order, 0 beyond a row's end.
-
-    The host's copy runs ahead of the device's by what is still queued there, which is why both exist: plans are laid
-    out from the one while the other still serves the step before.
-
-    Args:
-        num_slots: rows.
-        row_pages: most pages of a row.
-        device: where the forward runs.
-        scratch_page: the page of an additional row, number `num_slots`, which is on the device alone: rows that only
-            pad a batch write to it.
-    """
-
-    def __init__(self, num_slots: int, row_pages: int, device: torch.device, scratch_page: int | None = None) -> None:
-        self.host: Ints32 = np.zeros((num_slots, row_pages), dtype=np.int32)
-        self.lengths = np.zeros(num_slots, dtype=np.int64)
-        rows = num_slots + (scratch_page is not None)
-        self._device = torch.zeros((rows, row_pages), dtype=torch.int32, device=device)
-        if scratch_page is not None:
-            self._device[num_slots, 0] = scratch_page
-
-    @property
-    def row_pages(self) -> int:
-        return int(self.host.shape[1])
-
-    def plan(self, cleared: Sequence[int], additions: Sequence[tuple[int, int, Sequence[int]]]) -> TableChanges:
-        """Change the host's copy, and return what is left to do on the device.
-
-        Args:
-            cleared: slots whose rows are emptied first.
-            additions: (slot, place in its row of the first page, pages up to the row's end), each slot at most once.
-                Pages that the row had from there on held rejected drafts alone. The caller has checked the room.
-        """
-        rows = np.array(cleared, dtype=np.int64)
-        self.host[rows] = 0
-        self.lengths[rows] = 0
-        entries: list[int] = []
-        pages: list[int] = []
-        for slot, place, new_pages in additions:
-            first = slot * self.row_pages + place
-            entries.extend(range(first, first + len(new_pages)))
-            pages.extend(new_pages)
-            self.lengths[slot] = place + len(new_pages)
-        changes = TableChanges(rows, np.array(entries, dtype=np.int64), np.array(pages, dtype=np.int32))
-        self.host.reshape(-1)[changes.entries] = changes.pages
-        return changes
-
-    def change(self, cleared: torch.Tensor, entries: torch.Tensor, pages: torch.Tensor) -> None:
-        """Change the device's copy, by `TableChanges` as tensors."""
-        if len(cleared):
-            self._device.index_fill_(0, cleared, 0)
-        if len(entries):
-            self._device.view(-1).index_copy_(0, entries, pages)
-
-    def rows(self, slots: torch.Tensor, kv_lens: torch.Tensor, num_pages: int, page_size: int) -> torch.Tensor:
-        """Return the pages in use by a step.
-
-        Args:
-            slots: [B] int64, on the device.
-            kv_lens: [B] int32, tokens visible to each row.
-            num_pages: P, pages of the longest row.
-
-        Returns:
-            [B, P] int32, 0 beyond the pages that hold a row's `kv_lens` tokens (a row may hold more in advance).
-        """
-        rows = self._device[:, :num_pages].index_select(0, slots)
-        first_token = torch.arange(0, num_pages * page_size, page_size, dtype=torch.int32, device=slots.device)
-        return rows.masked_fill_(first_token >= kv_lens[:, None], 0)

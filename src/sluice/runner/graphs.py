@@ -25,13 +25,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from sluice.attention.base import Attention, ForwardBatch
+from sluice.attention.base import Attention, ForwardBatch, WindowRows
 from sluice.device.queues import noop
 from sluice.device.transport import Arrived, lay_out, views
 from sluice.runner.device_state import DeviceState
 from sluice.runner.features.adapters import NO_ADAPTER
 from sluice.runner.forwards import Forwards, Model
-from sluice.runner.inputs import ADAPTERS, LATE_SLOTS, LOGIT_ROWS, PER_ROW, HostBatch
+from sluice.runner.inputs import ADAPTERS, LATE_SLOTS, LOGIT_ROWS, PER_ROW, WINDOW_SLOTS, HostBatch, Ints
 
 MOST_DRAFTED = 32
 """Tokens of the largest step with drafts that is captured. With more, Python's share of it is small."""
@@ -143,6 +143,11 @@ class DecodeGraphs:
         num_bytes = lay_out(self._padding(tokens).arrays[:PER_ROW])[-1].end
         self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=shape.device)
         self._table = torch.zeros((most, shape.row_pages), dtype=torch.int32, device=shape.device)
+        self._window: WindowRows | None = None
+        """The largest step's, if layers with a window have pages of their own."""
+        if shape.window is not None:
+            of_tokens = torch.zeros(tokens, dtype=torch.int64, device=shape.device)
+            self._window = WindowRows(of_tokens, torch.zeros_like(self._table))
         self._rows = torch.arange(tokens + 1, device=shape.device)
         self._starts = self._rows.to(torch.int32)
         self._adapters = torch.full((tokens,), NO_ADAPTER, dtype=torch.int32, device=shape.device)
@@ -179,6 +184,7 @@ class DecodeGraphs:
         return replace(
             host,
             adapters=adapters,
+            window_slots=_joined(host.window_slots, filler.window_slots),
             input_ids=np.concatenate((host.input_ids, filler.input_ids)),
             positions=np.concatenate((host.positions, filler.positions)),
             kv_slots=np.concatenate((host.kv_slots, filler.kv_slots)),
@@ -199,6 +205,8 @@ class DecodeGraphs:
         arrived.copy_to(self._inputs, PER_ROW)
         if batch.adapters is not None:
             batch.adapters.copy_(arrived.tensors[ADAPTERS])
+        if batch.window is not None:
+            batch.window.kv_slots.copy_(arrived.tensors[WINDOW_SLOTS])
         batch.input_ids.index_copy_(0, late_tokens, self._state.last_tokens.read(late_slots))
         self._fill_table(static)
         self._attention.plan_static(replace(batch, kv_lens_host=tuple(laid.kv_lens.tolist())))
@@ -256,6 +264,7 @@ class DecodeGraphs:
             target_rows=(),
             num_pages=1,
             num_decodes=count,
+            window_slots=None if shape.window is None else zeros + shape.window.num_pages * shape.page_size,
         )
 
     def _static_of(self, shape: GraphShape) -> _StaticStep:
@@ -280,6 +289,7 @@ class DecodeGraphs:
             kv_lens_host=(length,) * rows,
             num_decodes=rows if length == 1 else 0,
             adapters=self._adapters[: rows * length] if has_adapters else None,
+            window=None if self._window is None else _part(self._window, rows, rows * length),
         )
         return _StaticStep(batch, row_slots)
 
@@ -289,12 +299,27 @@ class DecodeGraphs:
         targets = (batch.input_ids, batch.positions, batch.kv_slots, static.row_slots, batch.kv_lens)
         for target, array in zip(targets, host.arrays[:PER_ROW], strict=True):
             target.copy_(torch.from_numpy(array))
+        if batch.window is not None and host.window_slots is not None:
+            batch.window.kv_slots.copy_(torch.from_numpy(host.window_slots))
         self._fill_table(static)
 
     def _fill_table(self, static: _StaticStep) -> None:
-        table, page_size = self._state.page_table, self._state.shape.page_size
-        rows = table.rows(static.row_slots, static.batch.kv_lens, table.row_pages, page_size)
-        static.batch.page_table.copy_(rows)
+        table, page_size, batch = self._state.page_table, self._state.shape.page_size, static.batch
+        batch.page_table.copy_(table.rows(static.row_slots, batch.kv_lens, table.row_pages, page_size))
+        if batch.window is not None:
+            sizes = table.row_pages, page_size
+            rows = table.window_rows(static.row_slots, batch.kv_lens, batch.q_starts, *sizes)
+            batch.window.page_table.copy_(rows)
 
     def _forward(self, batch: ForwardBatch) -> torch.Tensor:
         return self._model.forward(batch, self._state.kv, self._attention)
+
+
+def _part(window: WindowRows, rows: int, tokens: int) -> WindowRows:
+    """Return the part of a smaller step."""
+    return WindowRows(window.kv_slots[:tokens], window.page_table[:rows])
+
+
+def _joined(own: Ints | None, others: Ints | None) -> Ints | None:
+    """Return two arrays as one, if there are any."""
+    return None if own is None or others is None else np.concatenate((own, others))

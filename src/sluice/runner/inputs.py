@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from sluice.attention.states import StateRows
 from sluice.runner.host_blocks import HostBlocks
 from sluice.types import BatchPlan, Chunk
 
@@ -124,6 +125,10 @@ class HostBatch:
     """Open blocks of a model of block diffusion, whose rows sample at masked positions; None if no row has one."""
     adapters: Ints32 | None = None
     """[N] the slot of each token's adapter, -1 for none; None if no token has one."""
+    states: StateRows | None = None
+    """Where the rows find their states; None for a model whose layers have none."""
+    window_slots: Ints | None = None
+    """[N] KV slots in layers with a window; None if all layers have the same pages."""
 
     def with_blocks(self, blocks: HostBlocks) -> HostBatch:
         """Return the step with the open blocks of its rows in the place of drafts."""
@@ -160,25 +165,28 @@ class HostBatch:
             self.late_tokens,
             self.late_slots,
             NO_TOKENS if self.adapters is None else self.adapters,
+            NO_SLOTS if self.window_slots is None else self.window_slots,
         )
 
 
 PER_ROW = 5
 """The first arrays of a `HostBatch`: in a step that only decodes, each has one entry a row."""
-NUM_ARRAYS = 10
+NUM_ARRAYS = 11
 """Length of `HostBatch.arrays`."""
-KV_SLOTS, LOGIT_ROWS, LATE_TOKENS, LATE_SLOTS, ADAPTERS = 2, 6, 7, 8, 9
+KV_SLOTS, LOGIT_ROWS, LATE_TOKENS, LATE_SLOTS, ADAPTERS, WINDOW_SLOTS = 2, 6, 7, 8, 9, 10
 """Indices into `HostBatch.arrays`."""
 NO_TOKENS: Ints32 = np.empty(0, dtype=np.int32)
+NO_SLOTS: Ints = np.empty(0, dtype=np.int64)
 
 
-def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch:
+def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int, window_table: Ints32 | None = None) -> HostBatch:
     """Lay a plan out as arrays.
 
     Args:
         plan: a checked plan.
         page_table: [slots, max_pages] int32, the plan's new pages included.
         page_size: tokens of a page.
+        window_table: the same for layers with a window; None: they have the same pages.
     """
     chunks = plan.chunks
     slots = np.array([chunk.slot for chunk in chunks], dtype=np.int64)
@@ -187,7 +195,8 @@ def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch
     q_starts = np.concatenate(([0], lengths.cumsum()))
     ends = starts + lengths
     positions = np.arange(q_starts[-1]) + np.repeat(starts - q_starts[:-1], lengths)
-    pages = page_table[np.repeat(slots, lengths), positions // page_size].astype(np.int64)
+    places = np.repeat(slots, lengths), positions // page_size
+    offsets = positions % page_size
     is_late = np.array([len(chunk.token_ids) < chunk.length for chunk in chunks], dtype=bool)
     embed_rows = np.flatnonzero([chunk.embeds for chunk in chunks])
     not_single = np.flatnonzero(lengths != 1)
@@ -200,7 +209,7 @@ def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch
     return HostBatch(
         input_ids=_input_ids(plan),
         positions=positions,
-        kv_slots=pages * page_size + positions % page_size,
+        kv_slots=page_table[places].astype(np.int64) * page_size + offsets,
         late_tokens=q_starts[1:][is_late] - 1,
         late_slots=slots[is_late],
         row_slots=slots,
@@ -219,6 +228,7 @@ def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch
         num_decodes=num_decodes,
         shared_pages=_shared_pages(page_table, slots[:num_decodes], ends[:num_decodes], page_size),
         drafts=drafts,
+        window_slots=None if window_table is None else window_table[places].astype(np.int64) * page_size + offsets,
     )
 
 

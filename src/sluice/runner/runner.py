@@ -71,6 +71,8 @@ class _Step:
     """`resident` with the rows that pad it, if any."""
     work: SlicedWork
     features: StagedFeatures
+    rest: BatchPlan
+    """The plan, without the chunks that slices complete."""
     drafting: DraftStep | None
     """What the runner's own drafter does, if there is one."""
 
@@ -178,7 +180,8 @@ class TorchRunner:
             return self._run(plan, rest)
         copies = self._copies.begin(plan, self._transport)
         try:
-            step = self._run(plan, rest) if plan.chunks or plan.slices else CopiesOnly(plan.step)
+            runs = plan.chunks or plan.slices or plan.saved
+            step = self._run(plan, rest) if runs else CopiesOnly(plan.step)
             return WithCopies(step, copies)
         except Exception as error:  # noqa: BLE001 - the step raises it when it is waited for
             return FailedStep(error)
@@ -202,6 +205,7 @@ class TorchRunner:
         work = SlicedWork(plan.step, tuple(new.slot for new in plan.new_slots), plan.slices)
         if not plan.chunks and not plan.new_slots and not any(part.new_pages for part in plan.slices):
             slices = SlicesStep(self._slices, work, self._tick)
+            compute.run(lambda: self._begin_states(rest))
             compute.run(slices.compute)
             slices.done = compute.record()
             return slices
@@ -210,7 +214,7 @@ class TorchRunner:
         host = with_sliced(resident, work, plan.chunks)
         laid = self._forwards.padded(resident) if rest.chunks else resident
         drafting = None if self._drafter is None else self._drafter.stage(rest)
-        step = _Step(host, resident, laid, work, StagedFeatures(state.features, host), drafting)
+        step = _Step(host, resident, laid, work, StagedFeatures(state.features, host), rest, drafting)
         outcome = Outcome(host, step.features)
         of_drafter = () if drafting is None else drafting.arrays
         arrays = (*laid.arrays, *changes, host.slots_of_rows, *of_drafter, *step.features.arrays)
@@ -232,6 +236,7 @@ class TorchRunner:
         state, host = self._state, step.host
         cleared, entries, pages, slots, *others = arrived.tensors[NUM_ARRAYS:]
         state.change(cleared, entries, pages)
+        self._begin_states(step.rest)
         split = 0 if step.drafting is None else len(step.drafting.arrays)
         step.features.arrive(others[split:])
         hidden = self._hidden(step, arrived, outcome, others[:split])
@@ -256,6 +261,14 @@ class TorchRunner:
             outcome.sampled = state.last_tokens.write(slots, tokens)
         else:
             outcome.sampled = drafts.write(state.last_tokens, slots, tokens)
+
+    @torch.inference_mode()
+    def _begin_states(self, plan: BatchPlan) -> None:
+        """Make the records of slots that are given back, then give new slots their states."""
+        states = self._state.states
+        if states is not None:
+            states.save(plan.saved)
+            states.open(plan)
 
     def _hidden(
         self, step: _Step, arrived: Arrived, outcome: Outcome, of_drafter: Sequence[torch.Tensor]

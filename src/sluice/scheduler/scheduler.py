@@ -184,7 +184,7 @@ class Scheduler:
 
     def _plan(self, state: SchedulerState) -> BatchPlan | None:
         for group in self._groups:
-            batch = BatchBuilder(self.limits.experts)
+            batch = BatchBuilder(self.limits.experts, self.limits.states)
             adder = PrefillAdder(state, self.limits, batch)
             for each_pass in group:
                 each_pass(state, self.limits, batch, adder)

@@ -48,6 +48,7 @@ from sluice.types.scheduler_limits import (
     SchedulerLimits,
     WorkItems,
 )
+from sluice.types.states import StateLimits
 from sluice.types.submit import NO_SAMPLING, Submit, namespace_of, parts_of
 from sluice.types.tiers import (
     CopyDone,
@@ -60,3 +61,4 @@ from sluice.types.tiers import (
     TierUse,
     why_none_longer,
 )
+from sluice.types.windows import WindowLimits

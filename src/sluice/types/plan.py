@@ -45,6 +45,9 @@ class Chunk(NamedTuple):
     checkpoints: tuple[tuple[int, int], ...] = ()
     """Records of the state to make: (position, record), ascending, positions at which the anchor arrives in this
     chunk."""
+    new_window_pages: tuple[int, ...] = ()
+    """Where layers with a window have pages of their own, what `new_pages` is of the others. Of a new slot's cached
+    prefix there are only the pages that the window has not left."""
 
     @property
     def end(self) -> int:

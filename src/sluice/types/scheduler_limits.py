@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple, get_args
 
 from sluice.types.experts import DENSE, ExpertCounts
+from sluice.types.states import StateLimits
 from sluice.types.tiers import Tier
 
 CHUNKS_BY_TIME = -1
@@ -77,6 +78,8 @@ class SchedulerLimits:
     """Layers of the model, where chunks are sliced."""
     experts: ExpertCounts = DENSE
     """Of the model, by which the time of steps is predicted."""
+    states: StateLimits | None = None
+    """Of the model, whose layers have recurrent states; None: they have none."""
     max_loras: int = 0
     """Adapters that one step computes with, each in a slot of its own; 0: requests have none."""
     prefills_by_block: bool = False
