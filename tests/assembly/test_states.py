@@ -49,7 +49,7 @@ def room_of(size: int) -> Room:
 
 
 def test_states_come_first_and_records_take_a_third_of_the_rest() -> None:
-    found = state_memory(config_of(), SHAPE, TOKEN_BYTES, room_of(40 * SIZES.slot_bytes), may_lower=True)
+    found = state_memory(config_of(), SHAPE, 4, room_of(40 * SIZES.slot_bytes), may_lower=True)
     records = 8 * SIZES.slot_bytes // SIZES.record_bytes
     assert (found.num_slots, found.num_records, found.reasons) == (16, records, {})
     assert found.room.open_bytes == 24 * SIZES.slot_bytes - records * SIZES.record_bytes
@@ -82,7 +82,7 @@ def test_a_pool_of_a_given_size_has_records_of_half_its_bytes() -> None:
     tokens = 640 * SIZES.record_bytes // 4 // 32 * 32
     found = state_memory(config_of(max_total_tokens=tokens), SHAPE, 4, room_of(1 << 30), may_lower=True)
     assert 318 <= found.num_records <= 320
-    few = state_memory(config_of(max_total_tokens=640), SHAPE, TOKEN_BYTES, room_of(1 << 30), may_lower=True)
+    few = state_memory(config_of(max_total_tokens=640), SHAPE, 4, room_of(1 << 30), may_lower=True)
     assert few.num_records == 4
 
 
