@@ -12,15 +12,16 @@ import torch
 
 from sluice.assembly.drafting import DraftSetup
 from sluice.assembly.graphs import graph_rows, kernels_compute
+from sluice.assembly.kv_sizes import group_sizes
 from sluice.assembly.offloading import ring_bytes, room_beside_ring
 from sluice.assembly.ranks import ranks_per_node
+from sluice.assembly.windows import because, shown_windows, window_request, windows_of, with_windows
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.select import kv_dtype
-from sluice.attention.spec import scale_bytes
 from sluice.attention.states import BLOCK
 from sluice.config import EngineConfig, MemoryShortage
 from sluice.device.machine import free_memory
-from sluice.device.memory import CudaMemory, PoolRequest, Room, cpu_room, cuda_room, pool_pages
+from sluice.device.memory import CudaMemory, PoolRequest, Room, WindowRequest, cpu_room, cuda_room, pool_pages
 from sluice.device.queues import noop
 from sluice.device.transport import transport_for
 from sluice.models.base import PagedLM
@@ -52,10 +53,30 @@ class Memory:
 
     shape: DeviceShape
     kv_sizes: KVSizes
+    """Of all layers, or of those without a window."""
     graph_rows: tuple[int, ...]
     """Numbers of rows of steps that are replayed as CUDA graphs."""
     reasons: Mapping[str, str]
     """Why it is so, by option."""
+    window_sizes: KVSizes | None = None
+    """Of the layers with a window, if they have pages of their own."""
+    window_request: WindowRequest | None = None
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of the pages of layers with a window; 0: all layers have the same pages."""
+        window, sizes = self.shape.window, self.window_sizes
+        if window is None or sizes is None:
+            return 0
+        return window.allocated(self.shape.scratch_pages) * self.shape.page_size * sizes.token_bytes
+
+    def with_pages(self, pages: int) -> Memory:
+        """Return the same with so many pages."""
+        shape, window = self.shape, self.shape.window
+        shape = replace(shape, num_pages=pages, row_pages=min(pages, shape.row_pages))
+        if window is not None and self.window_request is not None:
+            shape = replace(shape, window=replace(window, num_pages=self.window_request.pages_beside(pages)))
+        return replace(self, shape=shape)
 
 
 def plan_memory(
@@ -68,6 +89,8 @@ def plan_memory(
     place: Place,
     draft: DraftSetup | None = None,
     adapter_bytes: int = 0,
+    *,
+    shares_pages: bool = False,
 ) -> Memory:
     """Decide on CUDA graphs and on the size of the KV pool.
 
@@ -76,12 +99,15 @@ def plan_memory(
         place: of this rank. On a GPU all ranks call this alike, as the largest step runs on all of them.
         draft: the runner's own drafter, if there is one.
         adapter_bytes: of slots of adapters. On a CPU the system has not committed their memory yet.
+        shares_pages: whether the engine takes pages of others.
 
     Raises:
         ConfigError: an option that cannot be honoured; a `MemoryShortage` if there is too little memory.
     """
     rows, why_rows = graph_rows(config, spec, device, backend)
-    kv_sizes = kv_sizes_of(config, spec, backend)
+    windowed, why_no_windows = windows_of(config, model, spec, backend, shares_pages=shares_pages)
+    kv_sizes, window_sizes = group_sizes(config, spec, backend, windowed)
+    of_windows = window_request(config, spec, windowed, window_sizes)
     page_dtype = kv_dtype(config.model.kv_cache_dtype, backend) or spec.dtype
     page_size, running = config.cache.page_size, config.scheduler.max_running_requests
     assert page_size is not None and running is not None, f"not resolved: {config}"
@@ -96,7 +122,7 @@ def plan_memory(
         reach=reach_of(config),
     )
     vocabulary = place.vocabulary(spec.vocab_size) if place.layout.tensor_size > 1 else None
-    shape = replace(shape, kv_dtype=page_dtype, vocabulary=vocabulary)
+    shape = with_windows(replace(shape, kv_dtype=page_dtype, vocabulary=vocabulary), windowed, of_windows)
     if device.type == "cuda":
         samples = _most_samples(config, spec, running)
         passes_on = None if place.is_last else elsewhere
@@ -106,8 +132,11 @@ def plan_memory(
         free = max(0, free_memory(device) // ranks_per_node(config.parallel) - adapter_bytes)
         room = cpu_room(room_beside_ring(config.offload, kv_sizes, free))
     of_draft = 0 if draft is None else draft.sizes.token_bytes
-    shape, why_pool = _with_pool(shape, config, spec, kv_sizes.token_bytes + of_draft, room)
-    return Memory(shape, kv_sizes, rows, {"cuda_graph_max_bs": why_rows, **why_pool})
+    shape, why_pool = _with_pool(shape, config, spec, kv_sizes.token_bytes + of_draft, room, of_windows)
+    shape = with_windows(shape, windowed, of_windows)
+    why_windows = why_no_windows if shape.window is None else shown_windows(shape.window, page_size)
+    why = {"cuda_graph_max_bs": why_rows, **because(why_pool, why_windows)}
+    return Memory(shape, kv_sizes, rows, why, window_sizes, of_windows)
 
 
 def reach_of(config: EngineConfig) -> int:
@@ -116,16 +145,6 @@ def reach_of(config: EngineConfig) -> int:
     lookahead = config.scheduler.lookahead
     assert lookahead is not None, f"not resolved: {config}"
     return 1 + max(lookahead, config.speculative.drafts())
-
-
-def kv_sizes_of(config: EngineConfig, spec: ModelSpec, backend: AttentionBackend) -> KVSizes:
-    """Return the sizes of the keys and values of a token."""
-    dtype = kv_dtype(config.model.kv_cache_dtype, backend) or spec.dtype
-    if spec.unequal_kv:  # as one layer with one head, which is as large as all
-        size = sum(heads.num_kv_heads * heads.head_dim for heads in spec.unequal_kv)
-        heads_of_all = sum(heads.num_kv_heads for heads in spec.unequal_kv)
-        return KVSizes(1, 1, size, dtype.itemsize, heads_of_all * scale_bytes(dtype))
-    return KVSizes(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype.itemsize, scale_bytes(dtype))
 
 
 def _most_samples(config: EngineConfig, spec: ModelSpec, running: int) -> int:
@@ -139,12 +158,18 @@ def _most_samples(config: EngineConfig, spec: ModelSpec, running: int) -> int:
 
 
 def _with_pool(
-    shape: DeviceShape, config: EngineConfig, spec: ModelSpec, token_bytes: int, room: Room
+    shape: DeviceShape,
+    config: EngineConfig,
+    spec: ModelSpec,
+    token_bytes: int,
+    room: Room,
+    of_windows: WindowRequest | None,
 ) -> tuple[DeviceShape, dict[str, str]]:
     """Return a shape with as many pages as were set, or fit, and why there are so many.
 
     Args:
         token_bytes: of a position, with what a drafter keeps.
+        of_windows: pages that layers with a window have beside these.
     """
     asked = config.cache.max_total_tokens
     wanted = PoolRequest(
@@ -153,6 +178,7 @@ def _with_pool(
         max_model_len=spec.max_model_len,
         max_running_requests=shape.num_slots,
         max_total_tokens=asked,
+        window=of_windows,
     )
     pages = pool_pages(wanted, room)
     why: dict[str, str] = {}
@@ -226,7 +252,9 @@ class StepTrial:
     ) -> None:
         self._model = model
         self._block = 1 if shape.state is None else BLOCK
-        self._shape = replace(shape, num_pages=1, scratch_pages=0, num_records=0 if shape.state is None else 1)
+        window = None if shape.window is None else replace(shape.window, num_pages=1)
+        shape = replace(shape, num_pages=1, scratch_pages=0, window=window)
+        self._shape = replace(shape, num_records=0 if shape.state is None else 1)
         self._new_kv = partial(backend.new_kv, kernels=None)
         self._attention = backend.make(shape.device, None, noop)
         self._logit_ops = logit_ops
@@ -251,7 +279,10 @@ class StepTrial:
             elsewhere=self._elsewhere,
             drafter=drafter,
         )
-        runner.launch(largest_plan(limits, self._shape.page_size, sampling, self._block)).wait()
+        plan = largest_plan(
+            limits, self._shape.page_size, sampling, self._block, has_windows=self._shape.window is not None
+        )
+        runner.launch(plan).wait()
 
 
 def cuda_memory(trial: StepTrial, limits: StepLimits, graph_rows: Sequence[int], device: torch.device) -> CudaMemory:
@@ -310,7 +341,12 @@ class StepLimits:
 
 
 def largest_plan(
-    limits: StepLimits, page_size: int, sampling: SamplingParams = EVERYTHING, block: int = 1
+    limits: StepLimits,
+    page_size: int,
+    sampling: SamplingParams = EVERYTHING,
+    block: int = 1,
+    *,
+    has_windows: bool = False,
 ) -> BatchPlan:
     """Return a plan of as many decodes as there may be, all of full length, and prompts for the rest of the tokens.
 
@@ -335,6 +371,7 @@ def largest_plan(
             new_pages=pages,
             samples=True,
             targets=() if sampling.prompt_logprobs is None else (0,) * (length - 1),
+            new_window_pages=pages if has_windows else (),
             firm=0 if block == 1 else start + length - 1,
         )
         for slot, (start, length) in enumerate(zip(starts, lengths, strict=True))
