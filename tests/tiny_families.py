@@ -192,6 +192,113 @@ def gpt_oss(**changes: Any) -> transformers.PreTrainedModel:
     return tiny("GptOss", **(FOUR | EXPERTS | own | changes))
 
 
+def with_random_rates(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    """Give layers with a state decays from weak to strong, and time steps that differ."""
+    draw = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            parameter.data = torch.log(0.05 + 2 * torch.rand(parameter.shape, generator=draw))
+        elif name.endswith("dt_bias"):
+            parameter.data = 0.5 * torch.randn(parameter.shape, generator=draw)
+        elif name.endswith(("conv1d.weight", "conv.conv.weight")):
+            parameter.data = 0.6 * torch.randn(parameter.shape, generator=draw)
+    return model
+
+
+def lfm2(**changes: Any) -> transformers.PreTrainedModel:
+    """Short convolutions, with biases."""
+    own: dict[str, Any] = {
+        "num_hidden_layers": 5,
+        "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
+        "block_multiple_of": 4,
+        "block_ffn_dim_multiplier": 1.3,
+        "conv_bias": True,
+        "norm_eps": 1e-3,
+        "pad_token_id": 0,
+    }
+    return with_random_rates(tiny("Lfm2", **(own | changes)))
+
+
+LINEAR_KINDS = ["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"]
+
+
+def qwen3_5(kind: str = "Qwen3_5", config: str = "Qwen3_5TextConfig", **changes: Any) -> transformers.PreTrainedModel:
+    """Gated delta nets, and attention with gates; a quarter of each head is rotated."""
+    own: dict[str, Any] = {
+        "num_hidden_layers": 5,
+        "layer_types": LINEAR_KINDS,
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "pad_token_id": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [1, 1, 0]},
+    }
+    return with_random_rates(tiny(kind, config, **(own | changes)))
+
+
+def qwen3_5_moe(**changes: Any) -> transformers.PreTrainedModel:
+    """Experts in each layer, and an MLP with a gate beside them."""
+    own = {"num_experts": 10, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+    own |= {"shared_expert_intermediate_size": 28}
+    kinds = {"kind": "Qwen3_5Moe", "config": "Qwen3_5MoeTextConfig"}
+    return qwen3_5(**(kinds | own | changes))
+
+
+def qwen3_next(**changes: Any) -> transformers.PreTrainedModel:
+    """Matrices stored by key head, and a dense layer."""
+    own = {"mlp_only_layers": [1], "norm_topk_prob": False, "rope_parameters": DEFAULT}
+    return qwen3_5_moe(kind="Qwen3Next", config="Qwen3NextConfig", **(own | changes))
+
+
+def granite_hybrid(**changes: Any) -> transformers.PreTrainedModel:
+    """Mamba-2 in most layers, experts beside an MLP, no rotation."""
+    scales: dict[str, Any] = {"embedding_multiplier": 1.5, "residual_multiplier": 0.8, "attention_multiplier": 0.3}
+    own: dict[str, Any] = {
+        "num_hidden_layers": 5,
+        "layer_types": LINEAR_KINDS,
+        "shared_intermediate_size": 28,
+        "mamba_n_heads": 6,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 10,
+        "mamba_d_conv": 4,
+        "mamba_expand": 3,
+        "mamba_proj_bias": True,
+        "mamba_chunk_size": 32,
+        "time_step_limit": (0.1, 1.5),
+        "pad_token_id": 0,
+    }
+    return with_random_rates(tiny("GraniteMoeHybrid", **(EXPERTS | scales | own | {"logits_scaling": 0.7} | changes)))
+
+
+def granite_hybrid_dense(**changes: Any) -> transformers.PreTrainedModel:
+    """No experts, and rotated attention."""
+    own = {"num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": "rope"}
+    return granite_hybrid(**(own | changes))
+
+
+def lfm2_moe(**changes: Any) -> transformers.PreTrainedModel:
+    """Experts in all but the first layers, chosen with a bias."""
+    own: dict[str, Any] = {
+        "num_hidden_layers": 5,
+        "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
+        "norm_eps": 1e-3,
+        "pad_token_id": 0,
+        "num_dense_layers": 1,
+        "num_experts": 10,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "routed_scaling_factor": 1.3,
+    }
+    model = with_random_rates(tiny("Lfm2Moe", **(own | changes)))
+    draw = torch.Generator().manual_seed(2)
+    for name, buffer in model.named_buffers():
+        if name.endswith("expert_bias"):
+            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=draw))
+    return model
+
+
 FAMILIES: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "gemma2": gemma2,
     "gemma3": gemma3,
@@ -210,7 +317,16 @@ FAMILIES: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "granite-moe": granite_moe,
     "gpt-oss": gpt_oss,
     "granite-moe-shared": granite_moe_shared,
+    "lfm2": lfm2,
+    "qwen3.5": qwen3_5,
+    "qwen3.5-moe": qwen3_5_moe,
+    "qwen3-next": qwen3_next,
+    "granite-hybrid": granite_hybrid,
+    "granite-hybrid-dense": granite_hybrid_dense,
+    "lfm2-moe": lfm2_moe,
 }
+WITH_STATES = ("lfm2", "qwen3.5", "qwen3-next", "granite-hybrid")
+"""Families with layers that have a state."""
 ERRORS = {"ministral3": 1e-5}
 """Families whose transformers model computes something in float32 whatever its dtype -> how far its logits are off.
 

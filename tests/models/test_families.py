@@ -70,6 +70,19 @@ def test_float64_is_exact(family: str, folder: Folder) -> None:
         assert worst_error(folder(family), expected, page_size=page_size) <= tiny_families.ERRORS.get(family, 1e-9)
 
 
+@pytest.mark.parametrize("family", tiny_families.WITH_STATES)
+def test_states_are_right_behind_any_cut(family: str, folder: Folder) -> None:
+    """Chunks that end before, at and behind a place at which the state is kept, and over several of these."""
+    reference = tiny_families.load_reference(folder(family), torch.float64)
+    prompts = tuple(tiny_models.prompt(length, seed) for seed, length in enumerate((200, 131)))
+    expected = [tiny_models.logits(reference, prompt) for prompt in prompts]
+    model = load(folder(family))
+    for chunks in ((200,), (1, 1, 2, 3, 31, 32, 33, 63, 64, 65)):
+        found = chunked_logits(model, prompts, page_size=16, seed=0, chunks=chunks)
+        error = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
+        assert error <= 1e-9, chunks
+
+
 @pytest.mark.parametrize("family", tiny_families.FAMILIES)
 def test_bfloat16_errs_no_more_than_transformers(family: str, folder: Folder) -> None:
     """At most twice its error: norms, angles and softmax widen at least where transformers does."""

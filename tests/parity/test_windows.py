@@ -70,7 +70,8 @@ class Spoiling:
     spoiled: int = 0
 
     def launch(self, plan: BatchPlan) -> Pending:
-        assert self.kv.windows is not None and self.state.shape.window is not None
+        assert self.kv.windows is not None
+        assert self.state.shape.window is not None
         windowed, free = self.state.shape.window.are_windowed, self.kv.windows.pool.free_pages()
         self.spoiled += len(free)
         for layer, has_window in zip(self.state.kv, windowed, strict=True):
@@ -120,7 +121,8 @@ def test_pages_of_their_own_change_no_answer(
         dtype["kv_cache_dtype"] = "int8"
     asked = {"page_size": page_size, **dtype, **options}
     own = loaded(folder(16), **asked)
-    assert own.shape.window is not None and own.shape.window.length == tiny_models.WINDOW
+    assert own.shape.window is not None
+    assert own.shape.window.length == tiny_models.WINDOW
     with one_group():
         whole = loaded(folder(16), **asked)
         assert whole.shape.window is None

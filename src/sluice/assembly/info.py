@@ -77,6 +77,8 @@ class EngineInfo:
             ),
             draft_bytes=self.memory.draft_bytes,
             adapter_bytes=self.memory.adapter_bytes,
+            state_bytes=self.memory.state_bytes,
+            record_bytes=self.memory.record_bytes,
         )
         above = self.config.offload.offload_above
         if sizes is None or above is None or length <= above:

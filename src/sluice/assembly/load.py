@@ -26,6 +26,7 @@ from sluice.assembly.ranks import layout_of
 from sluice.assembly.resolve import Resolution, offload_tier
 from sluice.assembly.ring_sizes import resolve_ring
 from sluice.assembly.slices import with_slices
+from sluice.assembly.states import refuse_beside_states, with_slots
 from sluice.assembly.tiers import RankPages, TierSetup, tier_setup
 from sluice.assembly.torch_dtype import with_fast_dtype
 from sluice.assembly.weights import Weights, load_weights
@@ -123,11 +124,10 @@ def load(
     here = with_fast_dtype(here, checkpoint.folder, device)
     weights = load_weights(here, checkpoint.folder, checkpoint.name, device, heartbeat, member, progress=progress)
     limits = here.config.lora.limits()
-    adapters = None if limits is None else new_bank(weights.model, limits)
+    adapters = None if limits is None else new_bank(weights.model, limits, checkpoint.folder)
     adapter_bytes = 0 if adapters is None else adapters.num_bytes
     for_model = _resolve_for_model(here, checkpoint, weights, progress=progress)
-    place = member.place
-    planned = partial(plan_memory, place=place, adapter_bytes=adapter_bytes, shares_pages=shares_pages)
+    planned = partial(plan_memory, place=member.place, adapter_bytes=adapter_bytes, shares_pages=shares_pages)
     sizes = _size(for_model, weights, config.offload, checkpoint.folder, disabled, agree, planned)
     info = _info(sizes, checkpoint, weights, for_model.draft, disabled)
     memory = sizes.memory
@@ -170,7 +170,10 @@ def _size(
     weights_bytes = module_bytes(model)
     with_ring = resolve_ring(resolved, asked, spec, backend, device)
     config = with_ring.config
-    memory = planned(config, model, spec, backend, logit_ops, device, draft=draft)
+    lower = "max_running_requests" in resolved.reasons
+    memory = planned(config, model, spec, backend, logit_ops, device, draft=draft, may_lower=lower)
+    with_ring = with_ring.because(with_slots(config, memory.shape.num_slots, memory.reasons))
+    config = with_ring.config
     tiers = tier_setup(config, spec, memory.shape, folder, layout=backend.layout, disabled=disabled)
     memory, tiers = _with_pages_of_all(memory, tiers, agree)
     offload = _offload(config, spec, memory, weights_bytes, kernels)
@@ -183,10 +186,8 @@ def _size(
 
 def _agreed(memory: Memory, pages: int) -> Memory:
     """Return the memory of a rank with the pages that all ranks have room for."""
-    why = dict(memory.reasons)
-    if pages < memory.shape.num_pages:
-        why["max_total_tokens"] = "what every rank has room for"
-    return replace(memory.with_pages(pages), reasons=why)
+    why = {"max_total_tokens": "what every rank has room for"} if pages < memory.shape.num_pages else {}
+    return replace(memory.with_pages(pages), reasons={**memory.reasons, **why})
 
 
 def find_checkpoint(config: ModelConfig, report: Report | None = None) -> Checkpoint:
@@ -236,6 +237,7 @@ def _resolve_for_model(here: Resolution, checkpoint: Checkpoint, weights: Weight
         attention_backend=backend.name,
     )
     why = _reasons_of_model(paged.config, spec) | why_backend
+    refuse_beside_states(paged.config, spec)
     resolved = with_diffusion(paged.because(replace(paged.config, model=options), **why), spec)
     tokenizer = checkpoint.tokenizer
     draft = load_drafter(resolved.config, model, spec, backend, device, kernels, tokenizer, progress=progress)

@@ -20,9 +20,9 @@ from sluice.assembly.offloading import OffloadSetup
 from sluice.assembly.pacing import CostKeeper, KeptCosts, counts_of
 from sluice.assembly.page_transfer import transfer_of
 from sluice.assembly.peers import NO_PEERS, Peers
+from sluice.assembly.states import state_limits
 from sluice.assembly.tiers import NO_TIERS, OpenTiers, TierSetup
 from sluice.attention.backend import AttentionBackend
-from sluice.attention.states import BLOCK
 from sluice.attention.ticking import TickingAttention
 from sluice.device.transport import transport_for
 from sluice.engine.clock import WallClock
@@ -65,7 +65,7 @@ from sluice.text.tokenizer_files import load_tokenizer
 from sluice.tracing.file import TraceFile
 from sluice.tracing.format import VERSION, Header, Platform
 from sluice.tracing.recorder import Recorder
-from sluice.types import StateLimits, WindowLimits
+from sluice.types import WindowLimits
 from sluice.types.faults import Fault, FaultKind
 from sluice.types.footprint import device_footprint
 from sluice.version import VERSION as SLUICE_VERSION
@@ -191,12 +191,22 @@ class LoadedModel:
         target = self.model if self.draft is None or drafter is None else self.draft.over(self.model, drafter)
         model, drafted = (NanFaultModel(each, nan_faults) if nan_faults else each for each in (self.model, target))
         forwards: Forwards = EagerForwards(drafted, state, attention)
+        has_adapters = self.adapters is not None
         if self.graph_rows and not nan_faults:
             far = partial(heartbeat.loading, LoadingPart.GRAPHS)
-            forwards = captured_graphs(forwards, drafted, state, attention, transport, self.graph_rows, busy, far)
+            forwards = captured_graphs(
+                forwards,
+                drafted,
+                state,
+                attention,
+                transport,
+                self.graph_rows,
+                busy,
+                far,
+                with_adapters=has_adapters,
+            )
         elif self._captures_calls and not nan_faults:
             assert self.kernels is not None, "only the kernels' calls are captured"
-            has_adapters = self.adapters is not None
             forwards = cpu_graphs(forwards, drafted, state, attention, self.kernels, busy, with_adapters=has_adapters)
         offload = None
         if self.offload is not None and tiers is not NO_TIERS:
@@ -263,7 +273,7 @@ class LoadedModel:
                     num_draft_tokens=config.speculative.drafts(),
                     experts=counts_of(self.spec),
                     num_layers=self.spec.num_layers if config.scheduler.sliced_chunk_size else 0,
-                    states=None if self.spec.state is None else StateLimits(BLOCK),
+                    states=state_limits(self.shape, self.info.kv_sizes.token_bytes),
                     max_loras=0 if self.adapters is None else self.adapters.limits.max_loras,
                 ),
                 config.diffusion,
@@ -271,7 +281,7 @@ class LoadedModel:
             ),
             num_pages=self.shape.num_pages,
             page_size=self.shape.page_size,
-            prefix_caching=config.cache.enable_prefix_caching and self.spec.state is None,
+            prefix_caching=config.cache.enable_prefix_caching,
             tiers=self.tiers.limits,
             offload=None if self.offload is None else self.offload.limits,
             pacing=self.pacing,

@@ -13,8 +13,10 @@ import torch
 from sluice.assembly.drafting import DraftSetup
 from sluice.assembly.graphs import graph_rows, kernels_compute
 from sluice.assembly.kv_sizes import group_sizes
+from sluice.assembly.largest_plan import EVERYTHING, StepLimits, largest_plan
 from sluice.assembly.offloading import ring_bytes, room_beside_ring
 from sluice.assembly.ranks import ranks_per_node
+from sluice.assembly.states import state_memory
 from sluice.assembly.windows import because, shown_windows, window_request, windows_of, with_windows
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.select import kv_dtype
@@ -35,16 +37,12 @@ from sluice.runner.logit_ops import LogitOps
 from sluice.runner.parallel.follower import elsewhere
 from sluice.runner.runner import TorchRunner
 from sluice.scheduler.drafting.draft_rows import most_drafts
-from sluice.types import MAX_LOGPROBS, BatchPlan, Chunk, NewSlot, SamplingParams, SchedulerLimits, Submit
+from sluice.types import SamplingParams, SchedulerLimits
 from sluice.types.footprint import KVSizes
 
 LOGGER = logging.getLogger("sluice.engine")
 GRAPH_BYTES = 16 << 20
 """What a CUDA graph takes beside the memory that its kernels write to."""
-EVERYTHING = SamplingParams(
-    seed=0, top_p=0.9, repetition_penalty=1.1, logprobs=MAX_LOGPROBS, prompt_logprobs=MAX_LOGPROBS
-)
-"""Parameters that take most memory: ranks in the whole vocabulary, token counts, log-probabilities of all tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +89,7 @@ def plan_memory(
     adapter_bytes: int = 0,
     *,
     shares_pages: bool = False,
+    may_lower: bool = False,
 ) -> Memory:
     """Decide on CUDA graphs and on the size of the KV pool.
 
@@ -100,6 +99,7 @@ def plan_memory(
         draft: the runner's own drafter, if there is one.
         adapter_bytes: of slots of adapters. On a CPU the system has not committed their memory yet.
         shares_pages: whether the engine takes pages of others.
+        may_lower: whether there may be fewer running requests than `config` says, if a model's states take too much.
 
     Raises:
         ConfigError: an option that cannot be honoured; a `MemoryShortage` if there is too little memory.
@@ -131,12 +131,16 @@ def plan_memory(
     else:
         free = max(0, free_memory(device) // ranks_per_node(config.parallel) - adapter_bytes)
         room = cpu_room(room_beside_ring(config.offload, kv_sizes, free))
-    of_draft = 0 if draft is None else draft.sizes.token_bytes
-    shape, why_pool = _with_pool(shape, config, spec, kv_sizes.token_bytes + of_draft, room, of_windows)
+    token_bytes = kv_sizes.token_bytes + (0 if draft is None else draft.sizes.token_bytes)
+    why = {"cuda_graph_max_bs": why_rows}
+    if shape.state is not None:
+        states = state_memory(config, shape, token_bytes, room, may_lower=may_lower)
+        shape, room = replace(shape, num_slots=states.num_slots, num_records=states.num_records), states.room
+        why |= states.reasons
+    shape, why_pool = _with_pool(shape, config, spec, token_bytes, room, of_windows)
     shape = with_windows(shape, windowed, of_windows)
     why_windows = why_no_windows if shape.window is None else shown_windows(shape.window, page_size)
-    why = {"cuda_graph_max_bs": why_rows, **because(why_pool, why_windows)}
-    return Memory(shape, kv_sizes, rows, why, window_sizes, of_windows)
+    return Memory(shape, kv_sizes, rows, {**why, **because(why_pool, why_windows)}, window_sizes, of_windows)
 
 
 def reach_of(config: EngineConfig) -> int:
@@ -326,79 +330,3 @@ def _peak(trial: StepTrial, limits: StepLimits, sampling: SamplingParams, device
     finally:
         gc.collect()  # a step's closures may hold each other, and its tensors
         torch.cuda.empty_cache()
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """The limits of a step."""
-
-    rows: int
-    """Most requests."""
-    tokens: int
-    """Most tokens, decodes and prompts together; at least `rows`."""
-    context: int
-    """Most tokens of a request."""
-
-
-def largest_plan(
-    limits: StepLimits,
-    page_size: int,
-    sampling: SamplingParams = EVERYTHING,
-    block: int = 1,
-    *,
-    has_windows: bool = False,
-) -> BatchPlan:
-    """Return a plan of as many decodes as there may be, all of full length, and prompts for the rest of the tokens.
-
-    All pages are page 0, so that a pool of one page suffices: the results mean nothing. It must be the first plan of
-    an empty device.
-
-    Args:
-        block: where recurrent states may begin, the multiples of which chunks begin at. They do so from record 0.
-    """
-    prompts = _num_prompts(limits)
-    decodes = limits.rows - prompts
-    lengths = [1] * decodes + _shares(min(limits.tokens - decodes, prompts * limits.context), prompts)
-    pages = (0,) * -(-limits.context // page_size)
-    starts = [(limits.context - length) // block * block for length in lengths]
-    chunks = tuple(
-        Chunk(
-            request_id=slot,
-            slot=slot,
-            start=start,
-            length=length,
-            token_ids=(0,) * length,
-            new_pages=pages,
-            samples=True,
-            targets=() if sampling.prompt_logprobs is None else (0,) * (length - 1),
-            new_window_pages=pages if has_windows else (),
-            firm=0 if block == 1 else start + length - 1,
-        )
-        for slot, (start, length) in enumerate(zip(starts, lengths, strict=True))
-    )
-    new_slots = tuple(
-        NewSlot(
-            slot,
-            Submit(slot, (), sampling),
-            prompt_len=1,
-            history=(0,),
-            cached=0 if block == 1 else start,
-            record=0 if block > 1 and start else None,
-        )
-        for slot, start in enumerate(starts)
-    )
-    return BatchPlan(0, new_slots, chunks, num_decodes=decodes)
-
-
-def _num_prompts(limits: StepLimits) -> int:
-    """Return the fewest rows that hold the tokens which the other rows, one token each, do not take."""
-    if limits.tokens <= limits.rows:
-        return 0
-    if limits.context == 1:
-        return limits.rows
-    return min(limits.rows, -(-(limits.tokens - limits.rows) // (limits.context - 1)))
-
-
-def _shares(total: int, parts: int) -> list[int]:
-    """Split `total` into parts that differ by one at most."""
-    return [total // parts + (part < total % parts) for part in range(parts)]

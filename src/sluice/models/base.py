@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
+from sluice.attention.states import StateSpec
 from sluice.models.checkpoint import CheckpointConfig
 from sluice.models.linear import EmptyLinear, Layer, Packer
 from sluice.models.ops import Ops
@@ -67,6 +68,32 @@ class Stack:
         return value.chunk(len(self.parts))[number]
 
 
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """How matrices of a gated delta net are stored as one tensor, whose rows are those of each k head in turn."""
+
+    stored: str
+    """End of the name, behind a dot, once its parts were renamed."""
+    parts: tuple[tuple[str, tuple[str, ...]], ...]
+    """(end of the module's name, what its rows are of each k head: a "k" or a "v" head's size, or "1" for each v
+    head)."""
+
+    def divided(self, value: torch.Tensor, state: StateSpec) -> Iterator[tuple[str, torch.Tensor]]:
+        """Iterate over the matrices, with the ends of their names.
+
+        Raises:
+            ValueError: there is another number of rows.
+        """
+        shared = state.value_heads // state.key_heads
+        sizes = {"k": state.key_dim, "v": shared * state.value_dim, "1": shared}
+        rows = [[sizes[each] for each in kinds] for _, kinds in self.parts]
+        if len(value) != state.key_heads * sum(map(sum, rows)):
+            raise ValueError(f"{state.key_heads} k heads have {sum(map(sum, rows))} rows each")
+        parts = iter(value.unflatten(0, (state.key_heads, -1)).split([each for part in rows for each in part], dim=1))
+        for (name, kinds), _ in zip(self.parts, rows, strict=True):
+            yield name, torch.cat([next(parts).flatten(0, 1) for _ in kinds])
+
+
 GATE_UP, DOWN = ("gate_proj", "up_proj"), ("down_proj",)
 STACKS = (Stack("mlp.experts.gate_up_proj", GATE_UP), Stack("mlp.experts.down_proj", DOWN))
 """How transformers holds experts."""
@@ -84,10 +111,16 @@ class WeightRules:
     """Parts of stored names, between dots, and what stands for them in the module."""
     stacks: tuple[Stack, ...] = ()
     """Tensors that hold all experts of a layer."""
+    head_rows: tuple[HeadRows, ...] = ()
+    """Tensors that hold several matrices of a layer with a state."""
     transposed: tuple[str, ...] = ()
     """Suffixes of matrices that are stored as [in, out]."""
     plus_one: tuple[str, ...] = ()
     """Suffixes of weights that are stored less 1."""
+    negative_exp: tuple[str, ...] = ()
+    """Suffixes of negative weights whose stored form is the logarithm of their amount."""
+    convolutions: tuple[str, ...] = ()
+    """Suffixes of weights [channels, taps] that may be stored as [channels, 1, taps]."""
     head: str = "lm_head.weight"
     embedding: str = "embed_tokens.weight"
     """The parameter that is also the head if the two are tied."""
@@ -173,7 +206,7 @@ class CausalLM(PagedLM, Block):
         member: the rank.
     """
 
-    rules: ClassVar[WeightRules]
+    rules: WeightRules
     reads: ClassVar[tuple[str, ...]] = ()
     """Fields of a config that it reads although most families do not support them (`checkpoint.NEUTRAL`)."""
     lm_head: Layer | None

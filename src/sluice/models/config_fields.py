@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from sluice.attention.spec import LayerHeads
+from sluice.attention.states import StateSpec
 from sluice.models.checkpoint import FULL, SLIDING, CheckpointConfig, CheckpointError, Fields
 from sluice.models.layers import read_activation
 from sluice.models.plan import DecoderConfig, ExpertsPlan, LayerPlan
-from sluice.models.rope import Rope
+from sluice.models.rope import Rope, rope_section
 from sluice.models.router import Router
 from sluice.models.spec import BlockDiffusion, ExpertSizes, ModelSpec
 
@@ -81,6 +84,22 @@ def read_cap(config: Fields, name: str) -> float | None:
     return None if config.get(name) in (None, 0) else config.number(name)
 
 
+PARTIAL = "partial_rotary_factor"
+
+
+def read_rotary_dim(config: Fields, head_dim: int, default: float = 1.0) -> int:
+    """Return the leading elements of a head that are rotated.
+
+    Args:
+        default: the rotated part of a config that does not say it.
+    """
+    share = rope_section(config).number(PARTIAL, config.number(PARTIAL, default))
+    size = int(head_dim * share)
+    if size % 2 or not 0 < size <= head_dim:
+        raise CheckpointError(f"{config.source}: {PARTIAL} = {share} must leave an even part of heads of {head_dim}")
+    return size
+
+
 def read_kinds(config: Fields, num_layers: int, default: list[str]) -> list[str]:
     """Return `layer_types`: whether each layer has full or sliding attention."""
     kinds = config.get("layer_types")
@@ -89,6 +108,55 @@ def read_kinds(config: Fields, num_layers: int, default: list[str]) -> list[str]
     if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {FULL, SLIDING}:
         raise config.error("layer_types", f"{num_layers} times {FULL} or {SLIDING}")
     return kinds
+
+
+def read_state_layers(config: Fields, num_layers: int, names: Mapping[str, bool], default: list[bool]) -> list[bool]:
+    """Return which layers have a state in the place of attention, by `layer_types`.
+
+    Args:
+        names: of the kinds of layers -> whether they have a state.
+        default: of a config without `layer_types`.
+    """
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return default
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in names for kind in kinds):
+        raise config.error("layer_types", f"{num_layers} times {' or '.join(names)}")
+    return [names[kind] for kind in kinds]
+
+
+def read_time_limit(config: Fields) -> tuple[float, float]:
+    """Return the bounds of the time step of Mamba-2."""
+    given = config.get("time_step_limit")
+    if given is None:
+        return 0.0, math.inf
+    if (
+        not isinstance(given, list | tuple)
+        or len(given) != 2
+        or not all(isinstance(each, int | float) and not isinstance(each, bool) for each in given)
+        or not 0 <= given[0] <= given[1]
+    ):
+        raise config.error("time_step_limit", "two numbers of at least 0, the lower one first")
+    return float(given[0]), float(given[1])
+
+
+def with_states(spec: ModelSpec, state: StateSpec, has_state: Sequence[bool], config: Fields) -> ModelSpec:
+    """Return the sizes of a model some of whose layers have a state in the place of keys and values.
+
+    Args:
+        state: of each such layer.
+        has_state: of each layer.
+
+    Raises:
+        CheckpointError: no layer has keys and values.
+    """
+    count = sum(has_state)
+    if count == spec.num_layers:
+        raise CheckpointError(f"{config.source}: layers that all have a state are not supported: one needs attention")
+    if not count:
+        return spec
+    heads = LayerHeads(spec.num_kv_heads, spec.head_dim)
+    return replace(spec, state=state, num_states=count, unequal_kv=(heads,) * (spec.num_layers - count))
 
 
 def windows_of(config: Fields, kinds: list[str], default: int | None = None) -> list[int | None]:
@@ -109,6 +177,7 @@ def decoder_config(
     activation: tuple[str, str] = ("hidden_act", "silu"),
     norm_eps: float = 1e-6,
     tied: bool = False,
+    inner_size: int | None = None,
     **options: Any,
 ) -> DecoderConfig:
     """Read what nearly all configs have.
@@ -117,12 +186,13 @@ def decoder_config(
         activation: the field of the MLP's activation, and its value in a config that has none.
         norm_eps: of a config that has none.
         tied: whether the head is the embedding in a config that does not say it.
+        inner_size: of the MLP, in a config that has none.
         options: further fields of `DecoderConfig`.
     """
     return DecoderConfig(
         spec=spec,
         layers=tuple(layers),
-        inner_size=config.integer("intermediate_size"),
+        inner_size=config.integer("intermediate_size", inner_size),
         activation=read_activation(config, *activation),
         norm_eps=config.number("rms_norm_eps", norm_eps),
         tied=config.flag("tie_word_embeddings", tied),

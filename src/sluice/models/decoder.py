@@ -57,6 +57,7 @@ class Decoder(CausalLM):
         self.rotaries = nn.ModuleList(Rotary(rope, rotated, spec.dtype) for rope, rotated in distinct)
         self._rotary_of = [None if turn is None else distinct.index(turn) for turn in turns]
         self._kv_of = places_of_kv(self._plans)
+        self._state_of = places_of_states(self._plans)
         windowed = self.windowed_layers
         self._is_windowed = [windowed is not None and windowed.are_windowed[place] for place in self._kv_of]
         self.layers = nn.ModuleDict({str(number): self.layer(config, config.layers[number], member) for number in own})
@@ -77,6 +78,11 @@ class Decoder(CausalLM):
             )
         inner = {plan.inner_size or config.inner_size for plan in config.layers if plan.has_mlp}
         inner |= {plan.experts.inner_size for plan in config.layers if plan.experts is not None}
+        if layout.size > 1 and config.spec.num_states:
+            raise CheckpointError(
+                f"--tp-size {layout.tensor_size} --pp-size {layout.pipeline_size}: {checkpoint.architecture} has layers"
+                " with a recurrent state, which one device computes alone: leave out --tp-size and --pp-size"
+            )
         check_layout(config.spec, inner, layout)
 
     @property
@@ -149,9 +155,10 @@ class Decoder(CausalLM):
                 states.append(x.clone() if delta is None else x + delta)
             rotary = self._rotary_of[number]
             own = None if rotary is None else angles[rotary]
-            pages, extra = kv[self._kv_of[number]], extras[number]
+            pages, extra, place = kv[self._kv_of[number]], extras[number], self._state_of[number]
             view = of_windows if self._is_windowed[number] else batch
-            context = LayerContext(view, pages, attention, self.ops, own, growth, extra, adapters)
+            state = None if place is None else batch.layer_states[place]
+            context = LayerContext(view, pages, attention, self.ops, own, growth, extra, adapters, state)
             # Of the model's last layer's other tokens only the keys and values are needed.
             x, delta = layer(x, delta, context, batch.logit_rows if number == last else None)
             yield
@@ -167,13 +174,23 @@ class Decoder(CausalLM):
 
 
 def places_of_kv(plans: Sequence[LayerPlan]) -> list[int]:
-    """Return the place of each layer's pages among those of the layers that have some of their own."""
+    """Return the place of each layer's pages among those of the layers that have some of their own; 0 for a layer with
+    a state, which has none."""
     places: list[int] = []
     count = 0
     for plan in plans:
+        if plan.state is not None:
+            places.append(0)
+            continue
         places.append(count if plan.donor is None else places[plan.donor])
         count += plan.donor is None
     return places
+
+
+def places_of_states(plans: Sequence[LayerPlan]) -> list[int | None]:
+    """Return the place of each layer's state among those of the layers that have one; None for the others."""
+    numbers = iter(range(len(plans)))
+    return [None if plan.state is None else next(numbers) for plan in plans]
 
 
 def query_factors(batch: ForwardBatch, growth: QueryGrowth, dtype: torch.dtype) -> torch.Tensor:

@@ -40,7 +40,8 @@ class Filler:
         device: of the weights.
         packer: what `finish` packs them with; weights are quantised to what it multiplies.
         unused: tells which tensors may be skipped that are not the model's.
-        adds_one: weights that a family stores less 1 are stored so; a GGUF file has the sums.
+        adds_one: weights that a family stores less 1, or as logarithms, are stored so; a GGUF file has what is computed
+            with.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Filler:
         self.unused = unused
         self.is_tied = whole.tied
         self._whole = whole
-        self._adds_one = adds_one and bool(whole.rules.plus_one)
+        self._adds_one = adds_one
         self.expected = {name: weight.shape for name, weight in whole.named_parameters()}
         self.dtypes = {name: weight.dtype for name, weight in whole.named_parameters()}
         self.own = frozenset(name for name, _ in model.named_parameters())
@@ -95,8 +96,10 @@ class Filler:
             return
         filled = torch.empty(value.shape, dtype=self.dtypes[weight], device=self.device)
         filled.copy_(value)
-        if self._adds_one and weight.endswith(rules.plus_one):
+        if self._adds_one and f".{weight}".endswith(rules.plus_one):
             filled += 1
+        if self._adds_one and weight.endswith(rules.negative_exp):
+            filled.exp_().neg_()
         self.filled[target] = filled
 
     def rows(self, name: str) -> range:
@@ -196,6 +199,8 @@ class Filler:
 
     def _oriented(self, tensor: StoredTensor, value: torch.Tensor, weight: str) -> torch.Tensor:
         """Return the stored value in the model's shape."""
+        if weight.endswith(self.model.rules.convolutions) and value.ndim == 3 and value.shape[1] == 1:
+            value = value[:, 0]
         transposed = weight.endswith(self.model.rules.transposed)
         shape = tuple(value.shape)
         self._check_shape(tensor, shape[::-1] if transposed else shape, weight, transposed=transposed)

@@ -41,6 +41,8 @@ class ExpertsPlan:
     """Whether the layers of experts have biases."""
     shared_size: int = 0
     """Elements between the matrices of an MLP that every token passes besides; 0: there is none."""
+    has_shared_gate: bool = False
+    """Whether a number of each token, through a sigmoid, is the factor of that MLP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +105,7 @@ class QueryGrowth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """A decoder whose layers are attention and an MLP."""
+    """A decoder whose layers are attention, or what has a state in its place, and an MLP."""
 
     spec: ModelSpec
     layers: tuple[LayerPlan, ...]
@@ -125,6 +127,8 @@ class DecoderConfig:
     """Scores of attention become `softcap * tanh(score / softcap)`."""
     has_sinks: bool = False
     """Whether each head's softmax has a further term, a weight, that no value belongs to."""
+    has_output_gate: bool = False
+    """Whether the matrix of q gives a gate behind each head's query, whose sigmoid multiplies the head's output."""
     value_norm: bool = False
     """Whether v is normalised per head, without a weight."""
     extra_size: int = 0

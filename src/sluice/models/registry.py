@@ -72,6 +72,25 @@ FAMILIES: tuple[Family, ...] = (
     Family("Olmo2ForCausalLM", "olmo:Olmo2", gguf="olmo2"),
     Family("Olmo3ForCausalLM", "olmo:Olmo3", gguf="olmo2"),
     Family("Phi3ForCausalLM", "phi3:Phi3", gguf="phi3"),
+    Family("Lfm2ForCausalLM", "lfm2:LFM2", gguf="lfm2"),
+    Family(
+        "Qwen3_5ForCausalLM",
+        "qwen3_5:Qwen35",
+        gguf="qwen35",
+        model_type="qwen3_5_text",
+        inside=("Qwen3_5ForConditionalGeneration",),
+    ),
+    Family(
+        "Qwen3_5MoeForCausalLM",
+        "qwen3_5:Qwen35MoE",
+        gguf="qwen35moe",
+        model_type="qwen3_5_moe_text",
+        has_experts=True,
+        inside=("Qwen3_5MoeForConditionalGeneration",),
+    ),
+    Family("GraniteMoeHybridForCausalLM", "granite_hybrid:GraniteHybrid", gguf="granitehybrid", has_experts=True),
+    Family("Lfm2MoeForCausalLM", "lfm2:LFM2MoE", gguf="lfm2moe", has_experts=True),
+    Family("Qwen3NextForCausalLM", "qwen3_5:Qwen3Next", has_experts=True),
 )
 HEADLESS = ("ForCausalLM", "LMHeadModel")
 """Ends of names. Checkpoints that are made for embeddings may name the model below the head instead, by `Model`."""

@@ -1,4 +1,4 @@
-"""Divides the tensors that store all experts of a layer into those of each expert."""
+"""Divides the tensors that store all experts of a layer into those of each expert, or several matrices into each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from sluice.models.base import Stack, WeightRules
+from sluice.models.base import HeadRows, Stack, WeightRules
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.spec import ModelSpec
 from sluice.models.weights import StoredTensor
@@ -23,11 +23,29 @@ def by_expert(tensors: Iterator[StoredTensor], rules: WeightRules, spec: ModelSp
     """
     for tensor in tensors:
         name = rules.inner(tensor.name)
+        heads = next((each for each in rules.head_rows if name.endswith(f".{each.stored}")), None)
+        if heads is not None and isinstance(tensor.value, torch.Tensor):
+            yield from _by_matrix(tensor, tensor.value, heads, name, spec)
+            continue
         stack = rules.stack_of(name)
         if stack is None or not isinstance(tensor.value, torch.Tensor):
             yield tensor
         else:
             yield from _divided(tensor, tensor.value, stack, name, spec)
+
+
+def _by_matrix(
+    tensor: StoredTensor, value: torch.Tensor, heads: HeadRows, name: str, spec: ModelSpec
+) -> Iterator[StoredTensor]:
+    assert spec.state is not None, "a model without states"
+    stem = name.removesuffix(heads.stored)
+    try:
+        for end, part in heads.divided(value, spec.state):
+            yield StoredTensor(stem + end, tensor.file, part, tensor.nbytes * len(part) // len(value))
+    except ValueError as error:
+        raise CheckpointError(
+            f"{tensor.file}: tensor {tensor.name} has the shape {list(value.shape)}: {error}"
+        ) from None
 
 
 def _divided(

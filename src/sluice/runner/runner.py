@@ -131,7 +131,7 @@ class TorchRunner:
     def footprint(self) -> Footprint:
         """Return what is allocated for keys and values, in bytes by part."""
         state, ring, copies = self._state, self._offload.ring_bytes, self._copies
-        pool = kv_bytes(state.kv)
+        pool, states = kv_bytes(state.kv), state.states
         return Footprint(
             device_kv_bytes=pool + ring,
             pool_bytes=pool,
@@ -139,6 +139,8 @@ class TorchRunner:
             ring_bytes=ring,
             bounds_bytes=self._offload.bounds_bytes,
             draft_bytes=0 if self._drafter is None else self._drafter.num_bytes,
+            state_bytes=0 if states is None else states.pool.slot_bytes,
+            record_bytes=0 if states is None else states.pool.record_bytes,
             host_bytes=copies.host_bytes,
             disk_bytes=copies.disk_bytes,
         )

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
-from sluice.attention.states import LayerState
+from sluice.attention.states import LayerState, StateRows
 from sluice.models.blocks.lora import LoraPart, LoraSlots
 from sluice.models.fp8_rows import Rows, plain
 from sluice.models.key_offset import key_offset
@@ -29,7 +29,7 @@ class LayerContext(NamedTuple):
 
     batch: ForwardBatch
     kv: PagedKV
-    """The layer's pages."""
+    """The layer's pages; of a layer with a state, another layer's."""
     attention: Attention
     ops: Ops
     angles: Angles | None = None
@@ -41,7 +41,13 @@ class LayerContext(NamedTuple):
     adapters: torch.Tensor | None = None
     """[N] int32, the slot of each token's adapter; None: no token has one."""
     state: LayerState | None = None
-    """The layer's state, with `batch.states`; None: it has pages instead, or `kv` is another layer's."""
+    """The layer's state, where `batch.states` says; None: it has pages instead."""
+
+    def own_state(self) -> tuple[LayerState, StateRows]:
+        """Return the state of a layer that has one, and where the rows find theirs in it."""
+        assert self.state is not None, "a layer without a state"
+        assert self.batch.states is not None, "a batch without rows of states"
+        return self.state, self.batch.states
 
     def adapters_of(self, rows: torch.Tensor | None) -> torch.Tensor | None:
         """Return `adapters` of some tokens, or of all."""
@@ -60,7 +66,8 @@ def attention_parts(config: DecoderConfig, plan: LayerPlan) -> Mapping[str, tupl
 
 
 def _heads(config: DecoderConfig, plan: LayerPlan, heads: int, kv_heads: int) -> dict[str, int]:
-    """Return the heads that q, k and v have, as far as a layer has them."""
+    """Return the heads that q, k and v have, as far as a layer has them. Gates of the output count as heads of q."""
+    heads *= 2 if config.has_output_gate else 1
     if plan.donor is not None:
         return {"q_proj": heads}
     of_keys = {"q_proj": heads, "k_proj": kv_heads}
@@ -120,11 +127,18 @@ class GroupedAttention(Block):
         sinks = nn.Parameter(torch.empty(spec.num_heads, dtype=compute_dtype(dtype)))
         self.register_parameter("sinks", sinks if config.has_sinks else None)
         self._is_row_norm = config.qk_norm is QKNorm.ROW
+        self._has_gate = config.has_output_gate
         self._value_eps = eps if config.value_norm else None
         self._rope = plan.rope
         # A norm would scale the bias, and a softcap bends the scores, so that what all have in common counts.
         self._has_offset = self.k_norm is None and config.softcap is None and config.rotary_dim is None
         self._k_offset: torch.Tensor | None = None
+
+    @property
+    def first(self) -> nn.Module:
+        """The layer that takes the inputs, once it is packed."""
+        found: nn.Module = self.qkv_proj
+        return found
 
     def pack(self, packer: Packer) -> None:
         """Join q, k and v into one layer."""
@@ -143,17 +157,22 @@ class GroupedAttention(Block):
         if context.adapters is not None:
             context.ops.add_lora(joined, x, context.adapters, self.lora["qkv_proj"])
         heads = joined.unflatten(-1, (-1, self.spec.head_dim)).split(self.head_counts, dim=1)
+        q, gate = heads[0], None
+        if self._has_gate:  # behind the query of each head
+            q, gate = q.unflatten(1, (-1, 2)).unbind(2)
         if len(heads) == 1:  # keys and values are another layer's
             norm = None if self.q_norm is None else self.q_norm.norm
-            q = context.ops.rotate_queries(heads[0], context.angles, norm)
+            q = context.ops.rotate_queries(q, context.angles, norm)
         else:
-            q = self._stored(heads[0], heads[1], heads[-1], context)
+            q = self._stored(q, heads[1], heads[-1], context)
         if context.growth is not None:
             q = q * context.growth
         out, lse = context.attention.attend(q, context.kv, context.batch, self.spec, need_lse=self.sinks is not None)
         if self.sinks is not None:
             assert lse is not None, "it was asked for"
             out = out * torch.sigmoid(lse - self.sinks).unsqueeze(-1).to(out.dtype)
+        if gate is not None:
+            out = out * torch.sigmoid(gate)
         inner = out.flatten(1) if rows is None else out.flatten(1)[rows]
         adapters = context.adapters_of(rows)
         if adapters is None:

@@ -7,23 +7,35 @@ since that addition and the norm after it are one operation.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import torch
 
 from sluice.models.blocks.attention import GroupedAttention, LayerContext
+from sluice.models.blocks.gated_delta import GatedDelta
+from sluice.models.blocks.mamba2 import Mamba2
 from sluice.models.blocks.moe import MoE
+from sluice.models.blocks.short_conv import ShortConv
 from sluice.models.fp8_rows import Rows, plain
 from sluice.models.layers import MLP, RMSNorm
 from sluice.models.linear import Packer
 from sluice.models.ops import Ops
-from sluice.models.plan import DecoderConfig, LayerPlan
+from sluice.models.plan import DecoderConfig, LayerPlan, StateKind
 from sluice.models.shards import Block
 from sluice.parallel.member import Member
 
+StateMixer = ShortConv | Mamba2 | GatedDelta
+STATE_MIXERS: Mapping[StateKind, type[StateMixer]] = {
+    StateKind.SHORT_CONV: ShortConv,
+    StateKind.MAMBA2: Mamba2,
+    StateKind.GATED_DELTA: GatedDelta,
+}
+"""What is in the place of attention in a layer with a state."""
+
 
 class DecoderLayer(Block):
-    """Attention and an MLP, each added to the residual."""
+    """Attention, or what has a state in its place, and an MLP, each added to the residual."""
 
     cuts = MappingProxyType(
         dict.fromkeys(
@@ -38,16 +50,25 @@ class DecoderLayer(Block):
 
     def __init__(self, config: DecoderConfig, plan: LayerPlan, member: Member) -> None:
         super().__init__()
-        self.self_attn = GroupedAttention(config, plan, member)
+        self._has_state = plan.state is not None
+        if plan.state is None:
+            self.self_attn = GroupedAttention(config, plan, member)
+        else:
+            self.state = STATE_MIXERS[plan.state.kind](config, plan.state, member)
         self.mlp: MLP | MoE
         if plan.experts is None or plan.has_mlp:
             self.mlp = MLP(config, member, plan.inner_size)
         else:
             self.mlp = MoE(config, plan.experts, member)
 
+    @property
+    def mixer(self) -> GroupedAttention | StateMixer:
+        """Attention, or what is in its place."""
+        return self.state if self._has_state else self.self_attn
+
     def pack(self, packer: Packer) -> None:
         """Pack both parts."""
-        self.self_attn.pack(packer)
+        self.mixer.pack(packer)
         self.mlp.pack(packer)
 
     @abstractmethod
@@ -81,14 +102,14 @@ class PreNormLayer(DecoderLayer):
     def pack(self, packer: Packer) -> None:
         """Pack both parts, and let the norms give what these take."""
         super().pack(packer)
-        self.input_layernorm.feed(self.self_attn.qkv_proj)
+        self.input_layernorm.feed(self.mixer.first)
         self.post_attention_layernorm.feed(self.mlp.first)
 
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, context: LayerContext, rows: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x, normed = sum_and_norm(x, delta, self.input_layernorm, context.ops)
-        attended = self._scaled(self.self_attn(normed, context, rows))
+        attended = self._scaled(self.mixer(normed, context, rows))
         x = x if rows is None else x[rows]
         x, normed = context.ops.add_norm(x, attended, self.post_attention_layernorm.norm)
         return x, self._scaled(self.mlp(normed, context.ops, context.adapters_of(rows)))

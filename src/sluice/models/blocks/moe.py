@@ -81,21 +81,33 @@ def _taken(experts: nn.ModuleList) -> Iterator[ExpertLayers]:
 class MoE(Experts):
     """A mixture of experts in the place of an MLP, and an MLP that every token passes, if there is one."""
 
+    cuts = MappingProxyType({**Experts.cuts, "shared_gate": None})
+
     def __init__(self, config: DecoderConfig, plan: ExpertsPlan, member: Member) -> None:
         super().__init__(config, plan, member)
         self.shared_mlp = MLP(config, member, plan.shared_size) if plan.shared_size else None
+        self.shared_gate: Layer | None = None
+        if plan.has_shared_gate:
+            self.shared_gate = WideLinear(config.spec.hidden_size, 1, bias=False, dtype=config.spec.dtype)
 
     def pack(self, packer: Packer) -> None:
         """Pack all parts."""
         super().pack(packer)
         if self.shared_mlp is not None:
             self.shared_mlp.pack(packer)
+        if self.shared_gate is not None:
+            self.shared_gate = packer.head(self.shared_gate)
 
     def forward(self, x: Rows, ops: Ops, adapters: torch.Tensor | None = None) -> torch.Tensor:
         """[T, hidden_size] to the same. Adapters change no experts."""
         rows = plain(x)
         out = self.routed(rows, rows, ops)
-        return out if self.shared_mlp is None else out + self.shared_mlp(rows, ops)
+        if self.shared_mlp is None:
+            return out
+        shared = self.shared_mlp(rows, ops)
+        if self.shared_gate is not None:
+            shared = shared * torch.sigmoid(self.shared_gate(rows).to(shared.dtype))
+        return out + shared
 
     @property
     def first(self) -> nn.Module:

@@ -6,15 +6,14 @@ import torch
 
 from sluice.models.base import WeightRules
 from sluice.models.blocks.layer import PreNormLayer
-from sluice.models.checkpoint import CheckpointConfig, CheckpointError, Fields
-from sluice.models.config_fields import decoder_config, read_spec
+from sluice.models.checkpoint import CheckpointConfig, Fields
+from sluice.models.config_fields import PARTIAL, decoder_config, read_rotary_dim, read_spec
 from sluice.models.decoder import Decoder
 from sluice.models.plan import DecoderConfig, LayerPlan
 from sluice.models.rope import read_rope, rope_section
 
 LONG = ("su", "yarn")
 """Older names of the rotation that is "longrope" today."""
-PARTIAL = "partial_rotary_factor"
 
 
 def _renamed(config: Fields) -> Fields:
@@ -25,15 +24,6 @@ def _renamed(config: Fields) -> Fields:
     values = {**{name: given.get(name) for name in given}, "rope_type": "longrope"}
     values.pop("type", None)
     return config.replaced({"rope_parameters": values, "rope_scaling": None}, "longrope")
-
-
-def _rotary_dim(config: Fields, head_dim: int) -> int:
-    """Return the leading elements of a head that are rotated."""
-    share = rope_section(config).number(PARTIAL, config.number(PARTIAL, 1.0))
-    size = int(head_dim * share)
-    if size % 2 or not 0 < size <= head_dim:
-        raise CheckpointError(f"{config.source}: {PARTIAL} = {share} must leave an even part of heads of {head_dim}")
-    return size
 
 
 class Phi3(Decoder):
@@ -55,5 +45,5 @@ class Phi3(Decoder):
             [LayerPlan(spec.head_dim**-0.5, window, rope)] * spec.num_layers,
             norm_eps=1e-5,
             is_fused=True,
-            rotary_dim=_rotary_dim(config, spec.head_dim),
+            rotary_dim=read_rotary_dim(config, spec.head_dim),
         )

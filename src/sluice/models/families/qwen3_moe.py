@@ -11,7 +11,7 @@ from sluice.models.families.llama import Qwen3, all_full
 from sluice.models.plan import DecoderConfig, ExpertsPlan
 
 
-def _dense_layers(config: Fields, num_layers: int) -> set[int]:
+def dense_layers(config: Fields, num_layers: int) -> set[int]:
     """Return the layers that have an MLP."""
     listed = config.get("mlp_only_layers") or []
     if not isinstance(listed, list) or not all(isinstance(each, int) and 0 <= each < num_layers for each in listed):
@@ -41,5 +41,5 @@ class Qwen3MoE(Qwen3):
             inner_size=config.integer("moe_intermediate_size"),
             activation=read.activation,
         )
-        dense = _dense_layers(config, read.spec.num_layers)
+        dense = dense_layers(config, read.spec.num_layers)
         return with_experts(read, [None if number in dense else plan for number in range(read.spec.num_layers)])
