@@ -75,7 +75,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/batch.py",
-        "row = tuple(lease.pages) if request.slot in self._opened else ()",
+        "row = tuple(lease.pages) if is_new else ()",
         "row = ()",
         "the pages of a cached prefix never reach the device",
     ),
@@ -641,5 +641,29 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "request.max_tokens - request.num_outputs - 1)",
         "request.max_tokens - request.num_outputs)",
         "a draft has the place of the last token, behind which there is none",
+    ),
+    (
+        "scheduler/rows.py",
+        "request.lease.leave(request.tokens, end)",
+        "request.lease.leave(request.tokens, request.scheduled)",
+        "a window leaves keys that tokens in flight still see",
+    ),
+    (
+        "kv/windows.py",
+        "self.needed = -(-self.reach // page_size)",
+        "self.needed = self.reach // page_size",
+        "a prefix is gone on from although the first keys of its window are not there",
+    ),
+    (
+        "kv/usable.py",
+        "if path[index].window < 0:",
+        "if False:",
+        "a prefix is gone on from although its window has holes",
+    ),
+    (
+        "kv/windows.py",
+        "elif index < len(twins) and twins[index].window < 0:",
+        "elif False:",
+        "what was computed again behind a hole never fills it",
     ),
 )

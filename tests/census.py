@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from sluice.kv.flights import LoadedPage, NodeStore
 from sluice.kv.manager import ResidentLease
+from sluice.kv.nodes import Node
 from sluice.kv.tiers import Tiers
 from sluice.scheduler.queue_limits import QueueFull
 from sluice.scheduler.request import Request, Status
@@ -26,6 +27,8 @@ class Observed(Lawful):
         super().__init__(scheduler)
         self._met = met
         self._seen: set[tuple[int, Status]] = set()
+        self._nodes: dict[Node, bool] = {}
+        """Nodes of the tree, and whether they had a page of windows."""
 
     def add(self, submit: Submit) -> None:
         try:
@@ -64,7 +67,30 @@ class Observed(Lawful):
             self._met[f"bound by {plan.bound_by}"] += 1
             self._drafts_planned(plan)
             self._layers_planned(plan)
+            self._windows_planned(plan)
         return plan
+
+    def _windows_planned(self, plan: BatchPlan) -> None:
+        """Count what of a cached prefix had to be computed again for want of a page of windows."""
+        kv = self.state.kv
+        for new in plan.new_slots if kv.windows is not None else ():
+            request = self.state.requests[new.request_id]
+            found = kv.match(request.tokens, request.cacheable, request.extra_key)
+            self._met["went on behind a window"] += request.cached > 0
+            self._met["went on before a hole"] += len(found) * kv.page_size > request.cached
+            self._met["went on between holes"] += 0 < request.cached < len(found) * kv.page_size
+        self._windows_moved()
+
+    def _windows_moved(self) -> None:
+        """Count nodes that got or lost a page of windows while they have one of the other layers."""
+        if self.state.kv.windows is None:
+            return
+        nodes = {node: node.window >= 0 for node in self.state.kv.tree.nodes()}
+        for node, has_page in nodes.items():
+            if node in self._nodes:
+                self._met["a hole was filled"] += has_page and not self._nodes[node]
+                self._met["a page of windows was taken"] += self._nodes[node] and not has_page
+        self._nodes = nodes
 
     def _layers_planned(self, plan: BatchPlan) -> None:
         """Count what is beside layers of chunks in a plan."""
@@ -143,6 +169,7 @@ class Observed(Lawful):
         super().forget_device()
 
     def _checked(self, outputs: list[Output]) -> list[Output]:
+        self._windows_moved()
         for output in super()._checked(outputs):
             if output.finish_reason is not None:
                 self._met[f"end: {output.finish_reason}"] += 1

@@ -12,9 +12,20 @@ from page_mirror import PageMirror
 from sluice.engine.messages import Abort, FlushCache, Submit
 from sluice.kv.events import NO_EVENTS
 from sluice.scheduler.request import Request, Status
+from sluice.scheduler.window_reserve import window_reserve
 from sluice.testing import Faults, FaultyRunner
 from sluice.tracing.file import TraceFile
-from sluice.types import ITL_AUTO, NGRAM, NO_SAMPLING, DraftLimits, FinishReason, NgramLimits, SamplingParams
+from sluice.types import (
+    ITL_AUTO,
+    NGRAM,
+    NO_SAMPLING,
+    DraftLimits,
+    FinishReason,
+    NgramLimits,
+    SamplingParams,
+    TierLimits,
+    WindowLimits,
+)
 from worlds import (
     ADAPTERS,
     CLASSES,
@@ -162,6 +173,25 @@ def random_block_scenario(seed: int) -> Scenario:
     draw = random.Random(seed)
     scenario = (random_scenario, random_reload_scenario)[seed % 2](seed)
     return replace(scenario, world=in_blocks(scenario.world, draw))
+
+
+def random_window_scenario(seed: int) -> Scenario:
+    """One of the others without tiers, of a model with windows, in which prompts begin alike."""
+    draw = random.Random(seed)
+    make = (random_scenario, random_draft_scenario, random_sliced_scenario, random_guess_scenario)[seed % 4]
+    scenario = next(each for number in itertools.count() if (each := make(seed + 1001 * number)).world.offload is None)
+    world = replace(
+        scenario.world,
+        tiers=TierLimits(),
+        disk_fails=0.0,
+        prefix_caching=seed % 5 > 0,
+        num_pages=max(scenario.world.num_pages, draw.choice([0, 40, 80])),
+    )
+    length = draw.randint(1, 4 * world.page_size)
+    reserve = window_reserve(world.limits, length, world.page_size, world.depth, world.pool_tokens)
+    pages = min(world.num_pages, reserve + draw.choice([0, 0, 2, 8]))
+    world = replace(world, windows=WindowLimits(length, pages))
+    return replace(scenario, world=world, repeats=draw.choice([0.3, 0.8]), max_requests=16)
 
 
 def in_blocks(world: World, draw: random.Random) -> World:

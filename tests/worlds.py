@@ -52,6 +52,7 @@ from sluice.types import (
     Tier,
     TierLimits,
     TokenLogprobs,
+    WindowLimits,
 )
 
 GRAMMARS = (
@@ -114,6 +115,8 @@ class World:
     """Whether the runner guesses them."""
     drafting: DraftLimits | None = None
     """What guesses in the place of the fake drafter."""
+    windows: WindowLimits | None = None
+    """Pages of layers with a window."""
 
     @property
     def is_timed(self) -> bool:
@@ -134,6 +137,7 @@ class World:
             self.tiers,
             self.offload,
             drafting=self.drafting,
+            windows=self.windows,
         )
 
     def kv(self, events: NoEvents = NO_EVENTS) -> KVManager:
@@ -144,6 +148,7 @@ class World:
             tiers=self.tiers,
             offload=self.offload,
             events=events,
+            windows=self.windows,
         )
 
     def scheduler(self, met: Counter[str] | None = None, events: NoEvents = NO_EVENTS) -> Lawful:
@@ -181,6 +186,7 @@ class World:
             mask_is_late=lambda _: late.random() < self.masks_late,
             guess=self.oracle().guesses,
             block_size=self.limits.block_size,
+            windows=self.windows,
         )
 
     @property

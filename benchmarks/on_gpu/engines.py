@@ -21,7 +21,7 @@ from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Submit
 from sluice.engine.trace import StepTimes
-from sluice.models.base import CausalLM
+from sluice.models.base import CausalLM, no_report
 from sluice.models.ops import Ops
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.forwards import EagerForwards, Forwards
@@ -150,7 +150,7 @@ def bench_of(
     transport, compute = _transport(device, depth)
     forwards: Forwards = EagerForwards(model, state, attending)
     if sizes and is_cuda:
-        forwards = captured_graphs(forwards, model, state, attending, transport, sizes, lambda: None)
+        forwards = captured_graphs(forwards, model, state, attending, transport, sizes, lambda: None, no_report)
     elif sizes:
         forwards = DecodeGraphs(forwards, model, state, attending, recorded_steps, sizes)
         transport.queues.compute.run(forwards.capture_all)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from sluice.config import ConfigError
 from sluice.models.adapter_bank import AdapterBank
 from sluice.models.base import PagedLM
@@ -9,8 +11,11 @@ from sluice.models.decoder import Decoder
 from sluice.types.adapters import AdapterLimits
 
 
-def new_bank(model: PagedLM, limits: AdapterLimits) -> AdapterBank:
+def new_bank(model: PagedLM, limits: AdapterLimits, folder: Path) -> AdapterBank:
     """Return the adapters beside a model, for which all memory is allocated now.
+
+    Args:
+        folder: of the model, or its GGUF file.
 
     Raises:
         ConfigError: the model takes none.
@@ -25,4 +30,4 @@ def new_bank(model: PagedLM, limits: AdapterLimits) -> AdapterBank:
             f"--enable-lora: adapters of {model.spec.architecture}, a model of block diffusion, are not"
             " supported; leave it out"
         )
-    return AdapterBank(model, limits)
+    return AdapterBank(model, limits, folder if folder.is_dir() else None)

@@ -83,10 +83,13 @@ def captured_graphs(
     sizes: Sequence[int],
     busy: Callable[[], None],
     report: Callable[[int, int], None],
+    *,
+    with_adapters: bool = False,
 ) -> DecodeGraphs:
     """Capture graphs of all sizes over an empty state.
 
     Args:
+        with_adapters: the model has some.
         busy: called before each replay.
         report: called with the number of graphs that are captured, and that of all.
 
@@ -103,6 +106,7 @@ def captured_graphs(
         CudaCapture(device),
         sizes,
         busy=busy,
+        with_adapters=with_adapters,
     )
     torch.cuda.synchronize(device)  # the compute queue is about to read what the default one fills
     try:

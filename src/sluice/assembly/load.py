@@ -122,7 +122,7 @@ def load(
     here = with_fast_dtype(here, checkpoint.folder, device)
     weights = load_weights(here, checkpoint.folder, checkpoint.name, device, heartbeat, member, progress=progress)
     limits = here.config.lora.limits()
-    adapters = None if limits is None else new_bank(weights.model, limits)
+    adapters = None if limits is None else new_bank(weights.model, limits, checkpoint.folder)
     adapter_bytes = 0 if adapters is None else adapters.num_bytes
     for_model = _resolve_for_model(here, checkpoint, weights, progress=progress)
     sizes = _size(for_model, weights, config.offload, checkpoint.folder, member.place, disabled, agree, adapter_bytes)

@@ -185,12 +185,22 @@ class LoadedModel:
         target = self.model if self.draft is None or drafter is None else self.draft.over(self.model, drafter)
         model, drafted = (NanFaultModel(each, nan_faults) if nan_faults else each for each in (self.model, target))
         forwards: Forwards = EagerForwards(drafted, state, attention)
+        has_adapters = self.adapters is not None
         if self.graph_rows and not nan_faults:
             far = partial(heartbeat.loading, LoadingPart.GRAPHS)
-            forwards = captured_graphs(forwards, drafted, state, attention, transport, self.graph_rows, busy, far)
+            forwards = captured_graphs(
+                forwards,
+                drafted,
+                state,
+                attention,
+                transport,
+                self.graph_rows,
+                busy,
+                far,
+                with_adapters=has_adapters,
+            )
         elif self._captures_calls and not nan_faults:
             assert self.kernels is not None, "only the kernels' calls are captured"
-            has_adapters = self.adapters is not None
             forwards = cpu_graphs(forwards, drafted, state, attention, self.kernels, busy, with_adapters=has_adapters)
         offload = None
         if self.offload is not None and tiers is not NO_TIERS:

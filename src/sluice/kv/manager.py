@@ -19,7 +19,9 @@ from sluice.kv.pages import PagePool
 from sluice.kv.prefix_cache import PrefixTree
 from sluice.kv.prefix_cache_base import PrefixCache
 from sluice.kv.tiers import Tiers
-from sluice.types import CachedTokens, CopyDone, OffloadLimits, Tier, TierLimits
+from sluice.kv.usable import usable
+from sluice.kv.windows import WindowPages, WindowRow
+from sluice.types import CachedTokens, CopyDone, OffloadLimits, Tier, TierLimits, WindowLimits
 
 
 class Lease(Protocol):
@@ -88,7 +90,7 @@ class ResidentLease:
         path: cached nodes that are held already.
     """
 
-    __slots__ = ("_kv", "cached", "capacity", "extra_key", "load", "pages", "path")
+    __slots__ = ("_kv", "_twins", "cached", "capacity", "extra_key", "load", "pages", "path", "window")
 
     def __init__(self, kv: KVManager, path: list[Node], extra_key: str) -> None:
         self._kv = kv
@@ -99,6 +101,10 @@ class ResidentLease:
         self.cached = CachedTokens(self.capacity)
         self.load: PageLoad | None = None
         """Nodes on their way to the device, which are to lengthen the path. None: the lease is not loading."""
+        self.window = None if kv.windows is None else WindowRow(kv.windows, path)
+        """Its pages in layers with a window, as many as `pages`; None: all layers have the same pages."""
+        self._twins: list[Node] = []
+        """Nodes with its tokens behind the path, which others have published, as they were when last looked for."""
 
     @property
     def private_pages(self) -> list[int]:
@@ -125,7 +131,18 @@ class ResidentLease:
         added = self._kv.take(self.missing(num_tokens))
         self.pages += added
         self.capacity = len(self.pages) * self._kv.page_size
+        if self.window is not None:
+            self.window.extend(len(self.pages))
         return tuple(added)
+
+    def new_window_pages(self, count: int, *, is_new: bool) -> tuple[int, ...]:
+        """Return what a chunk brings of the pages of layers with a window.
+
+        Args:
+            count: pages that were just added.
+            is_new: whether no chunk has brought any yet.
+        """
+        return () if self.window is None else self.window.new_pages(count, is_new=is_new)
 
     def shrink(self, num_tokens: int) -> None:
         held = self._kv.pages_for(num_tokens)
@@ -133,11 +150,31 @@ class ResidentLease:
             self._kv.pool.give(self.pages[held:])
             del self.pages[held:]
             self.capacity = held * self._kv.page_size
+            if self.window is not None:
+                self.window.shrink(held)
 
     def publish(self, tokens: array[int], computed: int) -> None:
         full = computed // self._kv.page_size
-        if full > len(self.path):
+        start = len(self.path)
+        if full > start:
             self._kv.tree.publish(self.path, tokens, self.pages, full, self.extra_key)
+            if self.window is not None:
+                self.window.published(self.path, start)
+
+    def leave(self, tokens: array[int], computed: int) -> None:
+        """Give up the pages of layers with a window that no query from position `computed` on sees. No later chunk may
+        begin before it."""
+        if self.window is not None and self.window.has_to_leave(computed):
+            self.window.leave(computed, self.path, self._found(tokens, max(0, computed - self.window.reach)))
+
+    def _found(self, tokens: array[int], computed: int) -> list[Node]:
+        """Return the nodes with the tokens of the full pages among the first `computed` ones."""
+        if computed // self._kv.page_size <= len(self.path):
+            return self.path
+        if len(self._twins) < len(self.path):
+            self._twins = list(self.path)
+        self._kv.tree.match(self._twins, tokens, computed, self.extra_key)
+        return self._twins
 
     def start_load(self, nodes: list[Node]) -> None:
         """Begin to load the nodes that follow the path. As many pages must be available."""
@@ -170,6 +207,8 @@ class ResidentLease:
         self._cancel_load()
         tree, count = self._kv.tree, computed // self._kv.page_size
         self._kv.pool.give(tree.adopt(self.path, tokens, self.pages, count, self.extra_key))
+        if self.window is not None:
+            self.window.release(self.path, self._found(tokens, computed))
         tree.unlock(self.path)
         self.path, self.pages = [], []
 
@@ -177,6 +216,8 @@ class ResidentLease:
         self._cancel_load()
         pool, tree = self._kv.pool, self._kv.tree
         pool.give(self.private_pages)
+        if self.window is not None:
+            self.window.release(self.path, (), ends=False)
         tree.unlock(self.path)
         pool.give(tree.forget(self.path))
         self.path, self.pages = [], []
@@ -197,9 +238,10 @@ class KVManager:
         tiers: sizes of the tiers behind the device.
         offload: how contexts longer than the device are held. None: such contexts are refused.
         events: receives what the prefix cache stores and gives up.
+        windows: the pages of layers with a window; None: all layers have the same pages.
 
     Raises:
-        ValueError: no pages, or pages of no tokens.
+        ValueError: no pages, pages of no tokens, or tiers behind a device whose layers have pages of their own.
     """
 
     def __init__(
@@ -211,12 +253,18 @@ class KVManager:
         tiers: TierLimits | None = None,
         offload: OffloadLimits | None = None,
         events: NoEvents = NO_EVENTS,
+        windows: WindowLimits | None = None,
     ) -> None:
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}")
+        has_tiers = offload is not None or (tiers is not None and (tiers.host_pages or tiers.disk_pages))
+        if windows is not None and has_tiers:
+            raise ValueError(f"layers with a window of {windows.length} have pages of their own, and there are tiers")
         self.page_size = page_size
         self.events = events
         self.pool = PagePool(num_pages)
+        self.windows = None if windows is None else WindowPages(windows, page_size)
+        """The pages of layers with a window; None: all layers have the same pages."""
         self.disabled_tiers = () if tiers is None else tiers.disabled
         """Tiers that an engine before had, and that could not be opened again."""
         self._least_loaded = 0 if tiers is None else tiers.load_back_pages
@@ -225,7 +273,7 @@ class KVManager:
             self.tiers = Tiers(tiers, page_size, events)
         self.tree: PrefixCache = PrefixCache()
         if prefix_caching:
-            tree = self.tree = PrefixTree(page_size, self.tiers, events)
+            tree = self.tree = PrefixTree(page_size, self.tiers, events, self.windows)
             self.tiers.attach(tree)
         self._offload = (
             None if offload is None else OffloadPool(offload, self.tiers, self.tree, page_size, self.pool, self.take)
@@ -281,6 +329,10 @@ class KVManager:
         path = [] if path is None else path
         self.tree.match(path, tokens, limit, extra_key)
         return path
+
+    def usable(self, path: Sequence[Node]) -> int:
+        """Return how many nodes of a matched path a request can take; behind them it goes on."""
+        return len(path) if self.windows is None else usable(path, self.windows.needed)
 
     def next_page(self, tokens: array[int], path: Sequence[Node], extra_key: str) -> tuple[object, ...]:
         """Return a name for the first page of `tokens` behind `path`. Equal names mean equal tokens from the beginning

@@ -53,7 +53,20 @@ class TierCopies:
 class Node:
     """A page of tokens whose KV is cached, on the device or on a tier."""
 
-    __slots__ = ("children", "copies", "digest", "key", "page", "parent", "refs", "resident", "used")
+    __slots__ = (
+        "children",
+        "copies",
+        "digest",
+        "is_end",
+        "key",
+        "page",
+        "parent",
+        "refs",
+        "resident",
+        "used",
+        "window",
+        "window_refs",
+    )
 
     def __init__(self, key: bytes, page: int, parent: Node | None) -> None:
         self.key = key
@@ -72,6 +85,12 @@ class Node:
         """Leases whose path holds the node."""
         self.used = 0
         """Tick of the tree at which it was last used."""
+        self.window = NOWHERE
+        """Page of the layers with a window, if these have pages of their own; NOWHERE: a hole."""
+        self.window_refs = 0
+        """Leases whose window holds that page."""
+        self.is_end = False
+        """A request has ended or begun behind the node, or not far from there."""
 
     @property
     def has_left(self) -> bool:

@@ -21,6 +21,7 @@ from typing import Protocol
 from sluice.kv.events import NO_EVENTS, NoEvents
 from sluice.kv.nodes import NOWHERE, Node, parent_of
 from sluice.kv.prefix_cache_base import PrefixCache
+from sluice.kv.windows import WindowPages
 from sluice.types import Tier
 
 KEYS_AT_ONCE = 256
@@ -54,14 +55,18 @@ class PrefixTree(PrefixCache):
         page_size: tokens of a page.
         keeper: the tiers behind the device.
         events: receives which nodes get and lose a page.
+        windows: pages of windows of nodes, which these lose with their own; None: nodes have none.
     """
 
     enabled = True
 
-    def __init__(self, page_size: int, keeper: Keeper, events: NoEvents = NO_EVENTS) -> None:
+    def __init__(
+        self, page_size: int, keeper: Keeper, events: NoEvents = NO_EVENTS, windows: WindowPages | None = None
+    ) -> None:
         self._page_size = page_size
         self._keeper = keeper
         self._events = events
+        self._windows = windows
         self._roots: dict[str, Node] = {}
         self._num_pages = 0
         self._num_held = 0
@@ -333,6 +338,8 @@ class PrefixTree(PrefixCache):
         self._num_pages -= 1
         parent.resident -= 1
         page, node.page = node.page, -1
+        if self._windows is not None and node.window >= 0:
+            self._windows.forget(node)
         self._events.removed(node, Tier.DEVICE)
         if parent.parent is not None:
             self.offer(parent)

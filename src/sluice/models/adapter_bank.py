@@ -24,10 +24,12 @@ class AdapterBank:
 
     Args:
         model: whose weights are packed. Its layers get the slots.
+        base: the model's folder, if it is one of Hugging Face.
     """
 
-    def __init__(self, model: Decoder, limits: AdapterLimits) -> None:
+    def __init__(self, model: Decoder, limits: AdapterLimits, base: Path | None = None) -> None:
         self.limits = limits
+        self._base = base
         self._model = model
         self._lock = threading.Lock()
         self._loaded: dict[str, tuple[int, AdapterInfo]] = {}
@@ -62,7 +64,7 @@ class AdapterBank:
         Raises:
             AdapterError: as `read_adapter`; or it has another digest.
         """
-        adapter = read_adapter(Path(path).expanduser(), name, self._model, self.limits)
+        adapter = read_adapter(Path(path).expanduser(), name, self._model, self.limits, self._base)
         if digest not in ("", adapter.info.digest):
             raise AdapterError(f"the adapter {name} has changed since it was loaded: {path} has other content now")
         return adapter

@@ -16,7 +16,15 @@ from sluice.attention.base import PagedKV
 from sluice.attention.states import LayerState, StateRows
 from sluice.models.blocks.lora import LoraSlots, add_lora
 from sluice.models.fp8_rows import Rows, fp8_rows
-from sluice.models.recurrence import Tokens, causal_conv, recurrence
+from sluice.models.recurrence import (
+    DeltaHeads,
+    DeltaInputs,
+    Mamba2Heads,
+    Mamba2Inputs,
+    Tokens,
+    causal_conv,
+    recurrence,
+)
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -206,6 +214,45 @@ class Ops:
             q_lens: [B] tokens of each row.
         """
         return recurrence(Tokens(q, k, v, g, beta), state, rows, q_lens)
+
+    def delta_net(
+        self, given: DeltaInputs, heads: DeltaHeads, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]
+    ) -> torch.Tensor:
+        """Return the `recurrence` of a gated delta net.
+
+        q and k are divided by their lengths, and q by the root of `key_dim`. The decay is
+        `decay_rates * softplus(steps + step_bias)`, and beta is `sigmoid(rates)`. Rows of inputs may be strided.
+        """
+        return self.recurrence(*given.tokens(heads), state, rows, q_lens)
+
+    def mamba2(
+        self, given: Mamba2Inputs, heads: Mamba2Heads, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]
+    ) -> torch.Tensor:
+        """Return the `recurrence` of Mamba-2, and `skip * v` added to it.
+
+        A step is `softplus(steps + step_bias)` within the limits, the decay is `decay_rates * step`, and v counts times
+        its step. Rows of inputs may be strided.
+        """
+        found = self.recurrence(*given.tokens(heads), state, rows, q_lens)
+        return found + given.v.to(found.dtype) * heads.skip.unsqueeze(-1)
+
+    def gated_norm(self, x: torch.Tensor, gate: torch.Tensor, norm: Norm, *, gates_first: bool) -> torch.Tensor:
+        """Return the root mean square norm of each group of x, times the gate's silu.
+
+        Args:
+            x: [N, groups, size], in `compute_dtype` of the gate.
+            gate: [N, groups, size].
+            norm: its weight is [size], or [groups, size].
+            gates_first: the norm is that of `x * silu(gate)`.
+
+        Returns:
+            [N, groups * size] in the gate's dtype.
+        """
+        factor = functional.silu(gate.to(x.dtype))
+        if gates_first:
+            x = x * factor
+        x = norm.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.eps))
+        return (x if gates_first else x * factor).to(gate.dtype).flatten(1)
 
 
 def dense_rows(x: torch.Tensor) -> torch.Tensor:

@@ -23,8 +23,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import torch
+from torch.nn import functional
 
 from sluice.attention.states import BLOCK, LayerState, StateRows, StateSpec
+
+LENGTH_EPS = 1e-6
+"""Added to the square of the length by which a gated delta net divides q and k."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,67 @@ class Tokens(NamedTuple):
         """Return those of some tokens."""
         beta = None if self.beta is None else self.beta[tokens]
         return Tokens(self.q[tokens], self.k[tokens], self.v[tokens], self.g[tokens], beta)
+
+
+class DeltaHeads(NamedTuple):
+    """Numbers of the heads of a gated delta net, each [value_heads] in the state's dtype."""
+
+    decay_rates: torch.Tensor
+    """Below 0."""
+    step_bias: torch.Tensor
+
+
+class DeltaInputs(NamedTuple):
+    """What the convolution and the projections of a gated delta net give for some tokens."""
+
+    q: torch.Tensor
+    """[N, key_heads, key_dim]"""
+    k: torch.Tensor
+    v: torch.Tensor
+    """[N, value_heads, value_dim]"""
+    steps: torch.Tensor
+    """[N, value_heads], as `rates`"""
+    rates: torch.Tensor
+
+    def tokens(self, heads: DeltaHeads) -> Tokens:
+        """Return the inputs of the recurrence."""
+        wide = heads.decay_rates.dtype
+        q = _of_length_1(self.q.to(wide)) * self.q.shape[-1] ** -0.5
+        g = heads.decay_rates * functional.softplus(self.steps.to(wide) + heads.step_bias)
+        return Tokens(q, _of_length_1(self.k.to(wide)), self.v, g, torch.sigmoid(self.rates).to(wide))
+
+
+class Mamba2Heads(NamedTuple):
+    """Numbers of the heads of Mamba-2, each [value_heads] in the state's dtype."""
+
+    decay_rates: torch.Tensor
+    """Below 0."""
+    step_bias: torch.Tensor
+    skip: torch.Tensor
+    limits: tuple[float, float]
+    """Of a step."""
+
+
+class Mamba2Inputs(NamedTuple):
+    """What the convolution and the projection of Mamba-2 give for some tokens. There q is C, k is B and v is x."""
+
+    q: torch.Tensor
+    """[N, key_heads, key_dim]"""
+    k: torch.Tensor
+    v: torch.Tensor
+    """[N, value_heads, value_dim]"""
+    steps: torch.Tensor
+    """[N, value_heads]"""
+
+    def tokens(self, heads: Mamba2Heads) -> Tokens:
+        """Return the inputs of the recurrence."""
+        wide = heads.decay_rates.dtype
+        steps = functional.softplus(self.steps.to(wide) + heads.step_bias).clamp(*heads.limits)
+        return Tokens(self.q, self.k, self.v.to(wide) * steps.unsqueeze(-1), steps * heads.decay_rates, None)
+
+
+def _of_length_1(heads: torch.Tensor) -> torch.Tensor:
+    return heads * torch.rsqrt(heads.pow(2).sum(-1, keepdim=True) + LENGTH_EPS)
 
 
 def recurrence(tokens: Tokens, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]) -> torch.Tensor:

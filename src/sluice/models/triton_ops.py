@@ -7,8 +7,10 @@ import torch
 from sluice.attention.base import LayerKV, PagedKV
 from sluice.attention.triton.kv import TritonKV
 from sluice.kernels.triton.gates import CODES, gate_rows, gate_rows_to_fp8
+from sluice.kernels.triton.lora import LoraMatrices, add_lora
 from sluice.kernels.triton.norms import MAX_SIZE, norm_rows
 from sluice.kernels.triton.rotary import Destination, HeadNorm, rotate
+from sluice.models.blocks.lora import LoraSlots, wide_rows
 from sluice.models.fp8_rows import Fp8Rows, Rows
 from sluice.models.ops import Angles, HeadNorms, Norm, Ops, dense_rows
 
@@ -57,6 +59,17 @@ class TritonOps(Ops):
         if to_fp8:
             return Fp8Rows(*gate_rows_to_fp8(gate, up, activation), gate.dtype)
         return gate_rows(gate, up, activation)
+
+    def add_lora(self, y: torch.Tensor, x: Rows, tokens: torch.Tensor, slots: LoraSlots) -> None:
+        if slots.a.dtype not in TYPES:
+            super().add_lora(y, x, tokens, slots)
+            return
+        add_lora(
+            y,
+            dense_rows(wide_rows(x)),
+            tokens,
+            LoraMatrices(slots.a, slots.b, slots.ranks, slots.scales, slots.outputs),
+        )
 
 
 def _normed(x: torch.Tensor, delta: torch.Tensor | None, norm: Norm) -> tuple[torch.Tensor, Rows]:

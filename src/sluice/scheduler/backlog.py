@@ -23,7 +23,7 @@ def _cached_len(kv: KVManager, request: Request) -> int:
     """Return how many of a waiting request's tokens are cached, on the device or behind it, as far as was searched.
     Only what has changed since the last time is searched: engines are asked once a second."""
     find_anywhere(kv, request)
-    return len(request.found) * kv.page_size
+    return kv.usable(request.found) * kv.page_size
 
 
 def cached_anywhere(kv: KVManager, tokens: array[int], most: int, extra_key: str) -> int:

@@ -107,9 +107,11 @@ class BatchBuilder:
         start = request.scheduled
         end = start + length
         known = len(request.tokens)
-        row = tuple(lease.pages) if request.slot in self._opened else ()
+        is_new = request.slot in self._opened
+        row = tuple(lease.pages) if is_new else ()
         self._opened.discard(request.slot)
         new_pages = lease.extend(end) if end > lease.capacity else ()
+        window_pages = lease.new_window_pages(len(new_pages), is_new=is_new) if is_new or new_pages else ()
         masked = 0
         is_last = end == known + request.pending
         if request.block_size:
@@ -132,6 +134,7 @@ class BatchBuilder:
                 is_last and request.embeds,
                 masked,
                 0 if self._states is None else min(end, known - 1),
+                new_window_pages=window_pages,
             )
         )
         self.num_tokens += length
@@ -166,12 +169,14 @@ class BatchBuilder:
             lease = request.lease
             assert isinstance(lease, ResidentLease), f"request {request.id} is not resident: {lease}"
             new_pages = lease.extend(end) if end > lease.capacity else ()
+            window_pages = lease.new_window_pages(len(new_pages), is_new=False)
             drafted.append(
                 chunk._replace(
                     length=chunk.length + len(ids),
                     token_ids=chunk.token_ids if in_runner else (*chunk.token_ids, *ids),
                     new_pages=chunk.new_pages + new_pages,
                     num_drafts=len(ids),
+                    new_window_pages=chunk.new_window_pages + window_pages,
                 )
             )
             request.drafts = len(ids)
@@ -195,6 +200,7 @@ class BatchBuilder:
             embeds=more.embeds,
             num_drafts=more.num_drafts,
             firm=more.firm,
+            new_window_pages=before.new_window_pages + more.new_window_pages,
         )
 
     def add_slice(self, chunk_slice: ChunkSlice, load: StepLoad) -> None:
@@ -209,8 +215,10 @@ class BatchBuilder:
         lease, start = request.lease, request.scheduled
         assert isinstance(lease, ResidentLease) and length > 0, f"request {request.id}: {length} tokens, lease {lease}"
         end = start + length
-        cached = tuple(lease.pages) if request.slot in self._opened else ()
+        is_new = request.slot in self._opened
+        cached = tuple(lease.pages) if is_new else ()
         self._opened.discard(request.slot)
+        new_pages = lease.extend(end) if end > lease.capacity else ()
         is_last = end == len(request.tokens)
         chunk = Chunk(
             request_id=request.id,
@@ -218,11 +226,12 @@ class BatchBuilder:
             start=start,
             length=length,
             token_ids=tuple(request.tokens[start:end]),
-            new_pages=cached + (lease.extend(end) if end > lease.capacity else ()),
+            new_pages=cached + new_pages,
             samples=is_last and not request.embeds,
             targets=request.targets(start, end),
             embeds=is_last and request.embeds,
             firm=0 if self._states is None else min(end, len(request.tokens) - 1),
+            new_window_pages=lease.new_window_pages(len(new_pages), is_new=is_new),
         )
         request.sliced = SlicedChunk(chunk)
 

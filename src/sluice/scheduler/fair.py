@@ -233,7 +233,7 @@ def takes_turns(state: SchedulerState, adder: PrefillAdder, first: Request) -> b
 def remaining(state: SchedulerState, request: Request) -> int:
     """Return the uncached tokens left to plan. The path of a waiting request was just brought up to date."""
     if request.status is Status.WAITING:
-        return request.horizon - len(request.path) * state.kv.page_size
+        return request.horizon - state.kv.usable(request.path) * state.kv.page_size
     return request.extend_len
 
 

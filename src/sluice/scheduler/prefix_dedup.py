@@ -9,7 +9,7 @@ leader with a later deadline, which would have it wait as long as itself, unless
 from __future__ import annotations
 
 from sluice.kv.manager import KVManager
-from sluice.scheduler.prefix_match import cached_len
+from sluice.scheduler.prefix_match import cached_path, usable_path
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
 
@@ -18,17 +18,18 @@ def is_follower(state: SchedulerState, request: Request) -> bool:
     """Return whether the next page that a waiting request needs is being computed or loaded for another one. Brings
     the request's `path` up to date."""
     kv = state.kv
-    end = cached_len(kv, request) + kv.page_size
+    path = cached_path(kv, request)
+    end = (len(path) + 1) * kv.page_size
     if end > request.cacheable or not kv.tree.enabled:
         return False
     if kv.tiers.num_loading and kv.is_loading(request.tokens, request.path, request.cacheable, request.extra_key):
         return True
     if not state.computing:
         return False
-    wanted = kv.next_page(request.tokens, request.path, request.extra_key)
+    wanted = kv.next_page(request.tokens, path, request.extra_key)
     return any(
         other.lease is not None
-        and len(other.lease.path) == len(request.path)
+        and len(other.lease.path) == len(path)
         and kv.next_page(other.tokens, other.lease.path, other.extra_key) == wanted
         for other in state.computing.values()
         if not state.waiting.by_deadline or other.scheduled >= end or other.ttft_deadline <= request.ttft_deadline
@@ -38,9 +39,9 @@ def is_follower(state: SchedulerState, request: Request) -> bool:
 def are_duplicates(kv: KVManager, one: Request, other: Request) -> bool:
     """Return whether two requests wait for the same page: if one of them is admitted, the other will be held back.
     Their paths must be up to date."""
-    return (
-        one.status is other.status is Status.WAITING
-        and kv.tree.enabled
-        and (len(one.path) + 1) * kv.page_size <= min(one.cacheable, other.cacheable)
-        and kv.next_page(one.tokens, one.path, one.extra_key) == kv.next_page(other.tokens, other.path, other.extra_key)
+    if not (one.status is other.status is Status.WAITING and kv.tree.enabled):
+        return False
+    path, its = usable_path(kv, one), usable_path(kv, other)
+    return (len(path) + 1) * kv.page_size <= min(one.cacheable, other.cacheable) and (
+        kv.next_page(one.tokens, path, one.extra_key) == kv.next_page(other.tokens, its, other.extra_key)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sluice.kv.manager import KVManager
+from sluice.kv.nodes import Node
 from sluice.scheduler.request import Request
 
 FOUND_AT_ONCE = 4096
@@ -12,8 +13,20 @@ FOUND_AT_ONCE = 4096
 def cached_len(kv: KVManager, request: Request) -> int:
     """Return how many tokens of a waiting request are cached on the device now, as far as it may use them. Brings its
     `path` up to date."""
+    return len(cached_path(kv, request)) * kv.page_size
+
+
+def cached_path(kv: KVManager, request: Request) -> list[Node]:
+    """Return the nodes of these tokens: of the request's `path`, which it brings up to date, those behind which it can
+    go on."""
     kv.match(request.tokens, request.cacheable, request.extra_key, request.path)
-    return len(request.path) * kv.page_size
+    return usable_path(kv, request)
+
+
+def usable_path(kv: KVManager, request: Request) -> list[Node]:
+    """Return the same of a request whose `path` is up to date."""
+    count = kv.usable(request.path)
+    return request.path if count == len(request.path) else request.path[:count]
 
 
 def find_anywhere(kv: KVManager, request: Request, most: int = FOUND_AT_ONCE) -> None:

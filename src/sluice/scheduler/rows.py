@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sluice.kv.manager import ResidentLease
 from sluice.scheduler.drafting.drafter import Drafter
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
@@ -34,6 +35,8 @@ def advance(state: SchedulerState, request: Request, chunk: Chunk, row: Output, 
     if end // page_size > chunk.start // page_size:
         assert request.lease is not None, f"request {request.id} was computed without pages"
         request.lease.publish(request.tokens, end)
+    if isinstance(request.lease, ResidentLease):
+        request.lease.leave(request.tokens, end)
     reason = FinishReason.STOP if chunk.embeds else reason
     outputs: list[Output] = []
     if tokens or of_targets or chunk.embeds:

@@ -9,7 +9,7 @@ from sluice.kv.manager import KVManager
 from sluice.scheduler.drafting.measured_drafter import drafter_of
 from sluice.scheduler.pacer import Pacing
 from sluice.scheduler.scheduler import Scheduler
-from sluice.types import DraftLimits, OffloadLimits, SchedulerLimits, TierLimits
+from sluice.types import DraftLimits, OffloadLimits, SchedulerLimits, TierLimits, WindowLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class SchedulerSetup:
     """What is known of the machine's speed. Used with an ITL target."""
     drafting: DraftLimits | None = None
     """What guesses tokens ahead. None: nothing does."""
+    windows: WindowLimits | None = None
+    """The pages of layers with a window. None: all layers have the same pages."""
 
     def build(self, events: NoEvents = NO_EVENTS) -> Scheduler:
         """Return a scheduler with an empty pool.
@@ -46,6 +48,7 @@ class SchedulerSetup:
             tiers=self.tiers,
             offload=self.offload,
             events=events,
+            windows=self.windows,
         )
         drafter = None if self.drafting is None else drafter_of(self.drafting, self.limits.num_draft_tokens)
         return Scheduler(self.limits, kv, pacing=self.pacing, drafter=drafter)

@@ -15,6 +15,7 @@ from sluice.testing.blocks import ShadowBlocks
 from sluice.testing.grammars import is_complete
 from sluice.testing.oracle import digests, shadow_embedding, shadow_logprobs, verified
 from sluice.testing.tiers import Content, ShadowTiers
+from sluice.testing.windows import ShadowWindows
 from sluice.types import (
     BatchPlan,
     BatchResult,
@@ -26,6 +27,7 @@ from sluice.types import (
     Submit,
     Tier,
     TokenLogprobs,
+    WindowLimits,
 )
 
 
@@ -57,6 +59,7 @@ class ShadowRunner:
         guess: called with the tokens of a request, the request and a number of drafts, where a chunk leaves them to the
             runner.
         block_size: tokens that it fills in at a time, as a model of block diffusion; 0: it generates token by token.
+        windows: pages of layers with a window, in which all that a chunk's queries see must be; None: there are none.
 
     >>> from sluice.testing import resolved
     >>> from sluice.types import NewSlot, Submit
@@ -82,7 +85,9 @@ class ShadowRunner:
         mask_is_late: Callable[[int], bool] = lambda number: False,
         guess: Callable[[Sequence[int], Submit, int], tuple[int, ...]] = lambda tokens, submit, count: (0,) * count,
         block_size: int = 0,
+        windows: WindowLimits | None = None,
     ) -> None:
+        self._windows = None if windows is None else ShadowWindows(windows, page_size)
         self._guess = guess
         self._blocks = ShadowBlocks(block_size, vocab_size) if block_size else None
         self._mask_is_late = mask_is_late
@@ -146,6 +151,8 @@ class ShadowRunner:
             self._lost.discard(new.slot)
             if self._blocks is not None:
                 self._blocks.opened(new.slot)
+            if self._windows is not None:
+                self._windows.opened(new.slot)
         slice_errors = [
             RowError(index, error)
             for index, part in enumerate(plan.slices)
@@ -157,6 +164,9 @@ class ShadowRunner:
                 self._compute_layers(part, written)
         for chunk in plan.chunks:
             self._write(chunk, written)
+        if self._windows is not None:
+            for chunk in plan.chunks:
+                self._windows.check(chunk, self._contents(chunk.slot, chunk.end))
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
         rows = [((), 0) if chunk.slot in self._lost else self._sample(chunk) for chunk in sampling]
         sampled = tuple(brought for brought, _ in rows)
@@ -223,7 +233,7 @@ class ShadowRunner:
             place = self._place(chunk.slot, position)
             assert place not in written, f"two rows of a step write page slot {place}"
             written.add(place)
-            self._kv[place] = (-1, part.stop)
+            self._put(chunk.slot, position, (-1, part.stop))
 
     def _contents(self, slot: int, end: int) -> list[tuple[int, int] | None]:
         """What is at a slot's first `end` positions."""
@@ -256,13 +266,21 @@ class ShadowRunner:
             place = self._place(chunk.slot, position)
             assert place not in written, f"two rows of a step write page slot {place}"
             written.add(place)
-            self._kv[place] = (position, token)
+            self._put(chunk.slot, position, (position, token))
+
+    def _put(self, slot: int, position: int, held: tuple[int, int]) -> None:
+        """Write to a position of a slot, in all layers."""
+        self._kv[self._place(slot, position)] = held
+        if self._windows is not None:
+            self._windows.write(slot, position, held)
 
     def _extend(self, chunk: Chunk) -> None:
         """Put a chunk's new pages where they belong in its row."""
         if chunk.new_pages:
             row = self._rows[chunk.slot]
             row[-(-chunk.end // self._page_size) - len(chunk.new_pages) :] = chunk.new_pages
+        if self._windows is not None:
+            self._windows.extend(chunk)
 
     def _seen(self, chunk: Chunk) -> list[int]:
         """Return the tokens that the pages hold up to a chunk's end, drafts included."""

@@ -61,3 +61,4 @@ from sluice.types.tiers import (
     TierUse,
     why_none_longer,
 )
+from sluice.types.windows import WindowLimits

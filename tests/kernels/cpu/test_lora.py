@@ -7,37 +7,17 @@ import torch
 from torch import nn
 
 from compiled import TILES, all_kernels, level_name
+from lora_slots import drawn, drawn_slots
 from sluice.kernels.cpu.library import Kernels
-from sluice.models.blocks.lora import NO_ADAPTER, LoraPair, LoraSlots, add_lora
+from sluice.models.blocks.lora import NO_ADAPTER, add_lora
 from sluice.models.native_ops import NativeOps
 from sluice.models.ops import Ops
 from sluice.models.packers import NativePacker
-from sluice.types.adapters import AdapterLimits
 
 ALL = all_kernels()
 SIZES = [(64, (32, 16, 16)), (44, (33,)), (1030, (600, 40)), (33, (20, 12)), (96, (600, 600))]
 """Inputs, and outputs of the parts: whole vectors or not, several items or one."""
-RANKS = (1, 3, 16, 8, 5)
 ROWS = 53
-
-
-def drawn(seed: int, *size: int) -> torch.Tensor:
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
-def slots_of(inputs: int, outputs: tuple[int, ...]) -> LoraSlots:
-    """Return adapters of which some leave a part as it is; what they do not fill is not a number."""
-    slots = LoraSlots(AdapterLimits(len(RANKS), 16), inputs, outputs, torch.bfloat16, torch.device("cpu"))
-    slots.a.fill_(torch.nan)
-    slots.b.fill_(torch.nan)
-    for slot, rank in enumerate(RANKS):
-        parts = [part for part in range(len(outputs)) if (slot + part) % 4 != 3]
-        pairs = {
-            part: LoraPair(drawn(slot, rank, inputs), drawn(9 + slot + part, outputs[part], rank), 0.3 + slot)
-            for part in parts
-        }
-        slots.load(slot, pairs)
-    return slots
 
 
 def tokens_of(rows: int) -> torch.Tensor:
@@ -53,7 +33,7 @@ def test_the_sums_are_those_of_the_definition(
     kernels: Kernels, dtype: torch.dtype, inputs: int, outputs: tuple[int, ...]
 ) -> None:
     """A rank, a part or an element too many or too few, and rows without an adapter that are changed."""
-    slots, tokens = slots_of(inputs, outputs), tokens_of(ROWS)
+    slots, tokens = drawn_slots(inputs, outputs), tokens_of(ROWS)
     x = drawn(5, ROWS, inputs + 6)[:, 3 : inputs + 3]
     before = drawn(6, ROWS, sum(outputs)).to(dtype)
     found, wanted = before.clone(), before.clone()
@@ -70,7 +50,7 @@ def test_the_sums_are_those_of_the_definition(
 @torch.inference_mode()
 def test_a_row_does_not_depend_on_other_rows(kernels: Kernels, inputs: int, outputs: tuple[int, ...]) -> None:
     """Otherwise the streams beside a request would change its tokens."""
-    slots, tokens, ops = slots_of(inputs, outputs), tokens_of(ROWS), NativeOps(kernels)
+    slots, tokens, ops = drawn_slots(inputs, outputs), tokens_of(ROWS), NativeOps(kernels)
     x, before = drawn(5, ROWS, inputs), drawn(6, ROWS, sum(outputs))
     together = before.clone()
     ops.add_lora(together, x, tokens, slots)
@@ -87,7 +67,7 @@ def test_gated_rows_without_an_adapter_keep_their_bits(kernels: Kernels, activat
     """A stream without an adapter whose tokens change when one with an adapter joins its step."""
     gate, up = (nn.Linear(44, 96, bias=False, dtype=torch.bfloat16).requires_grad_(False) for _ in range(2))
     layer = NativePacker(kernels).gated(gate, up, activation=activation)
-    slots, tokens, ops = slots_of(44, (96, 96)), tokens_of(ROWS), NativeOps(kernels)
+    slots, tokens, ops = drawn_slots(44, (96, 96)), tokens_of(ROWS), NativeOps(kernels)
     x = drawn(5, ROWS, 44)
     plain, adapted = layer(x, ops), layer.adapted(x, ops, tokens, slots)
     has_none = tokens == NO_ADAPTER

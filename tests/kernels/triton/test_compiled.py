@@ -23,7 +23,7 @@ from paper_gpu import compiled, use
 from sluice.attention.triton.kv import TritonKV
 from sluice.models.ops import Angles, HeadNorms, Norm
 from sluice.models.triton_ops import TritonOps
-from sluice.kernels.triton import experts, fp8, gates, int4_linear, norms, penalties, rotary, sampling, totals
+from sluice.kernels.triton import experts, fp8, gates, int4_linear, lora, norms, penalties, rotary, sampling, totals
 
 use(90)
 dtype, ops, vocab = torch.bfloat16, TritonOps(), 151936
@@ -49,6 +49,10 @@ for rows in (1, 2, 3, 16, 17):
     inner = torch.empty(8 * rows, 512, dtype=dtype)
     found = experts.expert_linear(inner, weights, pairs, is_sorted=True)
     experts.weighted_sums(found, pairs, torch.empty(rows, 8))
+    a, b = torch.empty(4, 2, 16, 1024, dtype=dtype), torch.empty(4, 16, 224, dtype=dtype)[..., :192]
+    ranks = torch.empty(4, 2, dtype=torch.int32)
+    matrices = lora.LoraMatrices(a, b, ranks, torch.empty(4, 2), (128, 64))
+    lora.add_lora(torch.empty(rows, 192, dtype=dtype), x, torch.empty(rows, dtype=torch.int32), matrices)
     q, k, v = torch.empty(rows, 8, 64, dtype=dtype).split((4, 2, 2), 1)
     angles = Angles(*(torch.empty(rows, 1, 64, dtype=dtype) for _ in range(2)))
     # Parts of one buffer, aligned only for some numbers of rows.
@@ -63,7 +67,7 @@ for rows in (1, 2, 3, 16, 17):
     totals.totals(logits)
 every = [norms._norm_rows, gates._gate_rows, rotary._rotate_and_store, penalties._penalize]
 every += [gates._gate_rows_to_fp8, fp8._quantize_rows, int4_linear._int4_linear]
-every += [experts._expert_linear, experts._weighted_sums]
+every += [experts._expert_linear, experts._weighted_sums, lora._shrink, lora._expand]
 every += [totals._partial, totals._combine, sampling._maxima, sampling._write_keys, sampling._thresholds]
 for found in compiled(*every, sampling._best, sampling._choose):
     print(found.name, found.spilled)
@@ -89,7 +93,7 @@ def test_compiles_once_for_all_batches(tmp_path: Path) -> None:
     assert times.pop("_int4_linear") == 4, "for a few rows and for more, in two kinds of groups"
     assert times.pop("_expert_linear") == 2, "of rows for several pairs each, and of rows of pairs"
     assert set(times.values()) == {1}, times
-    assert len(times) == 13
+    assert len(times) == 15
     assert all(spilled == "0" for _, spilled in found), found
 
 

@@ -138,7 +138,6 @@ def test_the_digest_is_of_the_content(model: Decoder, tmp_path: Path) -> None:
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "dora": ({"use_dora": True}, "use_dora = True is not supported; accepted: False"),
     "bias": ({"bias": "all"}, "bias = 'all' is not supported; accepted: 'none'"),
-    "modules": ({"modules_to_save": ["lm_head"]}, r"modules_to_save = \['lm_head'\] is not supported"),
     "pissa": ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa' is not supported; accepted: True or False"),
     "invocation": ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
     "other kind": ({"peft_type": "IA3"}, "peft_type must be LORA, got 'IA3'"),
@@ -155,6 +154,43 @@ def test_a_config_that_asks_for_more(model: Decoder, tmp_path: Path, name: str) 
     fields, message = CONFIGS[name]
     with pytest.raises(AdapterError, match=message):
         read(LORA.save(tiny_models.llama(), tmp_path, **fields), model)
+
+
+HEAD = "base_model.model.lm_head.weight"
+EMBEDDING = "base_model.model.model.embed_tokens.base_layer.weight"
+
+
+def save_with_modules(folder: Path, made: Any, change: float = 0.0) -> Path:
+    """Write an adapter that holds the head and the embedding, too."""
+    LORA.save(made, folder, modules_to_save=["lm_head"])
+    tensors = load_file(folder / WEIGHTS)
+    weights = made.state_dict()
+    tensors[HEAD] = weights["lm_head.weight"] + change
+    tensors[EMBEDDING] = weights["model.embed_tokens.weight"].clone()
+    save_file(tensors, folder / WEIGHTS)
+    return folder
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_whole_weights_that_are_those_of_the_model(model: Decoder, tmp_path: Path, tied: bool) -> None:
+    """PEFT stores what it was told to, changed or not."""
+    made = tiny_models.llama(tie_word_embeddings=tied)
+    made.save_pretrained(tmp_path / "base")
+    folder = save_with_modules(tmp_path / "adapter", made)
+    adapter = read_adapter(folder, "mine", model, LIMITS, tmp_path / "base")
+    plain = read(LORA.save(made, tmp_path / "plain"), model)
+    assert adapter.pairs.keys() == plain.pairs.keys()
+    with pytest.raises(AdapterError, match="can only be compared with the weights of a Hugging Face folder"):
+        read(folder, model)
+
+
+def test_whole_weights_that_were_trained(model: Decoder, tmp_path: Path) -> None:
+    """An adapter that is computed with the head of the base model."""
+    made = tiny_models.llama()
+    made.save_pretrained(tmp_path / "base")
+    folder = save_with_modules(tmp_path / "adapter", made, change=1e-3)
+    with pytest.raises(AdapterError, match=r"holds lm_head\.weight itself, with other values than the base model's"):
+        read_adapter(folder, "mine", model, LIMITS, tmp_path / "base")
 
 
 def without_half(tensors: dict[str, torch.Tensor]) -> None:

@@ -103,6 +103,11 @@ class LoraSlots:
         self.load(slot, {})
 
 
+def wide_rows(x: Rows) -> torch.Tensor:
+    """Return the inputs of a layer in the dtype of the model."""
+    return (x.values.float() * x.scales[:, None]).to(x.dtype) if isinstance(x, Fp8Rows) else x
+
+
 def add_lora(y: torch.Tensor, x: Rows, tokens: torch.Tensor, slots: LoraSlots) -> None:
     """Add to a layer's outputs what the adapters of their rows give: the definition that kernels follow.
 
@@ -113,7 +118,7 @@ def add_lora(y: torch.Tensor, x: Rows, tokens: torch.Tensor, slots: LoraSlots) -
         x: [N, in_features], the layer's inputs.
         tokens: [N] int32, the slot of each row's adapter, or `NO_ADAPTER`.
     """
-    rows = x.values.float() * x.scales[:, None] if isinstance(x, Fp8Rows) else x
+    rows = wide_rows(x)
     wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
     for slot in tokens.unique().tolist():
         if slot == NO_ADAPTER:

@@ -17,18 +17,19 @@ from sluice.types.adapters import AdapterInfo, AdapterLimits
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def read_adapter(path: Path, name: str, model: Decoder, limits: AdapterLimits) -> Adapter:
+def read_adapter(path: Path, name: str, model: Decoder, limits: AdapterLimits, base: Path | None = None) -> Adapter:
     """Read an adapter: a folder of PEFT, or a GGUF file. This takes as long as reading the file several times.
 
     Args:
         name: what requests call it.
         model: that it is to be added to, or a rank's part of it.
+        base: the model's folder, if it is one of Hugging Face.
 
     Raises:
         AdapterError: it cannot be read or is not supported, is not of this model, or is larger than the limits.
     """
     if path.is_dir():
-        stored = read_peft(path, model, limits)
+        stored = read_peft(path, model, limits, base)
     elif path.is_file():
         stored = read_gguf_adapter(path, model)
     else:

@@ -15,17 +15,19 @@ from safetensors.torch import load
 from sluice.models.adapters import AdapterError, own_names, parts_by_path
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.decoder import Decoder
+from sluice.models.formats.saved_modules import refuse_changed
 from sluice.models.formats.stored_adapter import StoredAdapter, StoredMatrix, StoredPair
 from sluice.types.adapters import AdapterLimits
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 ENDS = (".lora_A.weight", ".lora_B.weight")
+WHOLE = (".weight", ".bias")
+"""Ends of the names of weights of the model itself."""
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_dora": (False,),
     "bias": ("none",),
     "lora_bias": (False,),
-    "modules_to_save": ([],),
     "layer_replication": ([],),
     "trainable_token_indices": ([], {}),
     "target_parameters": ([],),
@@ -45,8 +47,11 @@ MOST_REPEATS = 3
 """Repetitions in an expression of `rank_pattern` or `alpha_pattern`: with many, a search takes forever."""
 
 
-def read_peft(folder: Path, model: Decoder, limits: AdapterLimits) -> StoredAdapter:
+def read_peft(folder: Path, model: Decoder, limits: AdapterLimits, base: Path | None = None) -> StoredAdapter:
     """Read an adapter of PEFT.
+
+    Args:
+        base: the model's folder, if it is one of Hugging Face.
 
     Raises:
         AdapterError: a file is missing or broken, the config asks for what is not supported, or a tensor is of no layer
@@ -57,7 +62,13 @@ def read_peft(folder: Path, model: Decoder, limits: AdapterLimits) -> StoredAdap
         config = Fields.read(folder / CONFIG)
         _refuse_unsupported(config)
         tensors, digest = _tensors(folder / WEIGHTS, config_bytes, _most_bytes(model, limits))
-        pairs = _pairs(tensors, model)
+        modules = {
+            name: value
+            for name, value in tensors.items()
+            if name.startswith(PREFIX) and name.endswith(WHOLE) and not name.endswith(ENDS)
+        }
+        refuse_changed({name.removeprefix(PREFIX): value for name, value in modules.items()}, base, model.rules)
+        pairs = _pairs({name: value for name, value in tensors.items() if name not in modules}, model)
         return _stored(config, pairs, digest)
     except CheckpointError as error:
         raise AdapterError(str(error)) from None
@@ -76,7 +87,9 @@ def _refuse_unsupported(config: Fields) -> None:
 def _most_bytes(model: Decoder, limits: AdapterLimits) -> int:
     """Return the bytes of the largest file of an adapter of a model, with generous names."""
     parts = parts_by_path(model.config).values()
-    return sum((each.in_features + each.out_features) * limits.max_lora_rank * 8 + 1024 for each in parts)
+    pairs = sum((each.in_features + each.out_features) * limits.max_lora_rank * 8 + 1024 for each in parts)
+    spec = model.config.spec
+    return pairs + 2 * spec.vocab_size * spec.hidden_size * 4  # embedding and head may be there as well
 
 
 def _content(path: Path, most: int) -> bytes:

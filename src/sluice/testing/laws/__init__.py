@@ -23,6 +23,9 @@ Each law has a number, which an error names:
     19  drafts follow known tokens, and do not reach beyond the end of a request
     20  pages of a very long context are found and given back over several steps
     22  a request that waits for its turn, or runs, has its adapter loaded; places for adapters are counted
+    23  what the queries of a chunk see in layers with a window, its request holds
+    26  pages of windows: each is free, or has one owner, and windows that hold one are counted
+    27  a request holds no more pages of windows than are reserved for it
 """
 
 from sluice.testing.laws.lawful import Lawful
@@ -39,6 +42,7 @@ from sluice.testing.laws.state import check_state, counters_are_ordered, quiet_m
 from sluice.testing.laws.tiers import loads_are_apart, tiers_are_conserved
 from sluice.testing.laws.unused import no_budget_is_unused
 from sluice.testing.laws.view import View
+from sluice.testing.laws.windows import window_pages_are_conserved, windows_are_bounded
 
 __all__ = (
     "LawBroken",
@@ -58,5 +62,7 @@ __all__ = (
     "steps_to_prefill",
     "tiers_are_conserved",
     "tree_is_reachable",
+    "window_pages_are_conserved",
+    "windows_are_bounded",
     "writes_are_private",
 )

@@ -18,6 +18,7 @@ from sluice.testing.laws.state import check_state
 from sluice.testing.laws.turns import DecodeTurns
 from sluice.testing.laws.unused import no_budget_is_unused
 from sluice.testing.laws.view import live
+from sluice.testing.laws.windows import WindowRows
 from sluice.types import (
     AdapterSwap,
     BatchPlan,
@@ -55,6 +56,7 @@ class Lawful:
         self._num_sent: dict[int, int] = {}
         self._turns = DecodeTurns()
         self._openings = Openings()
+        self._windows = WindowRows()
 
     @property
     def has_work(self) -> bool:
@@ -133,6 +135,7 @@ class Lawful:
         self._chunks_tile(plan)
         rows = self._rows_follow(plan)
         self._writes_are_undisturbed(plan, rows)
+        self._windows.planned(self.state, plan)
         self.in_flight.append((plan, rows))
         self._nothing_in_flight_is_free()
         self._pending_is_in_flight()
@@ -142,6 +145,7 @@ class Lawful:
         if self.in_flight[0][0] is not plan:
             raise LawBroken(f"plan {plan.step} is committed out of order")
         del self.in_flight[0]
+        self._windows.ended()
         self._note_ends(plan, result)
         return self._checked(self.scheduler.commit(plan, result, micros))
 
@@ -167,6 +171,7 @@ class Lawful:
         if self.in_flight[0][0] is not plan:
             raise LawBroken(f"plan {plan.step} fails out of order")
         del self.in_flight[0]
+        self._windows.ended()
         return self._checked(self.scheduler.fail(plan, error, launched=launched))
 
     def copied(self, done: Sequence[CopyDone]) -> list[Output]:
@@ -363,6 +368,7 @@ class Lawful:
 
     def _nothing_in_flight_is_free(self) -> None:
         """10. No page or slot of an uncommitted plan is free or belongs to another request."""
+        self._windows.check(self.state)
         free = self.state.kv.pool.free_pages()
         holders = {request.slot: request.id for request in live(self.state)}
         for plan, rows in self.in_flight:

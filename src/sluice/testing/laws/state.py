@@ -25,10 +25,11 @@ from sluice.testing.laws.tiers import (
     tiers_are_conserved,
 )
 from sluice.testing.laws.view import View
+from sluice.testing.laws.windows import window_pages_are_conserved, windows_are_bounded
 
 
 def check_state(state: SchedulerState) -> None:
-    """Check laws 1 to 6, and 22."""
+    """Check laws 1 to 6, 22, 26 and 27."""
     view = View(state)
     adapters_are_loaded(state)
     pages_are_conserved(view)
@@ -38,6 +39,8 @@ def check_state(state: SchedulerState) -> None:
     found_nodes_are_found_again(state)
     offloaded_pages_are_conserved(view)
     loads_are_apart(view)
+    window_pages_are_conserved(view)
+    windows_are_bounded(view)
     for request in state.requests.values():
         counters_are_ordered(request)
     for request, resident in view.resident:
@@ -179,3 +182,6 @@ def quiet_means_empty(state: SchedulerState) -> None:
         raise LawBroken(f"law 15: pages of {uses} are held after a flush")
     if not (state.kv.pool.num_free == state.kv.num_pages and state.kv.tree.num_pages == 0):
         raise LawBroken(f"law 15: {state.kv.pool.num_free} of {state.kv.num_pages} pages free after a flush")
+    windows = state.kv.windows
+    if windows is not None and windows.pool.num_free < windows.pool.num_pages:
+        raise LawBroken(f"law 15: {windows.pool.num_free} of {windows.pool.num_pages} pages of windows free")

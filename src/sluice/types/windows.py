@@ -1,0 +1,15 @@
+"""WindowLimits: the pages of layers that see a window of the latest positions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class WindowLimits(NamedTuple):
+    """Layers whose queries see the latest positions alone, and which have pages of their own."""
+
+    length: int
+    """Positions that a query sees at most, its own included."""
+    num_pages: int
+    """Pages of these layers on the device: at least as many as running requests need at once, so that none ever waits
+    for one. More of them keep what other requests may find again."""
