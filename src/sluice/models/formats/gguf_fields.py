@@ -194,7 +194,7 @@ class ArchitectureFields:
         given, layers = self._metadata.get(f"{self.name}.{field}"), self.integer("block_count")
         if given is None:
             return []
-        flags: list[Any] = given.numbers() if isinstance(given, Items) and not given.holds_texts else []
+        flags = list(given.numbers()) if isinstance(given, Items) and not given.holds_texts else []
         if len(flags) != layers:
             raise self.error(field, f"one for each of {layers} layers")
         return [bool(flag) for flag in flags]
