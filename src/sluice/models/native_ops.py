@@ -8,11 +8,14 @@ from torch.nn import functional
 from sluice.attention.base import PagedKV
 from sluice.attention.int8 import PackedInt8KV
 from sluice.attention.packed import STEPS, PackedKV, dense_heads
+from sluice.attention.states import LayerState, StateRows
 from sluice.kernels.cpu.abi import CODES, LoraCall, NormCall, SiluMulCall
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.blocks.lora import LoraSlots
 from sluice.models.fp8_rows import Rows, plain
+from sluice.models.native_states import NativeStates, has_kernel
 from sluice.models.ops import ACTIVATIONS, Angles, HeadNorms, Norm, Ops, dense_rows
+from sluice.models.recurrence import DeltaHeads, DeltaInputs, Mamba2Heads, Mamba2Inputs, Tokens
 
 
 class NativeOps(Ops):
@@ -23,6 +26,7 @@ class NativeOps(Ops):
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
+        self._states = NativeStates(kernels)
 
     def norm(self, x: torch.Tensor, norm: Norm) -> Rows:
         return self._norm(dense_rows(x), None, norm) if x.dtype in STEPS else super().norm(x, norm)
@@ -92,6 +96,54 @@ class NativeOps(Ops):
         call.gated, call.activation = gated.data_ptr(), CODES[activation]
         self._kernels.lora(call)
         return gated
+
+    def causal_conv(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str | None,
+        state: LayerState,
+        rows: StateRows,
+        q_lens: tuple[int, ...],
+    ) -> torch.Tensor:
+        if not has_kernel(state.spec):
+            return super().causal_conv(x, weight, bias, activation, state, rows, q_lens)
+        return self._states.causal_conv(x, weight, bias, activation, state, rows, q_lens)
+
+    def recurrence(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor | None,
+        state: LayerState,
+        rows: StateRows,
+        q_lens: tuple[int, ...],
+    ) -> torch.Tensor:
+        if not has_kernel(state.spec):
+            return super().recurrence(q, k, v, g, beta, state, rows, q_lens)
+        return self._states.recurrence(Tokens(q, k, v, g, beta), state, rows, q_lens)
+
+    def delta_net(
+        self, given: DeltaInputs, heads: DeltaHeads, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]
+    ) -> torch.Tensor:
+        if not has_kernel(state.spec):
+            return super().delta_net(given, heads, state, rows, q_lens)
+        return self._states.delta_net(given, heads, state, rows, q_lens)
+
+    def mamba2(
+        self, given: Mamba2Inputs, heads: Mamba2Heads, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]
+    ) -> torch.Tensor:
+        if not has_kernel(state.spec):
+            return super().mamba2(given, heads, state, rows, q_lens)
+        return self._states.mamba2(given, heads, state, rows, q_lens)
+
+    def gated_norm(self, x: torch.Tensor, gate: torch.Tensor, norm: Norm, *, gates_first: bool) -> torch.Tensor:
+        if gate.dtype not in STEPS:
+            return super().gated_norm(x, gate, norm, gates_first=gates_first)
+        return self._states.gated_norm(x, gate, norm, gates_first=gates_first)
 
     def _norm(self, x: torch.Tensor, delta: torch.Tensor | None, norm: Norm) -> torch.Tensor:
         assert norm.weight.dtype == torch.float32, "the kernel reads float32"

@@ -15,7 +15,7 @@
 
 // Increase it, here and in `abi.py`, with every change to the structures below or to their meaning: a library compiled
 // from older sources would read the wrong fields.
-constexpr int ABI_VERSION = 16;
+constexpr int ABI_VERSION = 17;
 
 extern "C" {
 
@@ -210,7 +210,78 @@ struct ReadPartsCall {
 
 enum ReadOutcome { ALL_READ, DIFFERENT, FILE_ENDED, READ_FAILED };
 
-enum Operation { ATTENTION, NORM, ROTATE_STORE, SILU_MUL, PACKED_LINEAR, GROUPED_LINEAR, EMBED_ROWS, EXPERTS, ROUTE, LORA };
+// A row of a call over states (`attention/states.py`): the tokens at [start, end) of a slot.
+struct StateRow {
+    int32_t slot, anchor, start, end, new_anchor;
+    int32_t first;                    // of the call's tokens, that at `start`
+    int32_t first_export, exports;    // among those of the call
+};
+
+struct StateExport {
+    int32_t position, record;
+};
+
+// A convolution over the last tokens of each channel. Strides of what a slot or a record has are named after it.
+struct CausalConvCall {
+    const void* x;           // [N, channels]
+    const float* weight;     // [taps, channels], at most MAX_TAPS
+    const float* bias;       // [channels], or null
+    void* out;               // [N, channels], no gaps
+    void* columns;           // [slots][ring, channels]
+    void* anchor_columns;    // [slots][taps - 1, channels]
+    void* records;           // [records][taps - 1, channels]
+    const StateRow* rows;    // [count]
+    const StateExport* exports;
+    int64_t x_stride, columns_stride, anchor_stride, record_stride;
+    int32_t count, tokens, channels, taps, ring, activation, is_bf16;    // `activation`: SILU or NO_ACTIVATION
+};
+
+constexpr int MAX_TAPS = 16;
+
+// A recurrence over all earlier tokens. key_dim and value_dim are multiples of 16.
+struct RecurrenceCall {
+    const void* q;              // [N, key_heads, key_dim]
+    const void* k;
+    const void* v;              // [N, value_heads, value_dim]
+    const float* g;             // [N, value_heads] log decays, no gaps; null: decay_rates * step, where step is
+                                // softplus(steps + step_bias), at least `least_step` and at most `most_step`
+    const float* beta;          // [N, value_heads], no gaps; null: sigmoid(rates), or without these Mamba-2
+    const void* steps;          // [N, value_heads]
+    const void* rates;          // [N, value_heads]
+    const float* decay_rates;    // [value_heads]
+    const float* step_bias;      // [value_heads]
+    const float* skip;           // [value_heads] of Mamba-2: v counts times its step, and v * skip is added; or null
+    float* out;                 // [N, value_heads, value_dim], no gaps
+    float* s;                   // [slots][value_heads, key_dim, value_dim]
+    float* k_tail;              // [slots][tokens, key_heads, key_dim]
+    float* u_tail;              // [slots][tokens, value_heads, value_dim]
+    float* g_tail;              // [slots][tokens, value_heads]
+    float* records;             // [records], as s
+    const StateRow* rows;       // [count]
+    const StateExport* exports;
+    int64_t q_stride, k_stride, v_stride, steps_stride, rates_stride;
+    int64_t s_stride, k_tail_stride, u_tail_stride, g_tail_stride, record_stride;
+    int32_t count, tokens, key_heads, value_heads, key_dim, value_dim, takes_turns;
+    int32_t is_bf16, is_bf16_v, is_bf16_steps;    // q and k; v; steps and rates
+    float length_eps, q_scale;    // not 0: q and k are divided by the root of their squares and this, and q is scaled
+    float least_step, most_step;
+};
+
+// The root mean square norm of each group of a token, times silu(gate).
+struct GatedNormCall {
+    const float* x;         // [rows / groups, groups, size], no gaps
+    const void* gate;       // [rows / groups, groups, size]
+    const float* weight;    // [size] of the group, `weight_stride` behind that of the group before
+    void* out;              // as x, no gaps
+    int64_t gate_stride, weight_stride;
+    int32_t rows, groups, size, is_bf16, gates_first;    // `gates_first`: the norm is that of x * silu(gate)
+    float eps;
+};
+
+enum Operation {
+    ATTENTION, NORM, ROTATE_STORE, SILU_MUL, PACKED_LINEAR, GROUPED_LINEAR, EMBED_ROWS, EXPERTS, ROUTE, LORA, CAUSAL_CONV,
+    RECURRENCE, GATED_NORM
+};
 
 // One call of a list that is executed in order.
 struct ListedCall {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from enum import IntEnum
 
-VERSION = 16
+VERSION = 17
 """Version of the structures and their meaning, as in `abi.h`."""
 
 
@@ -117,6 +117,49 @@ class LoraCall(ctypes.Structure):
     )
 
 
+class StateRowFields(ctypes.Structure):
+    _fields_ = tuple(
+        (name, c_int32) for name in ("slot", "anchor", "start", "end", "new_anchor", "first", "first_export", "exports")
+    )
+
+
+class StateExport(ctypes.Structure):
+    _fields_ = (("position", c_int32), ("record", c_int32))
+
+
+class CausalConvCall(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "weight", "bias", "out", "columns", "anchor_columns", "records")),
+        *((name, c_void_p) for name in ("rows", "exports")),
+        *((name, c_int64) for name in ("x_stride", "columns_stride", "anchor_stride", "record_stride")),
+        *((name, c_int32) for name in ("count", "tokens", "channels", "taps", "ring", "activation", "is_bf16")),
+    )
+
+
+class RecurrenceCall(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("q", "k", "v", "g", "beta", "steps", "rates", "decay_rates", "step_bias")),
+        *(
+            (name, c_void_p)
+            for name in ("skip", "out", "s", "k_tail", "u_tail", "g_tail", "records", "rows", "exports")
+        ),
+        *((name, c_int64) for name in ("q_stride", "k_stride", "v_stride", "steps_stride", "rates_stride")),
+        *((name, c_int64) for name in ("s_stride", "k_tail_stride", "u_tail_stride", "g_tail_stride", "record_stride")),
+        *((name, c_int32) for name in ("count", "tokens", "key_heads", "value_heads", "key_dim", "value_dim")),
+        *((name, c_int32) for name in ("takes_turns", "is_bf16", "is_bf16_v", "is_bf16_steps")),
+        *((name, c_float) for name in ("length_eps", "q_scale", "least_step", "most_step")),
+    )
+
+
+class GatedNormCall(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "gate", "weight", "out")),
+        *((name, c_int64) for name in ("gate_stride", "weight_stride")),
+        *((name, c_int32) for name in ("rows", "groups", "size", "is_bf16", "gates_first")),
+        ("eps", c_float),
+    )
+
+
 class MaskCall(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("logits", "rows", "bits")),
@@ -165,6 +208,9 @@ class Operation(IntEnum):
     EXPERTS = 7
     ROUTE = 8
     LORA = 9
+    CAUSAL_CONV = 10
+    RECURRENCE = 11
+    GATED_NORM = 12
 
 
 class ListedCall(ctypes.Structure):

@@ -15,6 +15,7 @@
 #include "packing.h"
 #include "plan.h"
 #include "pool.h"
+#include "state_work.h"
 
 #include "crc32c.h"
 #include "masks.h"
@@ -234,6 +235,7 @@ EXPORT void sluice_packed_linear(sluice_engine* engine, const PackedLinearCall* 
 #include "grouped_calls.h"
 #include "expert_calls.h"
 #include "lora_calls.h"
+#include "state_calls.h"
 
 // Execute calls in order, each as if it were made by itself.
 EXPORT void sluice_all(sluice_engine* engine, const ListedCall* calls, int64_t count) {
@@ -249,6 +251,9 @@ EXPORT void sluice_all(sluice_engine* engine, const ListedCall* calls, int64_t c
             case ROUTE: sluice_route(engine, static_cast<const RouteCall*>(call)); break;
             case EXPERTS: sluice_experts(engine, static_cast<const ExpertsCall*>(call)); break;
             case LORA: sluice_lora(engine, static_cast<const LoraCall*>(call)); break;
+            case CAUSAL_CONV: sluice_causal_conv(engine, static_cast<const CausalConvCall*>(call)); break;
+            case RECURRENCE: sluice_recurrence(engine, static_cast<const RecurrenceCall*>(call)); break;
+            case GATED_NORM: sluice_gated_norm(engine, static_cast<const GatedNormCall*>(call)); break;
             case EMBED_ROWS: sluice_embed_rows(engine, static_cast<const EmbedRowsCall*>(call)); break;
         }
     }

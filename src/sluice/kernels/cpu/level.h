@@ -13,6 +13,9 @@
 #include "grouped_linear.h"
 #include "combine.h"
 #include "lora.h"
+#include "causal_conv.h"
+#include "recurrence.h"
+#include "gated_norm.h"
 
 // AMX has no tiles of words, so lanes compute over pages of int8.
 template <class X, class Tiles>
@@ -34,6 +37,9 @@ constexpr Kernels kernels() {
         quantize_runs, grouped_block,
         combine_rows,
         lora_shrink, lora_expand,
+        causal_conv<uint16_t>, causal_conv<float>,
+        recur, keep_keys,
+        gated_norm<uint16_t>, gated_norm<float>,
         bound_pages<uint16_t>, bound_pages<float>,
     };
 }

@@ -9,12 +9,14 @@
 #include "outliers.h"
 #include "packing.h"
 #include "plan.h"
+#include "state_work.h"
 
 #define INL static inline __attribute__((always_inline))
 #define INL_MEMBER inline __attribute__((always_inline))
 #define UNROLLED _Pragma("GCC unroll 32")
 
 constexpr int MAX_HEAD_DIM = 512;
+constexpr int CONV_CHANNELS = 256;    // least of an item
 constexpr int GROUP_STEP = 16;        // inputs that are summed together
 constexpr int TOTALS_BYTES = PART / GROUP_STEP * sizeof(int32_t);
 constexpr int UNPACKED_PARTS = 8;     // that are unpacked together
@@ -72,6 +74,12 @@ struct Kernels {
     void (*grouped_linear)(const GroupedWork&, int part, int block, int from, int until, float* buffer);
     void (*combine)(const CombineCall&, int, int);
     LoraStep lora_shrink, lora_expand;
+    void (*causal_conv_bf16)(const CausalConvCall&, int, int);
+    void (*causal_conv_float)(const CausalConvCall&, int, int);
+    void (*recur)(const RecurrenceCall&, const StateItem&, float* buffer);
+    void (*keep_keys)(const RecurrenceCall&, int, int);
+    void (*gated_norm_bf16)(const GatedNormCall&, int, int);
+    void (*gated_norm_float)(const GatedNormCall&, int, int);
     void (*bound_pages_bf16)(const PageBoundsCall&, int, int);
     void (*bound_pages_float)(const PageBoundsCall&, int, int);
 };

@@ -20,8 +20,10 @@ from typing import Any
 from sluice.kernels.cpu.abi import (
     VERSION,
     AttentionCall,
+    CausalConvCall,
     EmbedRowsCall,
     ExpertsCall,
+    GatedNormCall,
     GroupedLinearCall,
     ListedCall,
     LoraCall,
@@ -31,6 +33,7 @@ from sluice.kernels.cpu.abi import (
     PackBlocksCall,
     PackedLinearCall,
     PageBoundsCall,
+    RecurrenceCall,
     RotateStoreCall,
     RouteCall,
     SiluMulCall,
@@ -171,6 +174,7 @@ Call = (
     | LoraCall
     | ExpertsCall
     | RouteCall
+    | GatedNormCall
 )
 Listener = Callable[[Operation, Call], None]
 
@@ -325,6 +329,21 @@ class Kernels:
         """Add to a layer's outputs what the adapters of its rows give, then join both halves of a gated layer."""
         self._functions.sluice_lora(self._engine, ctypes.byref(call))
         self._report(Operation.LORA, call)
+
+    def causal_conv(self, call: CausalConvCall) -> None:
+        """Compute the convolution over the last tokens, and keep the columns that later calls need."""
+        assert self._listener is None, "where a state begins changes from step to step, so it cannot be captured"
+        self._functions.sluice_causal_conv(self._engine, ctypes.byref(call))
+
+    def recurrence(self, call: RecurrenceCall) -> None:
+        """Compute a recurrence over all earlier tokens, and update its states."""
+        assert self._listener is None, "where a state begins changes from step to step, so it cannot be captured"
+        self._functions.sluice_recurrence(self._engine, ctypes.byref(call))
+
+    def gated_norm(self, call: GatedNormCall) -> None:
+        """Compute the norms of groups, times the activation of a gate."""
+        self._functions.sluice_gated_norm(self._engine, ctypes.byref(call))
+        self._report(Operation.GATED_NORM, call)
 
     def _report(self, operation: Operation, call: Call) -> None:
         if self._listener is not None:

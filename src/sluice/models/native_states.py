@@ -1,0 +1,200 @@
+"""The operations of layers with a state by the compiled kernels, in float32."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+
+import torch
+
+from sluice.attention.packed import STEPS
+from sluice.attention.states import LayerState, StateRows, StateSpec
+from sluice.kernels.cpu.abi import CODES, CausalConvCall, GatedNormCall, RecurrenceCall, StateExport, StateRowFields
+from sluice.kernels.cpu.library import Kernels
+from sluice.models.ops import Norm, dense_rows
+from sluice.models.recurrence import LENGTH_EPS, DeltaHeads, DeltaInputs, Mamba2Heads, Mamba2Inputs, Tokens, split_rows
+
+MAX_TAPS = 16
+LANES = 16
+"""The kernels compute so many elements of a head at once: its sizes are multiples."""
+
+
+def has_kernel(spec: StateSpec) -> bool:
+    """Return whether kernels compute the layers of a spec."""
+    sizes = spec.key_dim % LANES == 0 and spec.value_dim % LANES == 0
+    return spec.dtype in STEPS and spec.taps <= MAX_TAPS and sizes
+
+
+@dataclass(frozen=True, slots=True)
+class CallRows:
+    """The rows of a step as the kernels read them."""
+
+    rows: StateRows
+    q_lens: tuple[int, ...]
+    fields: ctypes.Array[StateRowFields]
+    exports: ctypes.Array[StateExport]
+
+    @classmethod
+    def of(cls, rows: StateRows, q_lens: tuple[int, ...]) -> CallRows:
+        """Return the rows of a batch with `q_lens` tokens each."""
+        fields, exports = [], []
+        for row in split_rows(rows, q_lens):
+            places = (row.slot, row.anchor, row.start, row.end, row.new_anchor, row.first)
+            fields.append(StateRowFields(*places, len(exports), len(row.exports)))
+            exports += [StateExport(*made) for made in row.exports]
+        return cls(rows, q_lens, (StateRowFields * len(fields))(*fields), (StateExport * len(exports))(*exports))
+
+    def is_of(self, rows: StateRows, q_lens: tuple[int, ...]) -> bool:
+        """Return whether these are the rows of this step."""
+        return self.rows is rows and self.q_lens is q_lens
+
+
+class NativeStates:
+    """The operations of `Ops` for layers that have kernels, with the rows of the last step, which all layers share."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._last: CallRows | None = None
+
+    def causal_conv(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str | None,
+        state: LayerState,
+        rows: StateRows,
+        q_lens: tuple[int, ...],
+    ) -> torch.Tensor:
+        """As `Ops.causal_conv`."""
+        x, places = dense_rows(x), self._rows(rows, q_lens)
+        taps = weight.t().to(torch.float32).contiguous()
+        bias = None if bias is None else bias.to(torch.float32)
+        out = torch.empty(x.shape, dtype=x.dtype)
+        call = CausalConvCall(
+            x=x.data_ptr(),
+            weight=taps.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            out=out.data_ptr(),
+            columns=state.columns.data_ptr(),
+            anchor_columns=state.anchor_columns.data_ptr(),
+            records=state.records_columns.data_ptr(),
+            rows=ctypes.addressof(places.fields),
+            exports=ctypes.addressof(places.exports),
+            x_stride=x.stride(0),
+            columns_stride=state.columns.stride(0),
+            anchor_stride=state.anchor_columns.stride(0),
+            record_stride=state.records_columns.stride(0),
+            count=len(q_lens),
+            tokens=len(x),
+            channels=x.shape[1],
+            taps=len(taps),
+            ring=state.columns.shape[1],
+            activation=CODES[activation],
+            is_bf16=x.dtype == torch.bfloat16,
+        )
+        self._kernels.causal_conv(call)
+        return out
+
+    def recurrence(self, tokens: Tokens, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]) -> torch.Tensor:
+        """As `Ops.recurrence`."""
+        g = tokens.g.float().contiguous()
+        beta = None if tokens.beta is None else tokens.beta.float().contiguous()
+        call = RecurrenceCall(g=g.data_ptr(), beta=None if beta is None else beta.data_ptr())
+        return self._run(call, tokens.q, tokens.k, tokens.v, state, self._rows(rows, q_lens))
+
+    def delta_net(
+        self, given: DeltaInputs, heads: DeltaHeads, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]
+    ) -> torch.Tensor:
+        """As `Ops.delta_net`."""
+        steps, rates = dense_rows(given.steps), dense_rows(given.rates)
+        call = RecurrenceCall(
+            steps=steps.data_ptr(),
+            rates=rates.data_ptr(),
+            decay_rates=heads.decay_rates.data_ptr(),
+            step_bias=heads.step_bias.data_ptr(),
+            steps_stride=steps.stride(0),
+            rates_stride=rates.stride(0),
+            is_bf16_steps=steps.dtype == torch.bfloat16,
+            length_eps=LENGTH_EPS,
+            q_scale=state.spec.key_dim**-0.5,
+            most_step=math.inf,
+        )
+        return self._run(call, given.q, given.k, given.v, state, self._rows(rows, q_lens))
+
+    def mamba2(
+        self, given: Mamba2Inputs, heads: Mamba2Heads, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]
+    ) -> torch.Tensor:
+        """As `Ops.mamba2`."""
+        steps = dense_rows(given.steps)
+        call = RecurrenceCall(
+            steps=steps.data_ptr(),
+            decay_rates=heads.decay_rates.data_ptr(),
+            step_bias=heads.step_bias.data_ptr(),
+            skip=heads.skip.data_ptr(),
+            steps_stride=steps.stride(0),
+            is_bf16_steps=steps.dtype == torch.bfloat16,
+            least_step=heads.limits[0],
+            most_step=heads.limits[1],
+        )
+        return self._run(call, given.q, given.k, given.v, state, self._rows(rows, q_lens))
+
+    def gated_norm(self, x: torch.Tensor, gate: torch.Tensor, norm: Norm, *, gates_first: bool) -> torch.Tensor:
+        """As `Ops.gated_norm`."""
+        x, gate = x.contiguous(), _dense_heads(gate)
+        count, groups, size = x.shape
+        out = torch.empty(count, groups * size, dtype=gate.dtype)
+        call = GatedNormCall(
+            x=x.data_ptr(),
+            gate=gate.data_ptr(),
+            weight=norm.weight.data_ptr(),
+            out=out.data_ptr(),
+            gate_stride=gate.stride(0),
+            weight_stride=size if norm.weight.dim() == 2 else 0,
+            rows=count * groups,
+            groups=groups,
+            size=size,
+            is_bf16=gate.dtype == torch.bfloat16,
+            gates_first=gates_first,
+            eps=norm.eps,
+        )
+        self._kernels.gated_norm(call)
+        return out
+
+    def _run(
+        self,
+        call: RecurrenceCall,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        state: LayerState,
+        rows: CallRows,
+    ) -> torch.Tensor:
+        q, k, v = _dense_heads(q), _dense_heads(k), _dense_heads(v)
+        spec, out = state.spec, torch.empty(v.shape, dtype=torch.float32)
+        call.q, call.k, call.v, call.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+        call.q_stride, call.k_stride, call.v_stride = q.stride(0), k.stride(0), v.stride(0)
+        call.is_bf16, call.is_bf16_v = q.dtype == torch.bfloat16, v.dtype == torch.bfloat16
+        call.s, call.k_tail = state.s.data_ptr(), state.k.data_ptr()
+        call.u_tail, call.g_tail = state.u.data_ptr(), state.g.data_ptr()
+        call.s_stride, call.k_tail_stride = state.s.stride(0), state.k.stride(0)
+        call.u_tail_stride, call.g_tail_stride = state.u.stride(0), state.g.stride(0)
+        call.records, call.record_stride = state.records_s.data_ptr(), state.records_s.stride(0)
+        call.rows, call.exports = ctypes.addressof(rows.fields), ctypes.addressof(rows.exports)
+        call.count, call.tokens = len(rows.q_lens), len(v)
+        call.key_heads, call.key_dim = spec.key_heads, spec.key_dim
+        call.value_heads, call.value_dim = spec.value_heads, spec.value_dim
+        call.takes_turns = spec.takes_turns
+        self._kernels.recurrence(call)
+        return out
+
+    def _rows(self, rows: StateRows, q_lens: tuple[int, ...]) -> CallRows:
+        if self._last is None or not self._last.is_of(rows, q_lens):
+            self._last = CallRows.of(rows, q_lens)
+        return self._last
+
+
+def _dense_heads(x: torch.Tensor) -> torch.Tensor:
+    """Return x [N, heads, size] with heads one behind the other."""
+    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
