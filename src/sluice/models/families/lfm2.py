@@ -64,7 +64,7 @@ class LFM2(Decoder):
         plan = StatePlan(kind=StateKind.SHORT_CONV, inner_size=spec.hidden_size, conv_bias=bias, proj_bias=bias)
         scale = spec.head_dim**-0.5
         return DecoderConfig(
-            spec=with_states(spec, state, has_state, config),
+            spec=with_states(spec, state, sum(has_state), len(has_state) - sum(has_state), config),
             layers=tuple(
                 LayerPlan(scale, state=plan) if is_state else LayerPlan(scale, None, rope) for is_state in has_state
             ),
