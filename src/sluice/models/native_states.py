@@ -38,7 +38,8 @@ class CallRows:
     @classmethod
     def of(cls, rows: StateRows, q_lens: tuple[int, ...]) -> CallRows:
         """Return the rows of a batch with `q_lens` tokens each."""
-        fields, exports = [], []
+        fields: list[StateRowFields] = []
+        exports: list[StateExport] = []
         for row in split_rows(rows, q_lens):
             places = (row.slot, row.anchor, row.start, row.end, row.new_anchor, row.first)
             fields.append(StateRowFields(*places, len(exports), len(row.exports)))
