@@ -82,8 +82,6 @@ class LFM2(Decoder):
         if not config.flag("block_auto_adjust_ff_dim", True):
             return size
         size, multiple = int(2 * size / 3), config.integer("block_multiple_of", 256)
-        if "block_ffn_dim_multiplier" in config and config.get("block_ffn_dim_multiplier") is None:
-            return size
         size = int(config.number("block_ffn_dim_multiplier", 1.0) * size)
         return -(-size // multiple) * multiple
 
