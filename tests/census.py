@@ -67,8 +67,21 @@ class Observed(Lawful):
             self._met[f"bound by {plan.bound_by}"] += 1
             self._drafts_planned(plan)
             self._layers_planned(plan)
+            if self.state.states is not None:
+                self._states_planned(plan)
             self._windows_planned(plan)
         return plan
+
+    def _states_planned(self, plan: BatchPlan) -> None:
+        """Count what a plan does with records of recurrent states."""
+        self._met["opened from a record"] += any(new.record is not None for new in plan.new_slots)
+        self._met["parts from another prompt"] += any(
+            len(self.state.requests[new.request_id].record_at) > 1 for new in plan.new_slots
+        )
+        self._met["record made"] += any(chunk.checkpoints for chunk in plan.whole_chunks)
+        self._met["record of a sliced chunk"] += any(each.chunk.checkpoints for each in plan.slices)
+        self._met["slot saved"] += len(plan.saved)
+        self._met["slot saved alone"] += bool(plan.saved and not plan.chunks and not plan.slices)
 
     def _windows_planned(self, plan: BatchPlan) -> None:
         """Count what of a cached prefix had to be computed again for want of a page of windows."""

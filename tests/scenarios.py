@@ -23,6 +23,7 @@ from sluice.types import (
     FinishReason,
     NgramLimits,
     SamplingParams,
+    StateLimits,
     TierLimits,
     WindowLimits,
 )
@@ -175,6 +176,25 @@ def random_block_scenario(seed: int) -> Scenario:
     return replace(scenario, world=in_blocks(scenario.world, draw))
 
 
+def random_state_scenario(seed: int) -> Scenario:
+    """One of the others without tiers, of a model with recurrent states, in which prompts begin alike."""
+    draw = random.Random(seed)
+    make = (random_scenario, random_draft_scenario, random_sliced_scenario, random_guess_scenario)[seed % 4]
+    scenario = next(each for number in itertools.count() if (each := make(seed + 1001 * number)).world.offload is None)
+    block, num_records = draw.choice([1, 2, 4, 8]), draw.choice([0, 1, 2, 4, 30, 30])
+    world = replace(
+        scenario.world,
+        limits=replace(scenario.world.limits, states=StateLimits(block, num_records, draw.choice([0, 0, 4, 16]))),
+        tiers=TierLimits(),
+        disk_fails=0.0,
+        prefix_caching=seed % 7 > 0,
+        num_pages=max(8, scenario.world.num_pages),
+    )
+    if seed % 5 == 3:
+        world = with_windows(world, draw)
+    return replace(scenario, world=world, repeats=draw.choice([0.3, 0.8]), max_requests=16)
+
+
 def random_window_scenario(seed: int) -> Scenario:
     """One of the others without tiers, of a model with windows, in which prompts begin alike."""
     draw = random.Random(seed)
@@ -187,11 +207,16 @@ def random_window_scenario(seed: int) -> Scenario:
         prefix_caching=seed % 5 > 0,
         num_pages=max(scenario.world.num_pages, draw.choice([0, 40, 80])),
     )
+    world = with_windows(world, draw)
+    return replace(scenario, world=world, repeats=draw.choice([0.3, 0.8]), max_requests=16)
+
+
+def with_windows(world: World, draw: random.Random) -> World:
+    """The same world, of a model some of whose layers have a window."""
     length = draw.randint(1, 4 * world.page_size)
     reserve = window_reserve(world.limits, length, world.page_size, world.depth, world.pool_tokens)
     pages = min(world.num_pages, reserve + draw.choice([0, 0, 2, 8]))
-    world = replace(world, windows=WindowLimits(length, pages))
-    return replace(scenario, world=world, repeats=draw.choice([0.3, 0.8]), max_requests=16)
+    return replace(world, windows=WindowLimits(length, pages))
 
 
 def in_blocks(world: World, draw: random.Random) -> World:

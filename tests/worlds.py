@@ -148,6 +148,7 @@ class World:
             tiers=self.tiers,
             offload=self.offload,
             events=events,
+            states=self.limits.states,
             windows=self.windows,
         )
 
@@ -186,6 +187,7 @@ class World:
             mask_is_late=lambda _: late.random() < self.masks_late,
             guess=self.oracle().guesses,
             block_size=self.limits.block_size,
+            state_block=0 if self.limits.states is None else self.limits.states.block,
             windows=self.windows,
         )
 

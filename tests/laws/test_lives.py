@@ -25,6 +25,7 @@ from scenarios import (
     random_reload_scenario,
     random_scenario,
     random_sliced_scenario,
+    random_state_scenario,
     random_window_scenario,
     run,
 )
@@ -85,6 +86,12 @@ OF_WINDOWS = [
     *("preempted while decoding", "pages of drafts given back", "layers of a chunk", "device lost"),
 ]
 
+
+OF_STATES = [
+    *("opened from a record", "record made", "record of a sliced chunk", "slot saved", "slot saved alone"),
+    *("parts from another prompt", "preempted while decoding", "layers of a chunk", "step failed", "row failed"),
+    *("some of the drafts accepted", "no token of a row with drafts", "device lost", "flush"),
+]
 
 OF_TRACES = [
     *("simulated", "not simulated"),
@@ -181,6 +188,14 @@ def test_models_that_fill_in_blocks(seeds: Sequence[int], tmp_path: Path) -> Non
     """A block whose state is another request's or an earlier one's, a page of it that was published before it was
     whole, a prompt that was cut inside a block: what a page holds stands for the whole of its block."""
     assert never(live(random_block_scenario, seeds, traces=tmp_path, watched=range(0, 300, 19)), OF_BLOCKS) == []
+
+
+@lives(100, 1000)
+def test_models_with_recurrent_states(seeds: Sequence[int], tmp_path: Path) -> None:
+    """A slot that keeps the state of an earlier request, a state that moves over a token which is computed again, a
+    record of other tokens or of a step that has failed: a row whose state is not that of its tokens gives others."""
+    met = live(random_state_scenario, seeds, traces=tmp_path, watched=range(0, 1000, 19))
+    assert never(met, OF_STATES) == []
 
 
 @lives(50, 200)

@@ -31,7 +31,7 @@ def random_world(draw: random.Random) -> World:
         max_queued_requests=0,
         max_queued_tokens=0,
         num_draft_tokens=draw.choice([0, 0, 3]),
-        states=StateLimits(BLOCK),
+        states=StateLimits(BLOCK, draw.choice([0, 1, 3, 20]), draw.choice([0, 128])),
     )
     if draw.random() < 0.5:
         chunk = max(page_size, draw.choice([63, 64, 65, 100, 400]))
@@ -46,7 +46,7 @@ def random_world(draw: random.Random) -> World:
             sliced_chunk_size=100,
             num_layers=3,
         )
-    return World(limits, draw.randint(450, 900) // page_size, page_size, prefix_caching=False, depth=depth)
+    return World(limits, draw.randint(450, 900) // page_size, page_size, depth=depth)
 
 
 def runner_of(world: World) -> TorchRunner:
@@ -56,6 +56,7 @@ def runner_of(world: World) -> TorchRunner:
         page_size=world.page_size,
         num_slots=limits.max_running_requests,
         reach=1 + max(limits.lookahead, limits.num_draft_tokens),
+        num_records=0 if limits.states is None else limits.states.num_records,
         vocab_size=VOCAB,
     )
     return state_runner(shape, num_layers=limits.num_layers)
@@ -74,6 +75,10 @@ def play(seed: int, met: Counter[str]) -> None:
     for request_id in range(draw.randint(2, 8)):
         length = draw.choice([1, draw.randint(1, 70), draw.randint(1, 260)])
         prompt = tuple(draw.randrange(VOCAB) for _ in range(length))
+        if submits and draw.random() < 0.5:  # the next turn of a conversation, or a prompt that parts from another
+            earlier = draw.choice([*submits.values()])
+            turn = (*earlier.prompt, *bench.link.tokens(earlier.request_id))
+            prompt = (*turn[: draw.choice([len(turn), draw.randint(0, len(turn))])], *prompt)[:300]
         sampling = replace(GREEDY, max_tokens=draw.choice([1, 9, 140]))
         submits[request_id] = Submit(request_id, prompt, sampling)
         bench.link.put(submits[request_id])

@@ -125,6 +125,8 @@ def _check_draft_model(path: str, model: PagedLM, own: ModelSpec, target: ModelS
         )
     if own.diffusion is not None:
         raise ConfigError(f"{shown} is a {own.architecture}, which fills in blocks of tokens, and guesses no next one")
+    if own.state is not None:
+        raise ConfigError(f"{shown} is a {own.architecture}, whose layers have recurrent states: no draft model may")
     if not model.has_head:
         raise ConfigError(f"{shown} has no lm_head.weight, so it cannot guess tokens")
     if own.max_model_len < target.max_model_len:

@@ -283,6 +283,11 @@ def with_remote_pages(loaded: LoadedModel, folder: Path) -> LoadedModel:
     """
     config, shape = loaded.info.config, loaded.shape
     _refuse(config, folder)
+    if shape.state is not None:
+        raise ConfigError(
+            f"taking pages from {folder} is not supported for {loaded.spec.architecture}, whose layers have recurrent"
+            " states"
+        )
     geometry = page_geometry(loaded.spec, shape, fingerprint(loaded.info.folder), layout=loaded.backend.layout)
     per_step, in_flight = copy_limits(config, shape, geometry.page_bytes)
     limits = TierLimits(

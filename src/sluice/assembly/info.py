@@ -69,6 +69,8 @@ class EngineInfo:
             device_footprint(self.kv_sizes, self.pool_tokens, sizes, weights_bytes=self.memory.weights_bytes),
             draft_bytes=self.memory.draft_bytes,
             adapter_bytes=self.memory.adapter_bytes,
+            state_bytes=self.memory.state_bytes,
+            record_bytes=self.memory.record_bytes,
         )
         above = self.config.offload.offload_above
         if sizes is None or above is None or length <= above:

@@ -26,6 +26,7 @@ from sluice.assembly.ranks import layout_of
 from sluice.assembly.resolve import Resolution, offload_tier
 from sluice.assembly.ring_sizes import resolve_ring
 from sluice.assembly.slices import with_slices
+from sluice.assembly.states import refuse_beside_states, with_slots
 from sluice.assembly.tiers import RankPages, TierSetup, tier_setup
 from sluice.assembly.torch_dtype import with_fast_dtype
 from sluice.assembly.weights import Weights, load_weights
@@ -168,7 +169,10 @@ def _size(
     weights_bytes = module_bytes(model)
     with_ring = resolve_ring(resolved, asked, spec, backend, device)
     config = with_ring.config
-    memory = plan_memory(config, model, spec, backend, logit_ops, device, place, draft, adapter_bytes)
+    lower = "max_running_requests" in resolved.reasons
+    memory = plan_memory(config, model, spec, backend, logit_ops, device, place, draft, adapter_bytes, may_lower=lower)
+    with_ring = with_ring.because(with_slots(config, memory.shape.num_slots, memory.reasons))
+    config = with_ring.config
     tiers = tier_setup(config, spec, memory.shape, folder, layout=backend.layout, disabled=disabled)
     memory, tiers = _with_pages_of_all(memory, tiers, agree)
     offload = _offload(config, spec, memory, weights_bytes, kernels)
@@ -235,6 +239,7 @@ def _resolve_for_model(here: Resolution, checkpoint: Checkpoint, weights: Weight
         attention_backend=backend.name,
     )
     why = _reasons_of_model(paged.config, spec) | why_backend
+    refuse_beside_states(paged.config, spec)
     resolved = with_diffusion(paged.because(replace(paged.config, model=options), **why), spec)
     tokenizer = checkpoint.tokenizer
     draft = load_drafter(resolved.config, model, spec, backend, device, kernels, tokenizer, progress=progress)

@@ -20,9 +20,9 @@ from sluice.assembly.offloading import OffloadSetup
 from sluice.assembly.pacing import CostKeeper, KeptCosts, counts_of
 from sluice.assembly.page_transfer import transfer_of
 from sluice.assembly.peers import NO_PEERS, Peers
+from sluice.assembly.states import state_limits
 from sluice.assembly.tiers import NO_TIERS, OpenTiers, TierSetup
 from sluice.attention.backend import AttentionBackend
-from sluice.attention.states import BLOCK
 from sluice.attention.ticking import TickingAttention
 from sluice.device.transport import transport_for
 from sluice.engine.clock import WallClock
@@ -65,7 +65,6 @@ from sluice.text.tokenizer_files import load_tokenizer
 from sluice.tracing.file import TraceFile
 from sluice.tracing.format import VERSION, Header, Platform
 from sluice.tracing.recorder import Recorder
-from sluice.types import StateLimits
 from sluice.types.faults import Fault, FaultKind
 from sluice.types.footprint import device_footprint
 from sluice.version import VERSION as SLUICE_VERSION
@@ -267,7 +266,7 @@ class LoadedModel:
                     num_draft_tokens=config.speculative.drafts(),
                     experts=counts_of(self.spec),
                     num_layers=self.spec.num_layers if config.scheduler.sliced_chunk_size else 0,
-                    states=None if self.spec.state is None else StateLimits(BLOCK),
+                    states=state_limits(self.shape, self.info.kv_sizes.token_bytes),
                     max_loras=0 if self.adapters is None else self.adapters.limits.max_loras,
                 ),
                 config.diffusion,
@@ -275,7 +274,7 @@ class LoadedModel:
             ),
             num_pages=self.shape.num_pages,
             page_size=self.shape.page_size,
-            prefix_caching=config.cache.enable_prefix_caching and self.spec.state is None,
+            prefix_caching=config.cache.enable_prefix_caching,
             tiers=self.tiers.limits,
             offload=None if self.offload is None else self.offload.limits,
             pacing=self.pacing,

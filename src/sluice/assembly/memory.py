@@ -14,6 +14,7 @@ from sluice.assembly.drafting import DraftSetup
 from sluice.assembly.graphs import graph_rows, kernels_compute
 from sluice.assembly.offloading import ring_bytes, room_beside_ring
 from sluice.assembly.ranks import ranks_per_node
+from sluice.assembly.states import state_memory
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.select import kv_dtype
 from sluice.attention.spec import scale_bytes
@@ -68,6 +69,8 @@ def plan_memory(
     place: Place,
     draft: DraftSetup | None = None,
     adapter_bytes: int = 0,
+    *,
+    may_lower: bool = False,
 ) -> Memory:
     """Decide on CUDA graphs and on the size of the KV pool.
 
@@ -76,6 +79,7 @@ def plan_memory(
         place: of this rank. On a GPU all ranks call this alike, as the largest step runs on all of them.
         draft: the runner's own drafter, if there is one.
         adapter_bytes: of slots of adapters. On a CPU the system has not committed their memory yet.
+        may_lower: whether there may be fewer running requests than `config` says, if a model's states take too much.
 
     Raises:
         ConfigError: an option that cannot be honoured; a `MemoryShortage` if there is too little memory.
@@ -105,9 +109,14 @@ def plan_memory(
     else:
         free = max(0, free_memory(device) // ranks_per_node(config.parallel) - adapter_bytes)
         room = cpu_room(room_beside_ring(config.offload, kv_sizes, free))
-    of_draft = 0 if draft is None else draft.sizes.token_bytes
-    shape, why_pool = _with_pool(shape, config, spec, kv_sizes.token_bytes + of_draft, room)
-    return Memory(shape, kv_sizes, rows, {"cuda_graph_max_bs": why_rows, **why_pool})
+    token_bytes = kv_sizes.token_bytes + (0 if draft is None else draft.sizes.token_bytes)
+    why = {"cuda_graph_max_bs": why_rows}
+    if shape.state is not None:
+        states = state_memory(config, shape, token_bytes, room, may_lower=may_lower)
+        shape, room = replace(shape, num_slots=states.num_slots, num_records=states.num_records), states.room
+        why |= states.reasons
+    shape, why_pool = _with_pool(shape, config, spec, token_bytes, room)
+    return Memory(shape, kv_sizes, rows, {**why, **why_pool})
 
 
 def reach_of(config: EngineConfig) -> int:

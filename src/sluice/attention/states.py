@@ -141,6 +141,16 @@ class StatePool:
         records = self._records_s, self._records_columns
         return LayerState(self.spec, *(part[:, number] for part in (*parts, *records)))
 
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of all slots."""
+        return sum(part.nbytes for part in (self._s, self._anchor_columns, self._columns, self._k, self._u, self._g))
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of all records."""
+        return self._records_s.nbytes + self._records_columns.nbytes
+
     def save(self, slot: int, record: int) -> None:
         """Copy the state at a slot's anchor to a record."""
         self._records_s[record] = self._s[slot]

@@ -18,10 +18,11 @@ from sluice.kv.offload import OffloadPool
 from sluice.kv.pages import PagePool
 from sluice.kv.prefix_cache import PrefixTree
 from sluice.kv.prefix_cache_base import PrefixCache
+from sluice.kv.records import Records
 from sluice.kv.tiers import Tiers
 from sluice.kv.usable import usable
 from sluice.kv.windows import WindowPages, WindowRow
-from sluice.types import CachedTokens, CopyDone, OffloadLimits, Tier, TierLimits, WindowLimits
+from sluice.types import CachedTokens, CopyDone, OffloadLimits, StateLimits, Tier, TierLimits, WindowLimits
 
 
 class Lease(Protocol):
@@ -239,9 +240,11 @@ class KVManager:
         offload: how contexts longer than the device are held. None: such contexts are refused.
         events: receives what the prefix cache stores and gives up.
         windows: the pages of layers with a window; None: all layers have the same pages.
+        states: of a model whose layers have recurrent states; None: they have none. Without records nothing is cached.
 
     Raises:
-        ValueError: no pages, pages of no tokens, or tiers behind a device whose layers have pages of their own.
+        ValueError: no pages, pages of no tokens, or tiers behind a device with recurrent states, or whose layers have
+            pages of their own.
     """
 
     def __init__(
@@ -254,12 +257,17 @@ class KVManager:
         offload: OffloadLimits | None = None,
         events: NoEvents = NO_EVENTS,
         windows: WindowLimits | None = None,
+        states: StateLimits | None = None,
     ) -> None:
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}")
         has_tiers = offload is not None or (tiers is not None and (tiers.host_pages or tiers.disk_pages))
         if windows is not None and has_tiers:
             raise ValueError(f"layers with a window of {windows.length} have pages of their own, and there are tiers")
+        if states is not None:
+            if has_tiers:
+                raise ValueError("there are tiers, which hold no recurrent states")
+            prefix_caching = prefix_caching and states.num_records > 0
         self.page_size = page_size
         self.events = events
         self.pool = PagePool(num_pages)
@@ -271,9 +279,11 @@ class KVManager:
         self.tiers: LowerTiers = LowerTiers()
         if (prefix_caching or offload is not None) and tiers is not None and (tiers.host_pages or tiers.disk_pages):
             self.tiers = Tiers(tiers, page_size, events)
+        self.records = Records(states, page_size) if states is not None and prefix_caching else None
+        """Records of recurrent states, which nodes of the prefix cache have; None: there are none."""
         self.tree: PrefixCache = PrefixCache()
         if prefix_caching:
-            tree = self.tree = PrefixTree(page_size, self.tiers, events, self.windows)
+            tree = self.tree = PrefixTree(page_size, self.tiers, events, self.windows, self.records)
             self.tiers.attach(tree)
         self._offload = (
             None if offload is None else OffloadPool(offload, self.tiers, self.tree, page_size, self.pool, self.take)
@@ -332,7 +342,10 @@ class KVManager:
 
     def usable(self, path: Sequence[Node]) -> int:
         """Return how many nodes of a matched path a request can take; behind them it goes on."""
-        return len(path) if self.windows is None else usable(path, self.windows.needed)
+        if self.windows is None and self.records is None:
+            return len(path)
+        window_pages = 0 if self.windows is None else self.windows.needed
+        return usable(path, window_pages, needs_record=self.records is not None)
 
     def next_page(self, tokens: array[int], path: Sequence[Node], extra_key: str) -> tuple[object, ...]:
         """Return a name for the first page of `tokens` behind `path`. Equal names mean equal tokens from the beginning

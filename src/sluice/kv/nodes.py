@@ -61,6 +61,7 @@ class Node:
         "key",
         "page",
         "parent",
+        "record",
         "refs",
         "resident",
         "used",
@@ -85,6 +86,8 @@ class Node:
         """Leases whose path holds the node."""
         self.used = 0
         """Tick of the tree at which it was last used."""
+        self.record = NOWHERE
+        """Record of recurrent states behind the tokens up to its end; NOWHERE: it has none."""
         self.window = NOWHERE
         """Page of the layers with a window, if these have pages of their own; NOWHERE: a hole."""
         self.window_refs = 0

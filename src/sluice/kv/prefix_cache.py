@@ -21,6 +21,7 @@ from typing import Protocol
 from sluice.kv.events import NO_EVENTS, NoEvents
 from sluice.kv.nodes import NOWHERE, Node, parent_of
 from sluice.kv.prefix_cache_base import PrefixCache
+from sluice.kv.records import Records
 from sluice.kv.windows import WindowPages
 from sluice.types import Tier
 
@@ -56,14 +57,21 @@ class PrefixTree(PrefixCache):
         keeper: the tiers behind the device.
         events: receives which nodes get and lose a page.
         windows: pages of windows of nodes, which these lose with their own; None: nodes have none.
+        records: those of nodes, which these lose with their page; None: nodes have none.
     """
 
     enabled = True
 
     def __init__(
-        self, page_size: int, keeper: Keeper, events: NoEvents = NO_EVENTS, windows: WindowPages | None = None
+        self,
+        page_size: int,
+        keeper: Keeper,
+        events: NoEvents = NO_EVENTS,
+        windows: WindowPages | None = None,
+        records: Records | None = None,
     ) -> None:
         self._page_size = page_size
+        self._records = records
         self._keeper = keeper
         self._events = events
         self._windows = windows
@@ -340,6 +348,8 @@ class PrefixTree(PrefixCache):
         page, node.page = node.page, -1
         if self._windows is not None and node.window >= 0:
             self._windows.forget(node)
+        if self._records is not None and node.record >= 0:
+            self._records.forget(node)
         self._events.removed(node, Tier.DEVICE)
         if parent.parent is not None:
             self.offer(parent)

@@ -130,14 +130,17 @@ def read_time_limit(config: Fields) -> tuple[float, float]:
     given = config.get("time_step_limit")
     if given is None:
         return 0.0, math.inf
-    if (
-        not isinstance(given, list | tuple)
-        or len(given) != 2
-        or not all(isinstance(each, int | float) and not isinstance(each, bool) for each in given)
-        or not 0 <= given[0] <= given[1]
-    ):
+    bounds = [_number(each) for each in given] if isinstance(given, list | tuple) else []
+    if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]:
         raise config.error("time_step_limit", "two numbers of at least 0, the lower one first")
-    return float(given[0]), float(given[1])
+    return bounds[0], bounds[1]
+
+
+def _number(value: object) -> float:
+    """Return a number, also one that transformers writes as `{"__float__": "Infinity"}`; NaN for other values."""
+    if isinstance(value, dict) and value == {"__float__": "Infinity"}:
+        return math.inf
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 def with_states(spec: ModelSpec, state: StateSpec, has_state: Sequence[bool], config: Fields) -> ModelSpec:

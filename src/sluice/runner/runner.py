@@ -131,12 +131,15 @@ class TorchRunner:
     def footprint(self) -> Footprint:
         """Return what is allocated for keys and values, in bytes by part."""
         pool, ring, copies = kv_bytes(self._state.kv), self._offload.ring_bytes, self._copies
+        states = self._state.states
         return Footprint(
             device_kv_bytes=pool + ring,
             pool_bytes=pool,
             ring_bytes=ring,
             bounds_bytes=self._offload.bounds_bytes,
             draft_bytes=0 if self._drafter is None else self._drafter.num_bytes,
+            state_bytes=0 if states is None else states.pool.slot_bytes,
+            record_bytes=0 if states is None else states.pool.record_bytes,
             host_bytes=copies.host_bytes,
             disk_bytes=copies.disk_bytes,
         )

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from sluice.kv.manager import ResidentLease
 from sluice.scheduler.cost import StepLoad
 from sluice.scheduler.request import Request, SlicedChunk
+from sluice.scheduler.states import StatePlanner
 from sluice.types import (
     DENSE,
     BatchPlan,
@@ -20,7 +21,6 @@ from sluice.types import (
     NewSlot,
     PageCopy,
     PredictedStep,
-    StateLimits,
 )
 
 
@@ -29,10 +29,10 @@ class BatchBuilder:
 
     Args:
         experts: of the model.
-        states: of the model; None: its layers have none.
+        states: plans the records of the model's states; None: its layers have none.
     """
 
-    def __init__(self, experts: ExpertCounts = DENSE, states: StateLimits | None = None) -> None:
+    def __init__(self, experts: ExpertCounts = DENSE, states: StatePlanner | None = None) -> None:
         self.experts = experts
         self._states = states
         self._new_slots: list[NewSlot] = []
@@ -98,7 +98,9 @@ class BatchBuilder:
         is_needed = request.submit.sampling.has_penalties or request.submit.grammar
         history = tuple(request.tokens) if is_needed else ()
         self._opened.add(request.slot)
-        self._new_slots.append(NewSlot(request.slot, request.submit, request.prompt_len, history))
+        cached, record = (0, None) if self._states is None else (request.cached, self._states.opened_from(request))
+        new_slot = NewSlot(request.slot, request.submit, request.prompt_len, history, cached, record)
+        self._new_slots.append(new_slot)
 
     def promise(self, request: Request, length: int) -> None:
         """Plan the next `length` tokens of a resident request. The first chunk brings the cached prefix's pages."""
@@ -121,6 +123,7 @@ class BatchBuilder:
         samples = is_last and not request.embeds
         token_ids = tuple(request.tokens[start : min(end, known)])
         targets = request.targets(start, end) if request.prompt_logprobs_sent < request.num_targets else ()
+        firm, checkpoints = (0, ()) if self._states is None else self._states.advance(request, end)
         self._chunks.append(
             Chunk(  # without names, which take time in the loop that runs most often
                 request.id,
@@ -133,7 +136,8 @@ class BatchBuilder:
                 targets,
                 is_last and request.embeds,
                 masked,
-                0 if self._states is None else min(end, known - 1),
+                firm,
+                checkpoints,
                 new_window_pages=window_pages,
             )
         )
@@ -200,6 +204,7 @@ class BatchBuilder:
             embeds=more.embeds,
             num_drafts=more.num_drafts,
             firm=more.firm,
+            checkpoints=before.checkpoints + more.checkpoints,
             new_window_pages=before.new_window_pages + more.new_window_pages,
         )
 
@@ -220,6 +225,7 @@ class BatchBuilder:
         self._opened.discard(request.slot)
         new_pages = lease.extend(end) if end > lease.capacity else ()
         is_last = end == len(request.tokens)
+        firm, checkpoints = (0, ()) if self._states is None else self._states.advance(request, end)
         chunk = Chunk(
             request_id=request.id,
             slot=request.slot,
@@ -230,7 +236,8 @@ class BatchBuilder:
             samples=is_last and not request.embeds,
             targets=request.targets(start, end),
             embeds=is_last and request.embeds,
-            firm=0 if self._states is None else min(end, len(request.tokens) - 1),
+            firm=firm,
+            checkpoints=checkpoints,
             new_window_pages=lease.new_window_pages(len(new_pages), is_new=is_new),
         )
         request.sliced = SlicedChunk(chunk)
@@ -267,6 +274,7 @@ class BatchBuilder:
         pace: PredictedStep | None = None,
     ) -> BatchPlan:
         """Return the plan."""
+        saved = () if self._states is None else self._states.take_saves(step)
         done = [each.chunk for each in self._slices if each.completes]
         return BatchPlan(
             step,
@@ -278,6 +286,7 @@ class BatchBuilder:
             dropped,
             tuple(self._slices),
             pace,
+            saved,
         )
 
 

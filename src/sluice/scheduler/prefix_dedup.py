@@ -4,6 +4,9 @@ A waiting request follows a running one, the leader, if both have the same cache
 is the same, and the leader has not computed that page yet. It is held back for as long as that is so: until the page is
 published, or the leader ends. Nothing has to be remembered. Under the policy `deadline` a request does not wait for a
 leader with a later deadline, which would have it wait as long as itself, unless the page is planned already.
+
+Where layers have recurrent states, pages alone are no use. There a request follows one that will make a record of their
+common tokens.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from sluice.kv.manager import KVManager
 from sluice.scheduler.prefix_match import cached_path, usable_path
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
+from sluice.scheduler.states import is_prefix
 
 
 def is_follower(state: SchedulerState, request: Request) -> bool:
@@ -19,6 +23,10 @@ def is_follower(state: SchedulerState, request: Request) -> bool:
     the request's `path` up to date."""
     kv = state.kv
     path = cached_path(kv, request)
+    if state.states is not None:
+        by_deadline, due = state.waiting.by_deadline, request.ttft_deadline
+        leaders = (other for other in state.computing.values() if not by_deadline or other.ttft_deadline <= due)
+        return state.states.awaits_record(request, len(path) * kv.page_size, leaders)
     end = (len(path) + 1) * kv.page_size
     if end > request.cacheable or not kv.tree.enabled:
         return False
@@ -42,6 +50,9 @@ def are_duplicates(kv: KVManager, one: Request, other: Request) -> bool:
     if not (one.status is other.status is Status.WAITING and kv.tree.enabled):
         return False
     path, its = usable_path(kv, one), usable_path(kv, other)
+    if kv.records is not None:
+        place = (one.prompt_len - 1) // kv.records.grid * kv.records.grid
+        return len(its) * kv.page_size < place and is_prefix(one, other, place)
     return (len(path) + 1) * kv.page_size <= min(one.cacheable, other.cacheable) and (
         kv.next_page(one.tokens, path, one.extra_key) == kv.next_page(other.tokens, its, other.extra_key)
     )

@@ -94,6 +94,13 @@ class Request:
     token."""
     num_passes: int = 0
     """Passes over its open block that were committed."""
+    anchor: int = 0
+    """Of a model with recurrent states: the tokens behind which its state will be when all that is planned was
+    computed."""
+    record_at: tuple[int, ...] = ()
+    """Places at which records of its state are made, when its anchor passes them."""
+    records: list[tuple[int, int]] = field(default_factory=list)
+    """(place, record) of those that were planned and that no node has yet."""
     sliced: SlicedChunk | None = None
     """The chunk behind `scheduled` of which some layers were planned; nothing else of the request is before it is
     complete."""

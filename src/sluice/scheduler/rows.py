@@ -35,6 +35,8 @@ def advance(state: SchedulerState, request: Request, chunk: Chunk, row: Output, 
     if end // page_size > chunk.start // page_size:
         assert request.lease is not None, f"request {request.id} was computed without pages"
         request.lease.publish(request.tokens, end)
+    if chunk.checkpoints and state.states is not None:
+        state.states.computed(request, chunk)
     if isinstance(request.lease, ResidentLease):
         request.lease.leave(request.tokens, end)
     reason = FinishReason.STOP if chunk.embeds else reason

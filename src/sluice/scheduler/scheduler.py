@@ -81,7 +81,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a request has not left, or something is left to copy."""
-        return bool(self.state.requests) or self.state.kv.tiers.has_work
+        return bool(self.state.requests) or self.state.kv.tiers.has_work or self.state.has_saves
 
     @property
     def awaits_report(self) -> bool:
@@ -154,6 +154,8 @@ class Scheduler:
             tiers=kv.tiers.uses(),
             held=len(state.adapters.requests),
             adapters=state.adapters.uses(),
+            records=0 if kv.records is None else kv.records.num_records,
+            used_records=0 if kv.records is None else kv.records.num_records - kv.records.num_free,
         )
 
     def queued_prefill_tokens(self) -> int:
@@ -184,14 +186,14 @@ class Scheduler:
 
     def _plan(self, state: SchedulerState) -> BatchPlan | None:
         for group in self._groups:
-            batch = BatchBuilder(self.limits.experts, self.limits.states)
+            batch = BatchBuilder(self.limits.experts, state.states)
             adder = PrefillAdder(state, self.limits, batch)
             for each_pass in group:
                 each_pass(state, self.limits, batch, adder)
             if len(batch):
                 break
         copies, dropped = state.kv.tiers.take_copies()
-        if not len(batch) and not copies and not dropped:
+        if not (len(batch) or copies or dropped or state.has_saves):
             return None
         pace = adder.pace() if len(batch) else None
         plan = batch.freeze(state.step, adder.bound_by, copies, dropped, pace)
@@ -215,6 +217,8 @@ class Scheduler:
         if self.state.drafter is not None and len(plan.chunks) == plan.num_decodes and not plan.slices:
             self.state.drafter.stepped(plan.num_decodes, plan.num_drafts, micros)
         self._release_windows(plan)
+        if plan.saved and self.state.states is not None:
+            self.state.states.committed(plan)
         outputs = self.copied(result.copies)
         outputs += self._end_failed_slices(plan, result)
         errors = {error.row: error.message for error in result.errors}
@@ -239,6 +243,8 @@ class Scheduler:
                 0 if request.block_size else chunk.num_drafts,
                 next(accepted, 0) if chunk.samples else 0,
             )
+            if index in errors and self.state.states is not None:
+                self.state.states.spoilt(request)
             if request.finish_reason is None:
                 if index in errors:
                     outputs.append(end_request(self.state, request, FinishReason.ERROR, errors[index]))
@@ -341,6 +347,8 @@ class Scheduler:
         self._release_windows(plan)
         if not launched:
             self.state.kv.tiers.forget_again(plan.dropped)
+        if self.state.states is not None:
+            self.state.states.failed(plan, self.state.requests)
         outputs = self.copied(
             [
                 CopyDone(copy.ticket, error=error)
@@ -367,6 +375,8 @@ class Scheduler:
         assert not any(r.in_flight for r in self.state.requests.values()), "a step is in flight"
         for request in self.state.seated():
             self.state.preempt(request)
+        if self.state.states is not None:
+            self.state.states.forget_device()
         self.state.kv.forget_flights()
         self.state.kv.flush()
 

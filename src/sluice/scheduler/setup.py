@@ -48,6 +48,7 @@ class SchedulerSetup:
             tiers=self.tiers,
             offload=self.offload,
             events=events,
+            states=self.limits.states,
             windows=self.windows,
         )
         drafter = None if self.drafting is None else drafter_of(self.drafting, self.limits.num_draft_tokens)

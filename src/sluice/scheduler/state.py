@@ -28,6 +28,7 @@ from sluice.scheduler.pacer import Pacer
 from sluice.scheduler.queue import WaitingQueue
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.reserve import reservation_of
+from sluice.scheduler.states import StatePlanner
 from sluice.types import Chunk, FinishReason, SchedulerLimits, WorkItems
 
 
@@ -71,6 +72,8 @@ class SchedulerState:
         """Sizes chunks by the time of steps; None if they are not dynamic, or at a fixed position."""
         self.drafter = drafter
         """Guesses tokens of rows; None: no row has drafts."""
+        self.states = None if limits.states is None else StatePlanner(limits.states, kv)
+        """Plans the records of recurrent states; None for a model whose layers have none."""
         self.num_draft_tokens = limits.num_draft_tokens
         self.num_drafting = 0
         """Rows in flight that were planned when drafts were wanted for them."""
@@ -144,6 +147,11 @@ class SchedulerState:
         for request in requests:
             request.status = Status.WAITING
             self.waiting.push(request, self.step)
+
+    @property
+    def has_saves(self) -> bool:
+        """Whether recurrent states of slots that were given back are to be saved."""
+        return self.states is not None and self.states.has_saves
 
     def running(self) -> Iterator[Request]:
         """Yield the requests that have chunks computed on the device."""
@@ -323,8 +331,12 @@ class SchedulerState:
         assert request.lease is not None, f"request {request.id} drains without pages"
         if request.finish_reason is not None and request.finish_reason.is_error:
             request.lease.discard()
+            if self.states is not None:
+                self.states.discarded(request)
         else:
             request.lease.release(request.tokens, request.computed)
+            if self.states is not None:
+                self.states.released(request)
         request.lease = None
 
     def _members(self, request: Request) -> dict[int, Request]:
@@ -340,10 +352,12 @@ class SchedulerState:
     def _seat(self, request: Request, lease: Lease) -> None:
         """Give a waiting request a slot and its lease."""
         self.waiting.start(request)
-        request.path = []
-        request.found = []
         request.slot = self.free_slots.pop()
         request.lease = lease
+        if self.states is not None:
+            self.states.seated(request)
+        request.path = []
+        request.found = []
         request.prefill_end = len(request.tokens)
         self._count_cached(request)
 

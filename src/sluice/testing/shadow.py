@@ -14,6 +14,7 @@ from itertools import islice
 from sluice.testing.blocks import ShadowBlocks
 from sluice.testing.grammars import is_complete
 from sluice.testing.oracle import digests, shadow_embedding, shadow_logprobs, verified
+from sluice.testing.states import ShadowStates
 from sluice.testing.tiers import Content, ShadowTiers
 from sluice.testing.windows import ShadowWindows
 from sluice.types import (
@@ -59,6 +60,8 @@ class ShadowRunner:
         guess: called with the tokens of a request, the request and a number of drafts, where a chunk leaves them to the
             runner.
         block_size: tokens that it fills in at a time, as a model of block diffusion; 0: it generates token by token.
+        state_block: tokens between two places of an anchor, of a model with recurrent states; 0: it has none. A row
+            whose state is not that of its tokens gives other tokens.
         windows: pages of layers with a window, in which all that a chunk's queries see must be; None: there are none.
 
     >>> from sluice.testing import resolved
@@ -86,8 +89,10 @@ class ShadowRunner:
         guess: Callable[[Sequence[int], Submit, int], tuple[int, ...]] = lambda tokens, submit, count: (0,) * count,
         block_size: int = 0,
         windows: WindowLimits | None = None,
+        state_block: int = 0,
     ) -> None:
         self._windows = None if windows is None else ShadowWindows(windows, page_size)
+        self._states = ShadowStates(state_block) if state_block else None
         self._guess = guess
         self._blocks = ShadowBlocks(block_size, vocab_size) if block_size else None
         self._mask_is_late = mask_is_late
@@ -142,6 +147,8 @@ class ShadowRunner:
 
     def _run(self, plan: BatchPlan) -> BatchResult:
         copied = self.tiers.copy(plan, self)
+        if self._states is not None:
+            self._states.begin(plan)
         for new in plan.new_slots:
             self._slots[new.slot] = new
             self._rows[new.slot] = []
@@ -227,6 +234,8 @@ class ShadowRunner:
         if part.completes:
             return
         self._layers[chunk.slot] = part
+        if self._states is not None:
+            self._states.compute_layers(chunk)
         if part.first:
             return
         for position in range(chunk.start, chunk.end):
@@ -262,6 +271,8 @@ class ShadowRunner:
         elif len(tokens) < chunk.length:
             tokens = (*tokens, self._last_token[chunk.slot])
         assert len(tokens) == chunk.length, f"{chunk} has {len(tokens)} tokens"
+        if self._states is not None:
+            self._states.take_in(chunk, tokens)
         for position, token in enumerate(tokens, start=chunk.start):
             place = self._place(chunk.slot, position)
             assert place not in written, f"two rows of a step write page slot {place}"
@@ -286,7 +297,9 @@ class ShadowRunner:
         """Return the tokens that the pages hold up to a chunk's end, drafts included."""
         seen = [held for held in self._contents(chunk.slot, chunk.end) if held is not None]
         assert [position for position, _ in seen] == list(range(chunk.end)), f"{chunk} sees {seen}"
-        return [token for _, token in seen]
+        tokens = [token for _, token in seen]
+        is_right = self._states is None or self._states.is_behind(chunk.slot, tokens)
+        return tokens if is_right else [token + 1 for token in tokens]
 
     def _sampling(self, chunk: Chunk) -> SamplingParams:
         new = self._slots[chunk.slot]

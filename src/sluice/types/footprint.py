@@ -68,6 +68,10 @@ class Footprint:
     """What a draft model or head keeps of each position of the pool, beside `device_kv_bytes`."""
     adapter_bytes: int = 0
     """Slots of adapters, beside `weights_bytes`."""
+    state_bytes: int = 0
+    """Recurrent states of running requests, of a model that has them."""
+    record_bytes: int = 0
+    """Records of such states, from which requests with a cached prefix go on."""
     bounds_bytes: int = 0
     """What a sparse policy keeps of the pages of offloaded contexts, beside `device_kv_bytes`; it grows with them."""
     host_bytes: int = 0

@@ -177,3 +177,7 @@ class Occupancy(NamedTuple):
     """Requests whose adapter is not loaded."""
     adapters: tuple[AdapterUse, ...] = ()
     """Adapters that are loaded, or waited for."""
+    records: int = 0
+    """Records of recurrent states that the device holds, of a model that has such states."""
+    used_records: int = 0
+    """Those that a cached prefix has, or that are being made."""

@@ -29,6 +29,7 @@ from sluice.process.adapters import AdapterBook
 from sluice.process.client import EngineClient, EngineGone
 from sluice.process.engine_state import KvEventCounts, RecoveryStats
 from sluice.types import AdapterUse, Bound, FinishReason, Regime, Tier, TierUse
+from sluice.types.footprint import Footprint
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("model_name", "engine")
@@ -134,6 +135,8 @@ class Page(Collector):
         self.gauge("sluice:free_pages", "Pages that hold nothing.", now.free_pages)
         self.gauge("sluice:cached_pages", "Pages that hold a prefix no request uses now.", now.cached_pages)
         self.gauge("sluice:total_pages", "Pages of the KV pool.", now.total_pages)
+        self.gauge("sluice:state_records", "Records of recurrent states on the device.", now.records)
+        self.gauge("sluice:used_state_records", "Those of cached prefixes, or being made.", now.used_records)
         self.gauge("sluice:loading_requests", "Requests whose prefix comes from another tier.", now.loading)
         self.gauge("sluice:compiling_requests", "Requests whose grammar is compiled.", now.compiling)
         self.gauge("sluice:held_requests", "Requests that wait until their adapter is loaded.", now.held)
@@ -160,6 +163,11 @@ class Page(Collector):
         self.histogram("vllm:request_prefill_time_seconds", "From there to the first token.", totals.prefill_seconds)
         self.histogram("vllm:request_decode_time_seconds", "From there to the last.", totals.decode_seconds)
         self.histogram("vllm:request_inference_time_seconds", "The two together.", totals.inference_seconds)
+
+    def add_states(self, memory: Footprint) -> None:
+        """Add what recurrent states take; zeros for a model that has none."""
+        taken = {"slots": memory.state_bytes, "records": memory.record_bytes}
+        self.gauge("sluice:state_bytes", "Memory of recurrent states, and of records of them.", taken, "kind")
 
     def add_adapters(self, uses: Sequence[AdapterUse], places: object, names: AdapterBook) -> None:
         """Add vLLM's `lora_requests_info`: which adapters requests use, and which they wait for, in its labels."""
@@ -289,6 +297,7 @@ def add_metrics(
         page.add_requests(metrics)
         if stats is not None and service is not None:
             page.add_engine(stats)
+            page.add_states(service.memory)
             (page_size,) = (setting.value for setting in service.settings if setting.name == "page_size")
             page.add_cache_config(page_size, stats.occupancy.total_pages)
             (places,) = (setting.value for setting in service.settings if setting.name == "max_loras")

@@ -250,6 +250,10 @@ class ServerInfo(msgspec.Struct):
     partial: int
     preemptions: int
     loading: int
+    records: int
+    """Records of recurrent states, of a model that has such states."""
+    used_records: int
+    """Those that a cached prefix has, or that are being made."""
     tiers: list[TierState]
     retractions: int
     memory: Footprint

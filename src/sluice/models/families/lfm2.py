@@ -91,7 +91,7 @@ class LFM2(Decoder):
 class LFM2MoE(LFM2):
     """LFM2 with a mixture of experts in all but the first layers."""
 
-    reads = ("num_experts",)
+    reads = ("num_experts", "num_local_experts")
 
     @classmethod
     def inner_size(cls, config: Fields) -> int:

@@ -22,6 +22,8 @@ Each law has a number, which an error names:
     18  in a pipeline decodes take turns
     19  drafts follow known tokens, and do not reach beyond the end of a request
     20  pages of a very long context are found and given back over several steps
+    24  a chunk begins where the recurrent state of its slot is known, and a slot's state with the record of its prefix
+    25  the record of a recurrent state that a node has was made behind exactly the node's tokens
     22  a request that waits for its turn, or runs, has its adapter loaded; places for adapters are counted
     23  what the queries of a chunk see in layers with a window, its request holds
     26  pages of windows: each is free, or has one owner, and windows that hold one are counted

@@ -15,9 +15,10 @@ from sluice.scheduler.scheduler import Scheduler
 from sluice.testing.laws.pages import LawBroken
 from sluice.testing.laws.plans import Openings, check_plan, layered, offloaded, resident, tokens_of_row
 from sluice.testing.laws.state import check_state
+from sluice.testing.laws.states import StateLives
 from sluice.testing.laws.turns import DecodeTurns
 from sluice.testing.laws.unused import no_budget_is_unused
-from sluice.testing.laws.view import live
+from sluice.testing.laws.view import View, live
 from sluice.testing.laws.windows import WindowRows
 from sluice.types import (
     AdapterSwap,
@@ -56,6 +57,7 @@ class Lawful:
         self._num_sent: dict[int, int] = {}
         self._turns = DecodeTurns()
         self._openings = Openings()
+        self._states = StateLives()
         self._windows = WindowRows()
 
     @property
@@ -100,6 +102,7 @@ class Lawful:
 
     def forget_device(self) -> None:
         self.scheduler.forget_device()
+        self._states = StateLives()
         check_state(self.state)
 
     def schedule(self) -> BatchPlan | None:
@@ -135,6 +138,7 @@ class Lawful:
         self._chunks_tile(plan)
         rows = self._rows_follow(plan)
         self._writes_are_undisturbed(plan, rows)
+        self._states.planned(self.state, plan)
         self._windows.planned(self.state, plan)
         self.in_flight.append((plan, rows))
         self._nothing_in_flight_is_free()
@@ -147,6 +151,7 @@ class Lawful:
         del self.in_flight[0]
         self._windows.ended()
         self._note_ends(plan, result)
+        self._states.committed(plan, result)
         return self._checked(self.scheduler.commit(plan, result, micros))
 
     def _note_ends(self, plan: BatchPlan, result: BatchResult) -> None:
@@ -171,6 +176,7 @@ class Lawful:
         if self.in_flight[0][0] is not plan:
             raise LawBroken(f"plan {plan.step} fails out of order")
         del self.in_flight[0]
+        self._states.failed(plan)
         self._windows.ended()
         return self._checked(self.scheduler.fail(plan, error, launched=launched))
 
@@ -210,6 +216,7 @@ class Lawful:
                 f"law 11: unfinished {unfinished}, without an end {self._num_outputs.keys() - self.ended.keys()}"
             )
         check_state(self.state)
+        self._states.check(View(self.state))
         self._nothing_in_flight_is_free()
         self._pending_is_in_flight()
         return outputs

@@ -42,7 +42,7 @@ def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan
     exceed the chunk size by up to a page. Forced tokens are prefill, but not prompts: they do not count in the number
     of prompts, and the first prompt may have a page beside any number of them. Under prefill-first no plan has both
     prefill and decodes."""
-    contents = len(plan.chunks) + len(plan.slices) + len(plan.copies) + len(plan.dropped)
+    contents = len(plan.chunks) + len(plan.slices) + len(plan.copies) + len(plan.dropped) + len(plan.saved)
     if contents <= 0:
         raise LawBroken(f"law 7: plan {plan.step} is empty")
     copies_are_bounded(state, plan)

@@ -17,6 +17,7 @@ from sluice.testing.laws.pages import (
     slots_are_conserved,
     tree_is_reachable,
 )
+from sluice.testing.laws.states import records_are_conserved
 from sluice.testing.laws.tiers import (
     found_nodes_are_found_again,
     loads_are_apart,
@@ -29,7 +30,7 @@ from sluice.testing.laws.windows import window_pages_are_conserved, windows_are_
 
 
 def check_state(state: SchedulerState) -> None:
-    """Check laws 1 to 6, 22, 26 and 27."""
+    """Check laws 1 to 6, 22, and 25 to 27."""
     view = View(state)
     adapters_are_loaded(state)
     pages_are_conserved(view)
@@ -39,6 +40,7 @@ def check_state(state: SchedulerState) -> None:
     found_nodes_are_found_again(state)
     offloaded_pages_are_conserved(view)
     loads_are_apart(view)
+    records_are_conserved(view)
     window_pages_are_conserved(view)
     windows_are_bounded(view)
     for request in state.requests.values():

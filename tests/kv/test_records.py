@@ -1,0 +1,115 @@
+"""Records of recurrent states: who has one, and which is taken when none is free."""
+
+from __future__ import annotations
+
+from array import array
+
+from sluice.kv.manager import KVManager, ResidentLease
+from sluice.kv.nodes import Node
+from sluice.kv.records import Records
+from sluice.types import StateLimits
+
+PAGE = 4
+
+
+def manager(num_records: int, num_pages: int = 100) -> KVManager:
+    return KVManager(num_pages=num_pages, page_size=PAGE, states=StateLimits(block=8, num_records=num_records))
+
+
+def cached(kv: KVManager, tokens: range) -> list[Node]:
+    """Cache the pages of tokens, and return their nodes."""
+    ids = array("i", tokens)
+    lease = kv.acquire(kv.match(ids, 0, ""), "")
+    lease.extend(len(ids))
+    lease.release(ids, len(ids))
+    return kv.match(ids, len(ids), "")
+
+
+def records_of(kv: KVManager) -> Records:
+    assert kv.records is not None
+    return kv.records
+
+
+def record_at(kv: KVManager, path: list[Node], position: int) -> int:
+    """Let the node behind `position` tokens have a record."""
+    records = records_of(kv)
+    record = records.take()
+    assert record is not None
+    records.attach(path[position // PAGE - 1], position, record)
+    return record
+
+
+def test_a_prefix_ends_behind_its_last_record() -> None:
+    kv = manager(num_records=2)
+    path = cached(kv, range(40))
+    assert kv.usable(path) == 0
+    record_at(kv, path, 8)
+    record_at(kv, path, 24)
+    assert kv.usable(path) == 6
+    assert kv.usable(path[:5]) == 2
+
+
+def test_nothing_is_cached_without_records() -> None:
+    kv = manager(num_records=0)
+    assert not kv.tree.enabled
+    assert cached(kv, range(40)) == []
+
+
+def test_the_record_that_saves_least_is_taken() -> None:
+    """Of one conversation with a record at each turn, and a prompt that parts from it: not the last one of either."""
+    kv = manager(num_records=6)
+    turns = cached(kv, range(96))
+    for position in (40, 48, 88):
+        record_at(kv, turns, position)
+    other = cached(kv, range(1000, 1080))
+    for position in (40, 72, 80):
+        record_at(kv, other, position)
+    freed = turns[11].record  # 8 tokens behind the one before, among those used least recently
+    assert records_of(kv).take() == freed
+    assert [kv.usable(path) for path in (turns[:12], turns, other)] == [10, 22, 20]
+
+
+def test_a_record_just_used_is_kept() -> None:
+    kv = manager(num_records=2)
+    first, second = cached(kv, range(8)), cached(kv, range(100, 180))
+    kept = record_at(kv, first, 8)
+    other = record_at(kv, second, 80)
+    records_of(kv).read(first[1])
+    records_of(kv).planned()
+    assert records_of(kv).take() == other
+    assert first[1].record == kept
+
+
+def test_what_a_plan_reads_is_not_overwritten_by_it() -> None:
+    kv = manager(num_records=1)
+    path = cached(kv, range(8))
+    record = record_at(kv, path, 8)
+    assert records_of(kv).read(path[1]) == record
+    assert records_of(kv).take() is None
+    records_of(kv).planned()
+    assert records_of(kv).take() == record
+
+
+def test_a_node_that_loses_its_page_loses_its_record() -> None:
+    kv = manager(num_records=1, num_pages=10)
+    record_at(kv, cached(kv, range(40)), 40)
+    ResidentLease(kv, [], "").extend(40)
+    assert records_of(kv).num_free == 1
+
+
+def test_a_second_record_of_a_node_is_free_again() -> None:
+    kv = manager(num_records=2)
+    path = cached(kv, range(8))
+    first = record_at(kv, path, 8)
+    record_at(kv, path, 8)
+    assert path[1].record == first
+    assert records_of(kv).num_free == 1
+
+
+def test_tiers_are_refused() -> None:
+    import pytest
+
+    from sluice.types import TierLimits
+
+    with pytest.raises(ValueError, match="hold no recurrent states"):
+        KVManager(num_pages=4, page_size=PAGE, tiers=TierLimits(host_pages=3), states=StateLimits(8, 1))
