@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+import gguf_states
+
 WITHOUT_QUANTIZER = {
     **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), slice(0, 2)),
     "Q4_K": slice(0, 4),
@@ -41,7 +43,10 @@ MIXTURES = {
 }
 EXPERT = re.compile(r"(?P<experts>.*experts)\.(?P<number>\d+)\.(?P<layer>\w+)\.(?P<part>\w+)")
 """Layers of experts, which a file stores together."""
-PERMUTED = ("llama", "mixtral", "granite", "granitemoe", "granitemoeshared", "smollm3", "ministral3")
+PERMUTED = (
+    *("llama", "mixtral", "granite", "granitemoe", "granitemoeshared", "granitemoehybrid"),
+    *("smollm3", "ministral3"),
+)
 """Model types whose q and k are written in another order."""
 
 
@@ -93,8 +98,11 @@ def write_gguf(
     table = gguf.get_tensor_name_map(known[_architecture(config)], config["num_hidden_layers"])
     stacks: dict[str, dict[int, torch.Tensor]] = {}
     for full, weight in weights.items():
+        if gguf_states.is_plain(full):
+            plain[full] = _add_plain(writer, table, full, weight, config)
+            continue
         if (expert := EXPERT.fullmatch(full)) is not None:
-            name = table.get_name(f"{expert['experts']}.{expert['layer']}")
+            name = table.get_name(gguf_states.expert_module(f"{expert['experts']}.{expert['layer']}"))
             stacks.setdefault(f"{name}.{expert['part']}", {})[int(expert["number"])] = weight
             continue
         joined = _add_joined(writer, full, weight, kind, config)
@@ -129,7 +137,8 @@ def write_gguf(
 
 def _architecture(config: Mapping[str, Any]) -> str:
     """Return llama.cpp's name of a model type."""
-    renamed = MIXTURES | {"gemma3_text": "gemma3", "gemma4_text": "gemma4", "olmo3": "olmo2", "ministral3": "mistral3"}
+    of_texts = {"gemma3_text": "gemma3", "gemma4_text": "gemma4", "olmo3": "olmo2", "ministral3": "mistral3"}
+    renamed = MIXTURES | gguf_states.ARCHITECTURES | of_texts
     return renamed.get(config["model_type"], config["model_type"])
 
 
@@ -138,8 +147,12 @@ def _add(
 ) -> torch.Tensor:
     """Add one tensor, and return what the library makes of it, in the order of the checkpoint."""
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    turned = gguf_states.order_of(full, config)
+    if turned is not None:
+        weight = weight.index_select(*turned)
     count = heads.get(full.split(".")[-2]) if config["model_type"] in PERMUTED else None
-    is_less_one = weight.ndim == 1 and config["model_type"] in ("gemma2", "gemma3_text")
+    less_one = ("gemma2", "gemma3_text", *gguf_states.QWEN)
+    is_less_one = weight.ndim == 1 and config["model_type"] in less_one and "linear_attn" not in full
     if count is not None:
         weight = weight.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2)
     values = weight.numpy()
@@ -155,13 +168,28 @@ def _add(
     weight = torch.tensor(values)
     if count is not None:
         weight = weight.unflatten(0, (count, -1, 2)).transpose(1, 2).flatten(0, 2)
+    if turned is not None:
+        weight = weight.index_select(turned[0], turned[1].argsort())
     return weight.contiguous()
+
+
+def _add_plain(
+    writer: gguf.GGUFWriter, table: gguf.TensorNameMap, full: str, weight: torch.Tensor, config: Mapping[str, Any]
+) -> torch.Tensor:
+    """Add a tensor of a layer with a state that is not quantised, and return it as it is in the checkpoint."""
+    turned = gguf_states.order_of(full, config)
+    values = weight if turned is None else weight.index_select(*turned)
+    name, values = gguf_states.plain_tensor(str(table.get_name(gguf_states.module_of(full))), full, values, config)
+    writer.add_tensor(name, values.contiguous().numpy())
+    return weight
 
 
 def _add_joined(
     writer: gguf.GGUFWriter, full: str, weight: torch.Tensor, kind: str, config: Mapping[str, Any]
 ) -> torch.Tensor | None:
     """Add a tensor of gate and up, or of all experts of gpt-oss, as a converter does; None: it is none of these."""
+    if full.endswith("shared_mlp.output_linear.weight") and not config["num_local_experts"]:
+        return _add(writer, f"blk.{full.split('.')[2]}.ffn_down.weight", full, weight, kind, config)
     if not (full.endswith(("input_linear.weight", ".scale")) or ".experts." in full or "per_ex" in full):
         return None
     block, is_bias = full.split(".")[2], full.endswith("_bias")
@@ -175,8 +203,8 @@ def _add_joined(
     if own is not None:
         return _add(writer, f"blk.{block}.{own}", full, weight, kind, config)
     if full.endswith("input_linear.weight"):
-        end = "exps" if weight.ndim > 2 else "shexp"
-        names = [f"blk.{block}.ffn_{each}_{end}.weight" for each in ("gate", "up")]
+        end = "_exps" if weight.ndim > 2 else "_shexp" if config["num_local_experts"] else ""
+        names = [f"blk.{block}.ffn_{each}{end}.weight" for each in ("gate", "up")]
         halves = zip(names, weight.chunk(2, dim=-2), strict=True)
         return torch.cat([_add(writer, name, name, half, kind, config) for name, half in halves], -2)
     outputs = weight if is_bias else weight.transpose(1, 2)
@@ -203,19 +231,27 @@ def _blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
 def _add_fields(
     writer: gguf.GGUFWriter, config: Mapping[str, Any], name: str, fields: Mapping[str, Any], leave: str
 ) -> None:
-    values: dict[str, Any] = {field: config[key] for field, key in NAMES.items()}
-    values["attention.layer_norm_rms_epsilon"] = float(config["rms_norm_eps"])
+    values: dict[str, Any] = {field: config.get(key, 0) for field, key in NAMES.items()}
+    values["attention.layer_norm_rms_epsilon"] = float(config.get("rms_norm_eps", config.get("norm_eps")))
     rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta")}
     rope = rope.get("full_attention", rope)
     values["rope.freq_base"] = float(rope["rope_theta"])
     if config.get("head_dim") and config["model_type"] != "phi3":
         values |= {"attention.key_length": config["head_dim"], "attention.value_length": config["head_dim"]}
-    if config.get("num_local_experts"):
-        values |= {"expert_count": config["num_local_experts"], "expert_used_count": config["num_experts_per_tok"]}
+    if experts := gguf_states.experts_of(config):
+        values |= {"expert_count": experts, "expert_used_count": config["num_experts_per_tok"]}
+    if config["model_type"] in gguf_states.ARCHITECTURES:
+        values |= gguf_states.fields_of(config)
     for field, value in (values | dict(fields)).items():
         key = f"{name}.{field}"
         if key != leave:
-            adds = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
+            adds = {
+                int: writer.add_uint32,
+                bool: writer.add_bool,
+                float: writer.add_float32,
+                str: writer.add_string,
+                list: writer.add_array,
+            }
             add = adds[type(value)]
             add(key, value)
 

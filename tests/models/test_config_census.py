@@ -48,6 +48,7 @@ def of_model(make: Callable[[], transformers.PreTrainedModel]) -> tuple[str, tra
     return type(model).__name__, model.config
 
 
+CHUNKS = {"mamba_chunk_size": "it divides what one kernel computes at once"}
 UNUSED = {
     "gemma3": {"attn_logit_softcapping": "it caps no scores, although its configs may name a cap"},
     "smollm3": {
@@ -58,6 +59,8 @@ UNUSED = {
     "qwen3": {"sliding_window": "without use_sliding_window there is none"},
     "qwen3-moe": {"sliding_window": "without use_sliding_window there is none"},
     "gpt2": {"reorder_and_upcast_attn": "scores are computed in float32 in any case"},
+    "granite-hybrid": CHUNKS,
+    "granite-hybrid-dense": CHUNKS | {"num_experts_per_tok": "it has no experts"},
     "phi3": {"original_max_position_embeddings": "it is read with a rotation for long texts only"},
 }
 """Family -> fields that change nothing in it, and why."""

@@ -130,33 +130,35 @@ def read_time_limit(config: Fields) -> tuple[float, float]:
     given = config.get("time_step_limit")
     if given is None:
         return 0.0, math.inf
-    if (
-        not isinstance(given, list | tuple)
-        or len(given) != 2
-        or not all(isinstance(each, int | float) and not isinstance(each, bool) for each in given)
-        or not 0 <= given[0] <= given[1]
-    ):
+    bounds = [_number(each) for each in given] if isinstance(given, list | tuple) else []
+    if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]:
         raise config.error("time_step_limit", "two numbers of at least 0, the lower one first")
-    return float(given[0]), float(given[1])
+    return bounds[0], bounds[1]
 
 
-def with_states(spec: ModelSpec, state: StateSpec, has_state: Sequence[bool], config: Fields) -> ModelSpec:
+def _number(value: object) -> float:
+    """Return a number, also one that transformers writes as `{"__float__": "Infinity"}`; NaN for other values."""
+    if isinstance(value, dict) and value == {"__float__": "Infinity"}:
+        return math.inf
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def with_states(spec: ModelSpec, state: StateSpec, count: int, attending: int, config: Fields) -> ModelSpec:
     """Return the sizes of a model some of whose layers have a state in the place of keys and values.
 
     Args:
         state: of each such layer.
-        has_state: of each layer.
+        count: how many there are.
+        attending: layers with keys and values.
 
     Raises:
         CheckpointError: no layer has keys and values.
     """
-    count = sum(has_state)
-    if count == spec.num_layers:
-        raise CheckpointError(f"{config.source}: layers that all have a state are not supported: one needs attention")
-    if not count:
-        return spec
-    heads = LayerHeads(spec.num_kv_heads, spec.head_dim)
-    return replace(spec, state=state, num_states=count, unequal_kv=(heads,) * (spec.num_layers - count))
+    if not attending:
+        raise CheckpointError(f"{config.source}: a model without layers of attention is not supported")
+    heads = (LayerHeads(spec.num_kv_heads, spec.head_dim),) * attending
+    equal = attending == spec.num_layers
+    return replace(spec, state=state if count else None, num_states=count, unequal_kv=() if equal else heads)
 
 
 def windows_of(config: Fields, kinds: list[str], default: int | None = None) -> list[int | None]:

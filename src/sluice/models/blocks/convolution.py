@@ -24,6 +24,10 @@ class Convolution(nn.Module):
         bias = nn.Parameter(torch.empty(channels, dtype=wide)) if plan.conv_bias else None
         self.register_parameter("bias", bias)
 
+    def pack(self) -> None:
+        """Lay out the weight as kernels read it: tap by tap."""
+        self.weight = nn.Parameter(self.weight.data.t().contiguous().t(), requires_grad=False)
+
     def forward(self, x: torch.Tensor, context: LayerContext, activation: str | None) -> torch.Tensor:
         """[N, channels] to the same.
 

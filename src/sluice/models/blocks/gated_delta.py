@@ -6,7 +6,6 @@ from types import MappingProxyType
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from sluice.models.blocks.attention import LayerContext
 from sluice.models.blocks.convolution import Convolution
@@ -15,11 +14,9 @@ from sluice.models.layers import RMSNorm
 from sluice.models.linear import EmptyLinear, Layer, Packer, WideLinear
 from sluice.models.ops import compute_dtype
 from sluice.models.plan import DecoderConfig, StatePlan
+from sluice.models.recurrence import DeltaHeads, DeltaInputs
 from sluice.models.shards import Block
 from sluice.parallel.member import Member
-
-LENGTH_EPS = 1e-6
-"""Added to the square of the length by which q and k are divided."""
 
 
 class GatedDelta(Block):
@@ -49,7 +46,6 @@ class GatedDelta(Block):
         heads, keys = state.value_heads, state.key_heads * state.key_dim
         self._mixed = (keys, keys, plan.inner_size)
         self._key_dim, self._value_dim = state.key_dim, state.value_dim
-        self._scale = state.key_dim**-0.5
         self.in_proj_qkv: Layer = EmptyLinear(hidden, state.channels, bias=plan.proj_bias, dtype=dtype)
         self.in_proj_z: Layer = EmptyLinear(hidden, plan.inner_size, bias=plan.proj_bias, dtype=dtype)
         # Few rows, whose errors would grow from token to token.
@@ -69,6 +65,7 @@ class GatedDelta(Block):
 
     def pack(self, packer: Packer) -> None:
         """Join q, k, v and the gate into one layer, and the numbers of each head into another."""
+        self.conv.pack()
         self.in_proj: Layer = packer.linear(self.in_proj_qkv, self.in_proj_z)
         self.in_proj_ba: Layer = packer.linear(self.in_proj_b, self.in_proj_a)
         del self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a
@@ -76,32 +73,17 @@ class GatedDelta(Block):
 
     def forward(self, x: Rows, context: LayerContext, rows: torch.Tensor | None) -> torch.Tensor:
         """[N, hidden_size] to the same, or to those of `rows`."""
-        wide = self.output_norm.weight.dtype
         columns, gate = self.in_proj(x).split((sum(self._mixed), self._mixed[-1]), dim=-1)
         rates, steps = self.in_proj_ba(plain(x)).chunk(2, dim=-1)
         q, k, v = self.conv(columns, context, "silu").split(self._mixed, dim=-1)
-        q, k = (self._unit(each) for each in (q, k))
-        v = v.unflatten(-1, (-1, self._value_dim))
-        beta = torch.sigmoid(rates).to(wide)
-        decay = self.decay_rate * functional.softplus(steps.to(wide) + self.dt_bias)
+        q, k, v, gate = (
+            each.unflatten(-1, (-1, size))
+            for each, size in ((q, self._key_dim), (k, self._key_dim), (v, self._value_dim), (gate, self._value_dim))
+        )
         state, places = context.own_state()
-        y = context.ops.recurrence(q * self._scale, k, v, decay, beta, state, places, context.batch.q_lens)
-        y = y.to(gate.dtype)
+        heads = DeltaHeads(self.decay_rate, self.dt_bias)
+        y = context.ops.delta_net(DeltaInputs(q, k, v, steps, rates), heads, state, places, context.batch.q_lens)
         if rows is not None:
             y, gate = y[rows], gate[rows]
-        out: torch.Tensor = self.out_proj(self._normed(y, gate.unflatten(-1, (-1, self._value_dim))).flatten(1))
+        out: torch.Tensor = self.out_proj(context.ops.gated_norm(y, gate, self.output_norm.norm, gates_first=False))
         return out
-
-    def _unit(self, x: torch.Tensor) -> torch.Tensor:
-        """Return heads [N, heads, key_dim] of length 1, in the wide dtype."""
-        heads = x.unflatten(-1, (-1, self._key_dim)).to(self.output_norm.weight.dtype)
-        return heads * torch.rsqrt(heads.pow(2).sum(-1, keepdim=True) + LENGTH_EPS)
-
-    def _normed(self, y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Return the norm of each head, times the gate's activation, both [N, value_heads, value_dim]."""
-        wide = self.output_norm.weight.dtype
-        heads = y.to(wide)
-        normed = self.output_norm.weight * (
-            heads * torch.rsqrt(heads.pow(2).mean(-1, keepdim=True) + self.output_norm.eps)
-        )
-        return (normed * functional.silu(gate.to(wide))).to(y.dtype)

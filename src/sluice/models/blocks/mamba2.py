@@ -6,7 +6,6 @@ from types import MappingProxyType
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from sluice.models.blocks.attention import LayerContext
 from sluice.models.blocks.convolution import Convolution
@@ -15,6 +14,7 @@ from sluice.models.layers import RMSNorm
 from sluice.models.linear import EmptyLinear, Layer, Packer
 from sluice.models.ops import compute_dtype
 from sluice.models.plan import DecoderConfig, StatePlan
+from sluice.models.recurrence import Mamba2Heads, Mamba2Inputs
 from sluice.models.shards import Block
 from sluice.parallel.member import Member
 
@@ -47,7 +47,7 @@ class Mamba2(Block):
             self.register_parameter(name, nn.Parameter(torch.empty(state.value_heads, dtype=wide)))
         self.output_norm = RMSNorm(plan.inner_size, plan.norm_eps, dtype)
         self.out_proj: Layer = EmptyLinear(plan.inner_size, hidden, bias=plan.proj_bias, dtype=dtype)
-        self._groups, self._limit = plan.groups, plan.time_step_limit
+        self._groups, self._limits = plan.groups, plan.time_step_limit
 
     @property
     def first(self) -> nn.Module:
@@ -57,28 +57,23 @@ class Mamba2(Block):
 
     def pack(self, packer: Packer) -> None:
         """Pack both matrices."""
+        self.conv.pack()
         self.in_proj, self.out_proj = packer.linear(self.in_proj), packer.linear(self.out_proj)
 
     def forward(self, x: Rows, context: LayerContext, rows: torch.Tensor | None) -> torch.Tensor:
         """[N, hidden_size] to the same, or to those of `rows`."""
         gate, columns, steps = self.in_proj(x).split(self._parts, dim=-1)
-        wide = self.output_norm.weight.dtype
         v, k, q = self.conv(columns, context, "silu").split(self._mixed, dim=-1)
-        v = v.unflatten(-1, (-1, self._value_dim)).to(wide)
-        q, k = (each.unflatten(-1, (-1, self._key_dim)).to(wide) for each in (q, k))
-        steps = functional.softplus(steps.to(wide) + self.dt_bias).clamp(*self._limit)
-        decay = steps * self.decay_rate
+        q, k, v = (
+            each.unflatten(-1, (-1, size))
+            for each, size in ((q, self._key_dim), (k, self._key_dim), (v, self._value_dim))
+        )
         state, places = context.own_state()
-        scaled = v * steps[..., None]
-        y = context.ops.recurrence(q, k, scaled, decay, None, state, places, context.batch.q_lens)
-        y = (y + v * self.skip[:, None]).flatten(1)
+        heads = Mamba2Heads(self.decay_rate, self.dt_bias, self.skip, self._limits)
+        y = context.ops.mamba2(Mamba2Inputs(q, k, v, steps), heads, state, places, context.batch.q_lens)
         if rows is not None:
             y, gate = y[rows], gate[rows]
-        out: torch.Tensor = self.out_proj(self._normed(y, gate))
+        y, gate = (each.reshape(len(each), self._groups, -1) for each in (y, gate))
+        norm = self.output_norm.norm._replace(weight=self.output_norm.weight.view(self._groups, -1))
+        out: torch.Tensor = self.out_proj(context.ops.gated_norm(y, gate, norm, gates_first=True))
         return out
-
-    def _normed(self, y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Return the norm of each group of y [N, inner], in the wide dtype, times the gate's activation."""
-        gated = (y * functional.silu(gate.to(y.dtype))).unflatten(-1, (self._groups, -1))
-        normed = gated * torch.rsqrt(gated.pow(2).mean(-1, keepdim=True) + self.output_norm.eps)
-        return (self.output_norm.weight * normed.flatten(1)).to(gate.dtype)

@@ -36,6 +36,7 @@ class ShortConv(Block):
 
     def pack(self, packer: Packer) -> None:
         """Pack both matrices."""
+        self.conv.pack()
         self.in_proj, self.out_proj = packer.linear(self.in_proj), packer.linear(self.out_proj)
 
     def forward(self, x: Rows, context: LayerContext, rows: torch.Tensor | None) -> torch.Tensor:

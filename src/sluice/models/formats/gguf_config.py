@@ -49,7 +49,8 @@ def model_config(file: GGUFModel) -> dict[str, Any]:
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"{file.name} lacks the matrix token_embd.weight")
     _check_tokens(metadata, embedding)
-    sizes = ArchitectureFields(metadata, name, tensors, names.reads, names.varying)
+    special = {"has_states": names.has_states, "has_gates": names.has_gates}
+    sizes = ArchitectureFields(metadata, name, tensors, names.reads, names.varying, **special)
     sizes.check(file)
     matrices = Counter(tensor.kind.name for tensor in tensors.values() if len(tensor.shape) > 1)
     config = {
@@ -58,7 +59,7 @@ def model_config(file: GGUFModel) -> dict[str, Any]:
         "vocab_size": embedding.shape[0],
         "hidden_size": sizes.integer("embedding_length"),
         "intermediate_size": sizes.integer("feed_forward_length"),
-        "num_hidden_layers": sizes.integer("block_count"),
+        "num_hidden_layers": sizes.layers,
         "num_attention_heads": sizes.heads,
         "num_key_value_heads": sizes.kv_heads,
         "head_dim": sizes.head_dim,

@@ -6,39 +6,24 @@ This is beside the families and not in them, since the front end reads settings 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from sluice.models.checkpoint import FULL, SLIDING
 from sluice.models.formats.gguf_fields import EXPERT_COUNT, LOCAL_SIZE, ArchitectureFields
+from sluice.models.formats.gguf_names import (
+    GRANITE_FACTORS,
+    SHARED_SIZE,
+    GGUFNames,
+    Values,
+    experts_of,
+    granite_factors,
+)
+from sluice.models.formats.gguf_states import STATE_NAMES
 
-Values = dict[str, Any]
-"""Fields of a `config.json`."""
 SCALING = "rope.scaling."
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 LOCAL_THETA = "rope.freq_base_swa"
-
-
-def _nothing(fields: ArchitectureFields, base: Values) -> Values:
-    return {}
-
-
-@dataclass(frozen=True, slots=True)
-class GGUFNames:
-    """What is special in the files of a family."""
-
-    modules: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Modules of a layer -> their names, where they are not the usual ones (`gguf_weights.py`)."""
-    reads: tuple[str, ...] = ()
-    """Fields that `config` reads although most families have none such."""
-    config: Callable[[ArchitectureFields, Values], Values] = _nothing
-    """Returns fields that other families do not have, or have otherwise; gets all others."""
-    varying: tuple[str, ...] = ()
-    """Sizes that may differ between layers."""
-    is_permuted: bool = False
-    """The rows of q and k are in another order: the two halves of each head's pairs are interleaved."""
 
 
 LARGEST_GEMMA = MappingProxyType({"gemma2": 46, "gemma3": 62})
@@ -169,18 +154,8 @@ def _smollm3(fields: ArchitectureFields, base: Values) -> Values:
     return {"no_rope_layer_interval": 4}
 
 
-GRANITE_FACTORS = MappingProxyType(
-    {
-        "embedding_multiplier": "embedding_scale",
-        "attention_multiplier": "attention.scale",
-        "residual_multiplier": "residual_scale",
-        "logits_scaling": "logit_scale",
-    }
-)
-
-
 def _granite(fields: ArchitectureFields, base: Values) -> Values:
-    return {ours: fields.number(theirs, 1.0) for ours, theirs in GRANITE_FACTORS.items()}
+    return granite_factors(fields)
 
 
 def _olmo2(fields: ArchitectureFields, base: Values) -> Values:
@@ -202,20 +177,12 @@ def _phi3(fields: ArchitectureFields, base: Values) -> Values:
     return {"partial_rotary_factor": rotated / base["head_dim"], "sliding_window": window}
 
 
-SHARED_SIZE = "expert_shared_feed_forward_length"
 EXPERTS_READ = (EXPERT_COUNT, "expert_feed_forward_length")
-
-
-def _experts(fields: ArchitectureFields) -> Values:
-    return {
-        "num_local_experts": fields.integer(EXPERT_COUNT),
-        "num_experts_per_tok": fields.integer("expert_used_count"),
-    }
 
 
 def _qwen3_moe(fields: ArchitectureFields, base: Values) -> Values:
     """Return its fields. llama.cpp always divides weights by their sum."""
-    experts = _experts(fields)
+    experts = experts_of(fields)
     inner = base["intermediate_size"] // experts["num_experts_per_tok"]
     of_experts = fields.integer("expert_feed_forward_length", max(1, inner))
     return {**experts, "moe_intermediate_size": of_experts, "norm_topk_prob": True}
@@ -225,14 +192,14 @@ def _granite_moe(fields: ArchitectureFields, base: Values) -> Values:
     shared = fields.count(SHARED_SIZE)
     architecture = "GraniteMoeSharedForCausalLM" if shared else "GraniteMoeForCausalLM"
     own = {"architectures": [architecture], "shared_intermediate_size": shared}
-    return {**_granite(fields, base), **_experts(fields), **own, "mlp_bias": False}
+    return {**_granite(fields, base), **experts_of(fields), **own, "mlp_bias": False}
 
 
 def _gpt_oss(fields: ArchitectureFields, base: Values) -> Values:
     """Return its fields. The range of frequencies that are interpolated is not rounded, as its authors compute it."""
     inner, rope = fields.integer("expert_feed_forward_length", base["intermediate_size"]), base["rope_parameters"]
     return {
-        **_experts(fields),
+        **experts_of(fields),
         "intermediate_size": inner,
         "sliding_window": fields.integer(WINDOW),
         "layer_types": fields.kinds(2),
@@ -243,7 +210,7 @@ def _gpt_oss(fields: ArchitectureFields, base: Values) -> Values:
 def _llama(fields: ArchitectureFields, base: Values) -> Values:
     if not fields.count(EXPERT_COUNT):
         return {}
-    return {**_experts(fields), "architectures": ["MixtralForCausalLM"], "attention_bias": False, "mlp_bias": False}
+    return {**experts_of(fields), "architectures": ["MixtralForCausalLM"], "attention_bias": False, "mlp_bias": False}
 
 
 OLMO_MODULES = MappingProxyType(
@@ -271,5 +238,6 @@ NAMES: Mapping[str, GGUFNames] = {
     ),
     "phi3": GGUFNames(MappingProxyType({"mlp.gate_up_proj": "ffn_up"}), (WINDOW, "rope.dimension_count"), _phi3),
     "olmo2": GGUFNames(OLMO_MODULES, (WINDOW, PATTERN, LOCAL_THETA), _olmo2),
+    **STATE_NAMES,
 }
 """`general.architecture` -> what is special."""

@@ -36,6 +36,9 @@ WITHOUT_EFFECT: Mapping[str, tuple[float, ...]] = {
 }
 """Other fields -> the values that change nothing."""
 EXPERT_COUNT = "expert_count"
+KV_HEADS = "attention.head_count_kv"
+DRAFTING = "nextn_predict_layers"
+"""Layers behind the model's, which draft tokens."""
 LOCAL_SIZE = "attention.key_length_swa"
 """The head size of layers with a window, where it is another one."""
 NEAR = 1e-4
@@ -50,6 +53,8 @@ class ArchitectureFields:
         tensors: of the file.
         reads: fields that its family reads beside those that all read.
         varying: sizes that may differ between its layers.
+        has_states: some of its layers have a state in the place of attention, and may have 0 KV heads.
+        has_gates: the matrix of q has a gate beside each head.
 
     Raises:
         CheckpointError: one of them is not supported.
@@ -62,11 +67,15 @@ class ArchitectureFields:
         tensors: Mapping[str, TensorInfo],
         reads: Sequence[str] = (),
         varying: Sequence[str] = (),
+        *,
+        has_states: bool = False,
+        has_gates: bool = False,
     ) -> None:
         self._metadata = metadata
         self.name = name
         self.tensors = tensors
         self._varying = varying
+        self._has_states, self._has_gates = has_states, has_gates
         self._refuse_unknown(reads)
         if EXPERT_COUNT not in reads:
             self._only(EXPERT_COUNT, (0, None), "0")
@@ -77,6 +86,9 @@ class ArchitectureFields:
         self.kv_heads = self.integer("attention.head_count_kv", self.heads)
         self.head_dim = self.full_head_dim = self._head_dim(reads)
         self._first = 0
+        if has_states:
+            blocks = range(self.integer("block_count"))
+            self._first = next((n for n in blocks if f"blk.{n}.attn_q.weight" in tensors), 0)
         if LOCAL_SIZE in reads:
             self.head_dim, self._first = self.integer(LOCAL_SIZE), self._first_sliding()
         for field in ("rope.dimension_count", "attention.value_length"):
@@ -86,6 +98,11 @@ class ArchitectureFields:
         scale, usual = self.number("attention.scale", 0.0), self.head_dim**-0.5
         if scale and abs(scale / usual - 1) > NEAR and "attention.scale" not in reads:
             raise self.error("attention.scale", f"{usual:g}, that of heads of {self.head_dim}")
+
+    @property
+    def layers(self) -> int:
+        """The model's layers, without those that draft."""
+        return self.integer("block_count") - self.count(DRAFTING)
 
     @property
     def pooling(self) -> int:
@@ -101,12 +118,14 @@ class ArchitectureFields:
         if layers > len(model.tensors):
             raise self.error("block_count", f"at most {len(model.tensors)}, the tensors' number")
         kv_heads = self.integers("attention.head_count_kv")[self._first] if self._varying else self.kv_heads
-        parts = {"attn_q": self.heads * self.head_dim, "attn_k": kv_heads * self.head_dim}
-        if "blk.0.attn_qkv.weight" in model.tensors:
+        of_q = self.heads * self.head_dim * (2 if self._has_gates else 1)
+        parts = {"attn_q": of_q, "attn_k": kv_heads * self.head_dim}
+        if "blk.0.attn_qkv.weight" in model.tensors and not self._has_states:
             parts = {"attn_qkv": (self.heads + 2 * self.kv_heads) * self.head_dim}
         rows_of = {"token_embd": None, **{f"blk.{self._first}.{part}": rows for part, rows in parts.items()}}
         if experts := self.count(EXPERT_COUNT):
-            rows_of[f"blk.{self._first}.ffn_gate_inp"] = experts
+            first = max(self._first, self.count("leading_dense_block_count"))
+            rows_of[f"blk.{first}.ffn_gate_inp"] = experts
         for part, rows in rows_of.items():
             found = model.tensors.get(f"{part}.weight")
             shape = (found.shape[0] if rows is None and found is not None else rows, width)
@@ -125,6 +144,8 @@ class ArchitectureFields:
         if field == "block_count":
             raise self._metadata.error(key, "an integer of at least 1")
         each = self.integers(field)
+        if field == KV_HEADS and self._has_states:
+            each = [heads for heads in each if heads] or [0]
         if len(set(each)) != 1 and field not in self._varying:
             raise CheckpointError(
                 f"{self._metadata.source}: {key} has {min(each)} to {max(each)}: layers that differ are not supported"
@@ -142,7 +163,8 @@ class ArchitectureFields:
         each = value.numbers()
         if len(each) != layers:
             raise self._metadata.error(key, f"a number, or one for each of {layers} layers")
-        return [Fields({key: one}, self._metadata.source).integer(key) for one in each]
+        least = 0 if field == KV_HEADS and self._has_states else 1
+        return [Fields({key: one}, self._metadata.source).integer(key, minimum=least) for one in each]
 
     def count(self, field: str) -> int:
         """Return a number of things; of a file that does not give it 0."""
@@ -163,6 +185,19 @@ class ArchitectureFields:
             return [SLIDING if flag else FULL for flag in flags]
         period = self.integer(field, period)
         return [SLIDING if (layer + 1) % period else FULL for layer in range(layers)]
+
+    def flag(self, field: str, *, default: bool) -> bool:
+        return self._metadata.flag(f"{self.name}.{field}", default)
+
+    def flags(self, field: str) -> list[bool]:
+        """Return a flag for each layer; of a file that does not give them none."""
+        given, layers = self._metadata.get(f"{self.name}.{field}"), self.integer("block_count")
+        if given is None:
+            return []
+        flags = list(given.numbers()) if isinstance(given, Items) and not given.holds_texts else []
+        if len(flags) != layers:
+            raise self.error(field, f"one for each of {layers} layers")
+        return [bool(flag) for flag in flags]
 
     def number(self, field: str, default: float) -> float:
         """Return a finite number of at least 0."""

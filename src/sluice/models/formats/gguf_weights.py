@@ -14,9 +14,11 @@ from sluice.models.block_types import BLOCK_TYPES
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.base import Rows, WeightFormat
 from sluice.models.formats.gguf_config import METHOD, PLAIN
-from sluice.models.formats.gguf_families import NAMES, GGUFNames
+from sluice.models.formats.gguf_families import NAMES
+from sluice.models.formats.gguf_fields import DRAFTING
 from sluice.models.formats.gguf_file import GGUFTensor, tensors_of
-from sluice.models.formats.gguf_open import open_gguf
+from sluice.models.formats.gguf_names import GGUFNames
+from sluice.models.formats.gguf_open import fields_of, open_gguf
 from sluice.models.formats.gguf_rope import FREQUENCY_FACTORS, LONG_FACTORS
 from sluice.models.quantized import QuantizedWeight
 from sluice.models.registry import ARCHITECTURES
@@ -60,8 +62,8 @@ EXPERTS: Mapping[str, tuple[str, ...]] = {
 }
 """Tensors of all experts of a layer -> what they hold of each expert."""
 EXPERT = re.compile(r"(?P<experts>.*experts)\.(?P<number>\d+)\.(?P<module>.+)")
-FACTOR = ".scale"
-"""End of the names of tensors that are neither a weight nor a bias."""
+BARE = (".scale", ".ssm_a", ".ssm_d", ".bias")
+"""Ends of the names of tensors behind which no part is named."""
 LAYER = re.compile(r"layers\.(?P<number>\d+)\.(?P<module>.+)")
 BLOCK = re.compile(r"blk\.(?P<number>\d+)\.(?P<module>.+)\.(?P<part>weight|bias)")
 
@@ -113,13 +115,14 @@ class GGUF(WeightFormat):
         file = open_gguf(path.readlink() if path.is_symlink() else path)  # by the name that the user knows
         # Memory is slow when it is used for the first time, so all weights are dequantised in the same.
         memory = torch.empty(max(tensor.numel // _divisor(tensor) for tensor in tensors_of(file)), dtype=dtype)
+        parameters = dict(model.named_parameters())
         for name, tensor in _named(file, model):
             if not rows(name):
                 yield StoredTensor(name, tensor.file, torch.empty(tensor.shape, device="meta"), tensor.nbytes)
                 continue
             order = order_of(name, tensor.shape[0], model)
             kept = _kept(tensor, order, model.spec.quantization)
-            value = tensor.dequantized(dtype, order, memory) if kept is None else kept
+            value = _values(tensor, parameters[name], dtype, order, memory) if kept is None else kept
             yield StoredTensor(name, tensor.file, value, tensor.nbytes)
 
 
@@ -141,7 +144,7 @@ def _named(file: GGUFModel, model: CausalLM) -> Iterator[tuple[str, GGUFTensor]]
             continue
         found = names.get(tensor.name)
         if found is None:
-            if model.ignores(_module_of(tensor.name, model)):
+            if model.ignores(_module_of(tensor.name, model)) or _is_drafting(tensor.name, model, file):
                 continue
             raise CheckpointError(
                 f"{tensor.file}: unexpected tensor {tensor.name}: {model.spec.architecture} has no such weight"
@@ -157,6 +160,16 @@ def _named(file: GGUFModel, model: CausalLM) -> Iterator[tuple[str, GGUFTensor]]
             )
         parameters = (name.format(expert) for expert in range(experts) for name in found)
         yield from zip(parameters, tensor.experts(len(found)), strict=True)
+
+
+def _values(
+    tensor: GGUFTensor, parameter: torch.Tensor, dtype: torch.dtype, order: torch.Tensor | None, memory: torch.Tensor
+) -> torch.Tensor:
+    """Return the values for a parameter: of one that is held in a wider dtype in that, and vectors that the file gives
+    a second dimension without it."""
+    wide = torch.promote_types(dtype, parameter.dtype)
+    values = tensor.dequantized(wide, order, memory if wide == dtype else None)
+    return values.flatten() if parameter.ndim == 1 else values
 
 
 def _kept(tensor: GGUFTensor, order: torch.Tensor | None, quantization: str) -> QuantizedWeight | None:
@@ -185,7 +198,7 @@ def _names(model: CausalLM) -> dict[str, str | list[str]]:
                     names[f"blk.{layer['number']}.{theirs}.{part}"] = held
             continue
         found = modules[stem] if layer is None else f"blk.{layer['number']}.{modules[layer['module']]}"
-        names[found if found.endswith(FACTOR) else f"{found}.{part}"] = parameter
+        names[found if found.endswith(BARE) else f"{found}.{part}"] = parameter
     return names
 
 
@@ -209,11 +222,22 @@ def _module_of(tensor: str, model: CausalLM) -> str:
     return f"layers.{part['number']}.{modules[part['module']]}.{part['part']}"
 
 
+def _is_drafting(tensor: str, model: CausalLM, file: GGUFModel) -> bool:
+    """Return whether a tensor is of the layers behind the model's that draft tokens."""
+    part = re.match(r"blk\.(\d+)\.", tensor)
+    layers = fields_of(file).get(f"{_arch(model)}.{DRAFTING}") or 0
+    return part is not None and bool(layers) and int(part[1]) >= model.spec.num_layers
+
+
 def _special(model: CausalLM) -> GGUFNames:
     """Return what is special in the files of a model's family."""
+    return NAMES[_arch(model)]
+
+
+def _arch(model: CausalLM) -> str:
     name = ARCHITECTURES[model.spec.architecture].gguf
     assert name is not None, f"{model.spec.architecture} in a GGUF file"
-    return NAMES[name]
+    return name
 
 
 def order_of(name: str, rows: int, model: CausalLM) -> torch.Tensor | None:

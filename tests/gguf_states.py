@@ -1,0 +1,111 @@
+"""How llama.cpp's converter writes the layers of GGUF files that have a state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+ARCHITECTURES = {
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe",
+    "granitemoehybrid": "granitehybrid",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+}
+"""Model types -> llama.cpp's names."""
+QWEN = ("qwen3_5_text", "qwen3_5_moe_text")
+
+
+def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an architecture that its layers with a state need."""
+    kinds = config["layer_types"]
+    if config["model_type"] in QWEN:
+        heads = config["linear_num_value_heads"]
+        return {
+            "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+            "ssm.state_size": config["linear_key_head_dim"],
+            "ssm.group_count": config["linear_num_key_heads"],
+            "ssm.time_step_rank": heads,
+            "ssm.inner_size": heads * config["linear_value_head_dim"],
+            "attention.recurrent_layers": [kind == "linear_attention" for kind in kinds],
+            "full_attention_interval": 4,
+            "rope.dimension_count": int(config["head_dim"] * 0.25),
+            "rope.dimension_sections": [1, 1, 0, 0],
+        }
+    heads = [config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in kinds]
+    if config["model_type"] == "granitemoehybrid":
+        return {
+            "attention.head_count_kv": heads,
+            "ssm.conv_kernel": config["mamba_d_conv"],
+            "ssm.state_size": config["mamba_d_state"],
+            "ssm.group_count": config["mamba_n_groups"],
+            "ssm.time_step_rank": config["mamba_n_heads"],
+            "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+            "rope.scaling.finetuned": False,
+        }
+    return {"attention.head_count_kv": heads, "shortconv.l_cache": config["conv_L_cache"]}
+
+
+def plain_tensor(name: str, full: str, weight: torch.Tensor, config: Mapping[str, Any]) -> tuple[str, torch.Tensor]:
+    """Return the name and the values in float32 of a tensor that is not quantised.
+
+    Args:
+        name: that the table of llama.cpp has for the module; for `dt_bias` and the like the layer's own.
+    """
+    last = full.split(".")[-1]
+    if last == "A_log":
+        weight = -torch.exp(weight)
+    if last in ("A_log", "D"):
+        return name, weight[:, None] if "mamba" in full else weight
+    if last in ("dt_bias", "expert_bias"):
+        return f"{name}.bias", weight
+    if full.endswith("mamba.norm.weight"):
+        weight = weight.view(config["mamba_n_groups"], -1)
+    if weight.ndim == 3:
+        weight = weight[:, 0]
+    return f"{name}.{last}", weight
+
+
+def is_plain(full: str) -> bool:
+    """Return whether a tensor is written as `plain_tensor` says."""
+    ends = ("A_log", ".D", "dt_bias", "expert_bias", "mamba.norm.weight", "conv.conv.weight")
+    return full.endswith(ends) or "conv1d" in full
+
+
+def module_of(full: str) -> str:
+    """Return the module that llama.cpp's table knows a plain tensor by."""
+    if full.endswith("dt_bias"):
+        return f"{full.removesuffix('dt_bias')}dt_proj"
+    return full.removesuffix(".weight").removesuffix(".bias")
+
+
+def experts_of(config: Mapping[str, Any]) -> int:
+    """Return the number of experts of a layer; 0: there are none, or they are counted elsewhere."""
+    has_states = config["model_type"] in ARCHITECTURES
+    count: int | None = config.get("num_local_experts", config.get("num_experts") if has_states else None)
+    return count or 0
+
+
+def expert_module(name: str) -> str:
+    """Return the name by which llama.cpp's table knows a layer of experts."""
+    for theirs, ours in (("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")):
+        name = name.replace(f"feed_forward.experts.{theirs}", f"mlp.experts.{ours}")
+    return name
+
+
+def order_of(full: str, config: Mapping[str, Any]) -> tuple[int, torch.Tensor] | None:
+    """Return the dimension of a tensor in which the value heads of Qwen3.5 take turns, and the order of its elements;
+    None: there is none."""
+    if config["model_type"] not in QWEN or "linear_attn." not in full or full.endswith("norm.weight"):
+        return None
+    keys, heads, size = (
+        config["linear_num_key_heads"],
+        config["linear_num_value_heads"],
+        config["linear_value_head_dim"],
+    )
+    before = 2 * keys * config["linear_key_head_dim"] if "in_proj_qkv" in full or "conv1d" in full else 0
+    each = size if before or "in_proj_z" in full or "out_proj" in full else 1
+    turns = torch.arange(heads * each).view(keys, heads // keys, each).transpose(0, 1).flatten()
+    return int("out_proj" in full), torch.cat([torch.arange(before), turns + before])
