@@ -12,7 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 WEIGHTS = "model.safetensors"
-LAYERS = ("_proj", "per_layer_input_gate", "per_layer_projection", "per_layer_model_projection")
+LAYERS = (
+    *("_proj", "per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"),
+    *("in_proj_qkv", "in_proj_z", ".w1", ".w2", ".w3"),
+)
 """How names of layers with matrices end."""
 Tensors = dict[str, torch.Tensor]
 Stored = tuple[Tensors, torch.Tensor]

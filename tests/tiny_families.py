@@ -299,6 +299,47 @@ def lfm2_moe(**changes: Any) -> transformers.PreTrainedModel:
     return model
 
 
+def nemotron_h(**changes: Any) -> transformers.PreTrainedModel:
+    """Layers that are one of Mamba-2, attention and an MLP."""
+    kinds = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+    own: dict[str, Any] = {
+        "layers_block_type": [kinds[kind] for kind in "M-M*-*"],
+        "head_dim": 12,
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 8,
+        "n_groups": 2,
+        "ssm_state_size": 10,
+        "chunk_size": 32,
+        "time_step_min": 1e-9,  # with which transformers bounds time steps of prompts, and not those of single tokens
+        "mlp_bias": True,
+        "pad_token_id": 0,
+    }
+    given = own | changes
+    given["layers_block_type"] = [kinds.get(kind, kind) for kind in given["layers_block_type"]]
+    model = with_random_rates(tiny("NemotronH", **given))
+    draw = torch.Generator().manual_seed(2)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=draw))
+    return model
+
+
+def nemotron_3(**changes: Any) -> transformers.PreTrainedModel:
+    """Experts without gates, chosen from groups."""
+    own: dict[str, Any] = {
+        "layers_block_type": list("MEM*E"),
+        "n_routed_experts": 12,
+        "num_experts_per_tok": 3,
+        "n_group": 3,
+        "topk_group": 2,
+        "moe_intermediate_size": 20,
+        "moe_shared_expert_intermediate_size": 28,
+        "routed_scaling_factor": 1.3,
+        "mlp_bias": False,
+    }
+    return nemotron_h(**(own | changes))
+
+
 FAMILIES: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "gemma2": gemma2,
     "gemma3": gemma3,
@@ -324,8 +365,13 @@ FAMILIES: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "granite-hybrid": granite_hybrid,
     "granite-hybrid-dense": granite_hybrid_dense,
     "lfm2-moe": lfm2_moe,
+    "nemotron-h": nemotron_h,
+    "nemotron-3": nemotron_3,
 }
-WITH_STATES = ("lfm2", "qwen3.5", "qwen3-next", "granite-hybrid")
+WITH_STATES = (
+    *("lfm2", "lfm2-moe", "granite-hybrid", "granite-hybrid-dense"),
+    *("qwen3.5", "qwen3.5-moe", "qwen3-next", "nemotron-h", "nemotron-3"),
+)
 """Families with layers that have a state."""
 ERRORS = {"ministral3": 1e-5}
 """Families whose transformers model computes something in float32 whatever its dtype -> how far its logits are off.

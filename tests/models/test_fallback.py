@@ -172,8 +172,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "does not allow another attention function for it",
     ),
     "mixed layers": (
-        {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "num_hidden_layers": 2, "full_attn_idxs": [1]},
-        "layers of the kind conv are not supported, only full_attention and sliding_attention",
+        {"architectures": ["MiniMaxForCausalLM"], "model_type": "minimax", "num_hidden_layers": 2},
+        "layers of the kind linear_attention are not supported, only full_attention and sliding_attention",
     ),
     "quantised": (OLMO | {"quantization_config": {"quant_method": "fp8"}}, "its weights are quantised"),
     "remote code": (

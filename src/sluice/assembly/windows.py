@@ -15,6 +15,7 @@ from sluice.models.windows import WindowedLayers
 from sluice.runner.device_state import DeviceShape
 from sluice.runner.windows import WindowShape
 from sluice.scheduler.window_reserve import window_reserve
+from sluice.types import CACHED_SHARE
 from sluice.types.footprint import KVSizes
 
 
@@ -66,7 +67,7 @@ def window_request(
     limits, depth, page_size = config.scheduler.limits(), config.scheduler.depth, config.cache.page_size
     assert depth is not None and page_size is not None, f"not resolved: {config}"
     reserve = window_reserve(limits, layers.length, page_size, depth, spec.max_model_len)
-    return WindowRequest(page_size * sizes.token_bytes, reserve)
+    return WindowRequest(page_size * sizes.token_bytes, reserve, CACHED_SHARE)
 
 
 def with_windows(shape: DeviceShape, layers: WindowedLayers | None, request: WindowRequest | None) -> DeviceShape:

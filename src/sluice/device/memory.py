@@ -30,11 +30,6 @@ RESERVED_BYTES = 512 << 20
 GIB = 1 << 30
 
 
-CACHED_SHARE = 8
-"""Pages of the pool for each page of layers with a window beside those that running requests need: it keeps what others
-may find again."""
-
-
 @dataclass(frozen=True, slots=True)
 class WindowRequest:
     """The pages of layers with a window that are to be beside those of the others."""
@@ -42,18 +37,20 @@ class WindowRequest:
     page_bytes: int
     reserve: int
     """Pages that running requests need at once, at most."""
+    share: int
+    """Others for each page beside these, which keeps what others may find again."""
 
     def pages_beside(self, pages: int) -> int:
         """Return how many there are to be beside so many others. Each is of tokens that have one of the others."""
-        return min(pages, self.reserve + pages // CACHED_SHARE)
+        return min(pages, self.reserve + pages // self.share)
 
     def others_in(self, num_bytes: int, page_bytes: int) -> int:
         """Return how many of the others there can be, of `page_bytes` each, in so much memory."""
         if num_bytes < 0:
             return 0
         at_least = num_bytes // (page_bytes + self.page_bytes)
-        left = CACHED_SHARE * (num_bytes - self.reserve * self.page_bytes)
-        return max(at_least, left // (CACHED_SHARE * page_bytes + self.page_bytes))
+        left = self.share * (num_bytes - self.reserve * self.page_bytes)
+        return max(at_least, left // (self.share * page_bytes + self.page_bytes))
 
 
 @dataclass(frozen=True, slots=True)

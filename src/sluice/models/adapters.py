@@ -46,7 +46,7 @@ class Site(NamedTuple):
 def sites_of(config: DecoderConfig) -> Iterator[Site]:
     """Iterate over the packed layers of a whole decoder that adapters may change."""
     for number, plan in enumerate(config.layers):
-        attention = attention_parts(config, plan) if plan.state is None else {}
+        attention = attention_parts(config, plan) if plan.has_kv else {}
         blocks = {"self_attn": attention, "mlp": mlp_parts(config, plan)}
         for block, packed in blocks.items():
             for name, parts in packed.items():

@@ -143,23 +143,22 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
-def with_states(spec: ModelSpec, state: StateSpec, has_state: Sequence[bool], config: Fields) -> ModelSpec:
+def with_states(spec: ModelSpec, state: StateSpec, count: int, attending: int, config: Fields) -> ModelSpec:
     """Return the sizes of a model some of whose layers have a state in the place of keys and values.
 
     Args:
         state: of each such layer.
-        has_state: of each layer.
+        count: how many there are.
+        attending: layers with keys and values.
 
     Raises:
         CheckpointError: no layer has keys and values.
     """
-    count = sum(has_state)
-    if count == spec.num_layers:
-        raise CheckpointError(f"{config.source}: layers that all have a state are not supported: one needs attention")
-    if not count:
-        return spec
-    heads = LayerHeads(spec.num_kv_heads, spec.head_dim)
-    return replace(spec, state=state, num_states=count, unequal_kv=(heads,) * (spec.num_layers - count))
+    if not attending:
+        raise CheckpointError(f"{config.source}: a model without layers of attention is not supported")
+    heads = (LayerHeads(spec.num_kv_heads, spec.head_dim),) * attending
+    equal = attending == spec.num_layers
+    return replace(spec, state=state if count else None, num_states=count, unequal_kv=() if equal else heads)
 
 
 def windows_of(config: Fields, kinds: list[str], default: int | None = None) -> list[int | None]:

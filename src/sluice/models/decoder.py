@@ -174,12 +174,12 @@ class Decoder(CausalLM):
 
 
 def places_of_kv(plans: Sequence[LayerPlan]) -> list[int]:
-    """Return the place of each layer's pages among those of the layers that have some of their own; 0 for a layer with
-    a state, which has none."""
+    """Return the place of each layer's pages among those of the layers that have some of their own; 0 for a layer that
+    has none."""
     places: list[int] = []
     count = 0
     for plan in plans:
-        if plan.state is not None:
+        if not plan.has_kv:
             places.append(0)
             continue
         places.append(count if plan.donor is None else places[plan.donor])

@@ -40,11 +40,24 @@ class ExpertLayers(NamedTuple):
     """The layers of an expert, as they were read (`linear.Source`). All experts have the same sizes."""
 
     gate: Any
-    """[inner, hidden_size]"""
+    """[inner, hidden_size]; None: there is no gate."""
     up: Any
     """[inner, hidden_size]"""
     down: Any
     """[hidden_size, inner]"""
+
+
+class Ungated(nn.Module):
+    """A layer with its activation, in the place of one with a gate."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """[N, in_features] to [N, out_features]."""
+        out: torch.Tensor = self.layer(x)
+        return out
 
 
 class PackedExpert(nn.Module):

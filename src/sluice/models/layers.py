@@ -99,7 +99,7 @@ class Rotary(nn.Module):
 def mlp_parts(config: DecoderConfig, plan: LayerPlan) -> Mapping[str, tuple[LoraPart, ...]]:
     """Return the layers of an MLP that adapters may change, by the packed layer that they are in. Without a gate, the
     activation is a part of the first one, which is left as it is. Those of experts cannot be changed."""
-    if plan.has_moe:
+    if plan.has_moe or not plan.has_mlp:
         return {}
     hidden, inner = config.spec.hidden_size, plan.inner_size or config.inner_size
     down = {"down_proj": (LoraPart("down_proj", inner, hidden),)}

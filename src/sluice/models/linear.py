@@ -15,7 +15,15 @@ from torch import nn
 from torch.nn import functional
 
 from sluice.models.blocks.lora import LoraSlots
-from sluice.models.experts import ClampedGate, ClampedSwiGLU, ExpertActivation, ExpertLayers, PackedExpert, PlainExperts
+from sluice.models.experts import (
+    ClampedGate,
+    ClampedSwiGLU,
+    ExpertActivation,
+    ExpertLayers,
+    PackedExpert,
+    PlainExperts,
+    Ungated,
+)
 from sluice.models.fp8_rows import Fp8Rows, Rows, fp8_rows
 from sluice.models.ops import ACTIVATIONS, Ops
 from sluice.models.quantized import (
@@ -279,6 +287,8 @@ class Packer:
     def _expert(self, layers: ExpertLayers, activation: ExpertActivation) -> PackedExpert:
         if isinstance(activation, ClampedSwiGLU):
             gated: nn.Module = ClampedGate(self.linear(layers.gate, layers.up), activation)
+        elif layers.gate is None:
+            gated = Ungated(self.linear(layers.up, activation=activation))
         else:
             gated = self.gated(layers.gate, layers.up, activation=activation)
         return PackedExpert(gated, self.linear(layers.down))

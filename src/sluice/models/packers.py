@@ -107,7 +107,7 @@ class NativePacker(Packer):
         return native_experts(self._kernels, [self._expert(layers, activation) for layers in experts])
 
     def _expert(self, layers: ExpertLayers, activation: ExpertActivation) -> PackedExpert:
-        gated = self._gated((layers.gate, layers.up), activation)
+        gated = None if layers.gate is None else self._gated((layers.gate, layers.up), activation)
         return PackedExpert(gated, self.linear(layers.down)) if gated else super()._expert(layers, activation)
 
     def _gated(self, parts: Sequence[Source], activation: ExpertActivation) -> NativeGated | None:

@@ -36,6 +36,8 @@ class ExpertsPlan:
     router: Router
     inner_size: int
     """Elements between the matrices of an expert."""
+    is_gated: bool = True
+    """Whether experts have a gate."""
     activation: ExpertActivation
     has_bias: bool = False
     """Whether the layers of experts have biases."""
@@ -86,8 +88,15 @@ class LayerPlan:
     """None: it has none."""
     has_mlp: bool = True
     """Whether it has an MLP, beside experts if there are some."""
+    has_mixer: bool = True
+    """Whether it has attention, or what has a state in its place. A layer without it has an MLP or experts alone."""
     state: StatePlan | None = None
     """What is in the place of its attention; None: attention. A layer with a state has no keys and values."""
+
+    @property
+    def has_kv(self) -> bool:
+        """Whether it has keys and values, its own or another layer's."""
+        return self.has_mixer and self.state is None
 
     @property
     def has_moe(self) -> bool:

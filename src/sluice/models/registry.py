@@ -90,6 +90,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family("GraniteMoeHybridForCausalLM", "granite_hybrid:GraniteHybrid", gguf="granitehybrid", has_experts=True),
     Family("Lfm2MoeForCausalLM", "lfm2:LFM2MoE", gguf="lfm2moe", has_experts=True),
+    Family("NemotronHForCausalLM", "nemotron_h:NemotronH", has_experts=True),
     Family("Qwen3NextForCausalLM", "qwen3_5:Qwen3Next", has_experts=True),
 )
 HEADLESS = ("ForCausalLM", "LMHeadModel")

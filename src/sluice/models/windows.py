@@ -20,10 +20,10 @@ class WindowedLayers:
 
 def windowed_layers(plans: Sequence[LayerPlan]) -> WindowedLayers | None:
     """Return the layers with a window; None: there are none."""
-    owners = [number for number, plan in enumerate(plans) if plan.donor is None and plan.state is None]
+    owners = [number for number, plan in enumerate(plans) if plan.donor is None and plan.has_kv]
     readers: dict[int, list[int | None]] = {number: [] for number in owners}
     for number, plan in enumerate(plans):
-        if plan.state is None:
+        if plan.has_kv:
             readers[number if plan.donor is None else plan.donor].append(plan.window)
     are_windowed = tuple(None not in readers[number] for number in owners)
     lengths = [window for number in owners for window in readers[number] if None not in readers[number]]

@@ -45,6 +45,16 @@ def test_layers_that_differ(make: Callable[[], transformers.PreTrainedModel], tm
     assert sizes.stored == sum(weight.numel() for weight in matrices)
 
 
+@pytest.mark.parametrize("family", tiny_families.WITH_STATES)
+def test_layers_with_a_state_have_no_keys_and_values(family: str, tmp_path: Path) -> None:
+    tiny_families.FAMILIES[family]().save_pretrained(tmp_path)
+    sizes = ModelSizes.read(tmp_path)
+    with LLM(tmp_path, max_total_tokens=128, max_running_requests=2, dtype="bfloat16") as llm:
+        assert sizes.token_bytes == llm.info.kv_sizes.token_bytes
+    matrices = (weight for name, weight in load_file(tmp_path / "model.safetensors").items() if weight.dim() > 1)
+    assert sizes.stored == sum(weight.numel() for weight in matrices)
+
+
 def test_bytes_of_numbers_are_those_of_loaded_models() -> None:
     """Two tables of the same thing must agree."""
     from sluice.models.catalog.estimate import NUMBER_SIZES

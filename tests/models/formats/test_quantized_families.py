@@ -25,10 +25,38 @@ from sluice.models.linear import Packer
 from sluice.models.packers import NativePacker
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
-OTHERS = {"phi4-mini": {"hidden_size": 32}, "gemma4": {"hidden_size_per_layer_input": 32}}
+OTHERS: dict[str, dict[str, Any]] = {
+    "phi4-mini": {"hidden_size": 32},
+    "gemma4": {"hidden_size_per_layer_input": 32},
+    "lfm2": {"block_auto_adjust_ff_dim": False},
+}
 OTHERS["qwen3-moe"] = {"moe_intermediate_size": 96}
 OTHERS["gemma4-26b"] = {"top_k_experts": 10}  # all of them: rounding may choose others where two are nearly equal
-IN_STACKS = ("mixtral", "gpt-oss", "granite-moe", "granite-moe-shared", "gemma4-26b")
+ALL = {"num_experts_per_tok": 10}
+TWO: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+"""Few layers, and all experts: rounding is large where a state amplifies it from layer to layer."""
+OF_EXPERTS = {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 96}
+LINEAR = {"linear_num_value_heads": 8, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+MAMBA = {"mamba_num_heads": 8, "ssm_state_size": 16, "head_dim": 16}
+OTHERS |= {
+    "qwen3.5": LINEAR,
+    "qwen3.5-moe": LINEAR | OF_EXPERTS | ALL | TWO,
+    "qwen3-next": LINEAR | OF_EXPERTS | ALL | TWO | {"mlp_only_layers": []},
+    "granite-hybrid": ALL | TWO,
+    "lfm2-moe": {"moe_intermediate_size": 96} | ALL,
+    "nemotron-h": MAMBA,
+    "nemotron-3": MAMBA | {"moe_intermediate_size": 96, "moe_shared_expert_intermediate_size": 96},
+}
+IN_STACKS = (
+    "qwen3-next",
+    "granite-hybrid",
+    "granite-hybrid-dense",
+    "mixtral",
+    "gpt-oss",
+    "granite-moe",
+    "granite-moe-shared",
+    "gemma4-26b",
+)
 """Families whose experts have other names, or are stored together, so that no such checkpoint is made of them here."""
 PROMPTS = (tiny_models.prompt(30), tiny_models.prompt(5, 1))
 NATIVE = NativePacker(Kernels(library(), library().best(), 1))

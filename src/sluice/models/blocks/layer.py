@@ -51,14 +51,14 @@ class DecoderLayer(Block):
     def __init__(self, config: DecoderConfig, plan: LayerPlan, member: Member) -> None:
         super().__init__()
         self._has_state = plan.state is not None
-        if plan.state is None:
+        if plan.has_kv:
             self.self_attn = GroupedAttention(config, plan, member)
-        else:
+        elif plan.state is not None:
             self.state = STATE_MIXERS[plan.state.kind](config, plan.state, member)
         self.mlp: MLP | MoE
-        if plan.experts is None or plan.has_mlp:
+        if plan.has_mlp:
             self.mlp = MLP(config, member, plan.inner_size)
-        else:
+        elif plan.experts is not None:
             self.mlp = MoE(config, plan.experts, member)
 
     @property
@@ -116,6 +116,33 @@ class PreNormLayer(DecoderLayer):
 
     def _scaled(self, delta: torch.Tensor) -> torch.Tensor:
         return delta if self._scale == 1 else delta * self._scale
+
+
+class OnePartLayer(DecoderLayer):
+    """A norm before the one part that it has: attention or what is in its place, or an MLP or experts, as in
+    Nemotron-H."""
+
+    def __init__(self, config: DecoderConfig, plan: LayerPlan, member: Member) -> None:
+        super().__init__(config, plan, member)
+        self.input_layernorm = RMSNorm(config.spec.hidden_size, config.norm_eps, config.spec.dtype)
+        self._has_mixer = plan.has_mixer
+
+    def pack(self, packer: Packer) -> None:
+        """Pack the part, and let the norm give what it takes."""
+        part = self.mixer if self._has_mixer else self.mlp
+        part.pack(packer)
+        self.input_layernorm.feed(part.first)
+
+    def forward(
+        self, x: torch.Tensor, delta: torch.Tensor | None, context: LayerContext, rows: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, normed = sum_and_norm(x, delta, self.input_layernorm, context.ops)
+        if self._has_mixer:
+            added = self.mixer(normed, context, rows)
+        else:
+            wanted = normed if rows is None else plain(normed)[rows]
+            added = self.mlp(wanted, context.ops, context.adapters_of(rows))
+        return x if rows is None else x[rows], added
 
 
 class PostNormLayer(DecoderLayer):

@@ -27,7 +27,7 @@ class Expert(Block):
     def __init__(self, config: DecoderConfig, plan: ExpertsPlan, member: Member) -> None:
         super().__init__()
         hidden, dtype, inner = config.spec.hidden_size, config.spec.dtype, len(member.place.part(plan.inner_size))
-        self.gate_proj = EmptyLinear(hidden, inner, bias=plan.has_bias, dtype=dtype)
+        self.gate_proj = EmptyLinear(hidden, inner, bias=plan.has_bias, dtype=dtype) if plan.is_gated else None
         self.up_proj = EmptyLinear(hidden, inner, bias=plan.has_bias, dtype=dtype)
         has_bias = plan.has_bias and member.place.shard == 0
         self.down_proj = EmptyLinear(inner, hidden, bias=has_bias, dtype=dtype)

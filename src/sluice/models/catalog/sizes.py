@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from sluice.models.catalog.expert_sizes import ExpertNumbers, expert_numbers
 from sluice.models.catalog.gemma4_sizes import ARCHITECTURE, Numbers, gemma4_numbers
+from sluice.models.catalog.state_sizes import MIXERS, state_numbers
 from sluice.models.checkpoint import CheckpointError, Fields, text_part
 
 NUMBER_BYTES = 2
@@ -87,7 +88,7 @@ class ModelSizes:
         Raises:
             SizesError: they are not of a model of 16 bits with layers as Llama's.
         """
-        content = _text_part(content, source)
+        content = _with_layers(_text_part(content, source), source)
         if content.get("quantization_config") is not None:
             raise SizesError(f"{source} is of quantised weights, not of those of 16 bits")
         size = {field: _size(source, content, field) for field in FIELDS}
@@ -99,8 +100,11 @@ class ModelSizes:
         numbers = Numbers(layers * layer, 2 * layers * kv_heads * head_dim, 0)
         if named == [ARCHITECTURE]:
             numbers = _gemma4(content, source, head_dim, kv_heads)
-        architecture = named[0] if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) else None
-        experts, numbers = _with_experts(content, source, architecture, numbers)
+        architecture = _architecture(content)
+        if architecture is not None and architecture in MIXERS:
+            experts, numbers = _with_states(content, source, architecture)
+        else:
+            experts, numbers = _with_experts(content, source, architecture, numbers)
         weights = numbers.layers + vocab * hidden
         stored = numbers.lookups + (weights if content.get("tie_word_embeddings") else weights + vocab * hidden)
         stored += 0 if experts is None else experts.idle
@@ -121,6 +125,32 @@ class ModelSizes:
             context,
             architecture,
         )
+
+
+def _architecture(content: Mapping[str, Any]) -> str | None:
+    named = content.get("architectures")
+    return named[0] if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) else None
+
+
+def _with_layers(content: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """Return the fields with sizes that configs of layers with a state may leave out: the layers are listed, and all
+    may have experts."""
+    if _architecture(content) not in MIXERS:
+        return content
+    listed = content.get("layer_types") or content.get("layers_block_type") or content.get("hybrid_override_pattern")
+    layers = {"num_hidden_layers": len(listed)} if isinstance(listed, list | str) else {}
+    return {"intermediate_size": content.get("moe_intermediate_size"), **layers, **content}
+
+
+def _with_states(content: Mapping[str, Any], source: str, architecture: str) -> tuple[ExpertNumbers | None, Numbers]:
+    """Return the experts, and the numbers of a model whose layers have a state."""
+    try:
+        layers, kv, experts = state_numbers(Fields(content, source), architecture)
+    except CheckpointError as error:
+        raise SizesError(str(error)) from error
+    if experts is not None:
+        layers += experts.layers * experts.chosen * experts.each + experts.beside
+    return experts, Numbers(layers, kv, 0)
 
 
 def _with_experts(

@@ -92,7 +92,9 @@ class GraniteHybrid(Granite):
             )
             for layer, is_state in zip(read.layers, has_state, strict=True)
         )
-        read = replace(read, spec=with_states(spec, state, has_state, config), layers=layers)
+        read = replace(
+            read, spec=with_states(spec, state, sum(has_state), len(has_state) - sum(has_state), config), layers=layers
+        )
         shared = config.integer("shared_intermediate_size", 1024)
         if config.integer("num_local_experts", 8, minimum=0) == 0:
             return replace(read, inner_size=shared)

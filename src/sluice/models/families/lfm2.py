@@ -64,7 +64,7 @@ class LFM2(Decoder):
         plan = StatePlan(kind=StateKind.SHORT_CONV, inner_size=spec.hidden_size, conv_bias=bias, proj_bias=bias)
         scale = spec.head_dim**-0.5
         return DecoderConfig(
-            spec=with_states(spec, state, has_state, config),
+            spec=with_states(spec, state, sum(has_state), len(has_state) - sum(has_state), config),
             layers=tuple(
                 LayerPlan(scale, state=plan) if is_state else LayerPlan(scale, None, rope) for is_state in has_state
             ),
@@ -82,8 +82,6 @@ class LFM2(Decoder):
         if not config.flag("block_auto_adjust_ff_dim", True):
             return size
         size, multiple = int(2 * size / 3), config.integer("block_multiple_of", 256)
-        if "block_ffn_dim_multiplier" in config and config.get("block_ffn_dim_multiplier") is None:
-            return size
         size = int(config.number("block_ffn_dim_multiplier", 1.0) * size)
         return -(-size // multiple) * multiple
 

@@ -98,7 +98,7 @@ class Qwen35(Decoder):
         bias = read_bias(config, "attention_bias")
         return decoder_config(
             config,
-            with_states(spec, state, has_state, config),
+            with_states(spec, state, sum(has_state), len(has_state) - sum(has_state), config),
             [LayerPlan(scale, state=plan) if each else LayerPlan(scale, None, rope) for each in has_state],
             inner_size=cls.inner_size(config),
             qkv_bias=bias,
