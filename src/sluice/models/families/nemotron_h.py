@@ -38,7 +38,6 @@ RENAMED = (
     ("mixer.gate.e_score_correction_bias", "mlp.select_bias"),
     ("mixer.shared_experts", "mlp.shared_mlp"),
     ("mixer", "mlp"),
-    ("norm", "input_layernorm"),
     ("model.norm_f", "norm"),
     ("norm_f", "norm"),
 )

@@ -35,6 +35,8 @@ class GGUFNames:
     """The matrix of q has a gate beside each head."""
     is_permuted: bool = False
     """The rows of q and k are in another order: the two halves of each head's pairs are interleaved."""
+    in_layers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Modules of a layer that are called as one outside of the layers is."""
 
 
 SHARED_SIZE = "expert_shared_feed_forward_length"

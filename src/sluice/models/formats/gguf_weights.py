@@ -186,18 +186,19 @@ def _names(model: CausalLM) -> dict[str, str | list[str]]:
     """
     names: dict[str, str | list[str]] = {}
     modules = {**MODULES, **_special(model).modules}
+    in_layers = {**modules, **_special(model).in_layers}
     for parameter in dict(model.named_parameters()):
         stem, _, part = parameter.rpartition(".")
         if part not in ("weight", "bias"):  # a parameter of the layer itself
             stem, part = parameter, "weight"
         layer, expert = LAYER.fullmatch(stem), EXPERT.fullmatch(stem)
         if layer is not None and expert is not None:
-            if expert["number"] == "0" and expert["module"] == GATE_UP[0]:
+            if expert["number"] == "0" and expert["module"] == DOWN[0]:
                 for theirs, ours in EXPERTS.items():
                     held = [f"{expert['experts']}.{{}}.{each}.{part}" for each in ours]
                     names[f"blk.{layer['number']}.{theirs}.{part}"] = held
             continue
-        found = modules[stem] if layer is None else f"blk.{layer['number']}.{modules[layer['module']]}"
+        found = modules[stem] if layer is None else f"blk.{layer['number']}.{in_layers[layer['module']]}"
         names[found if found.endswith(BARE) else f"{found}.{part}"] = parameter
     return names
 
@@ -225,19 +226,16 @@ def _module_of(tensor: str, model: CausalLM) -> str:
 def _is_drafting(tensor: str, model: CausalLM, file: GGUFModel) -> bool:
     """Return whether a tensor is of the layers behind the model's that draft tokens."""
     part = re.match(r"blk\.(\d+)\.", tensor)
-    layers = fields_of(file).get(f"{_arch(model)}.{DRAFTING}") or 0
+    fields = fields_of(file)
+    layers = fields.get(f"{fields.text('general.architecture')}.{DRAFTING}") or 0
     return part is not None and bool(layers) and int(part[1]) >= model.spec.num_layers
 
 
 def _special(model: CausalLM) -> GGUFNames:
     """Return what is special in the files of a model's family."""
-    return NAMES[_arch(model)]
-
-
-def _arch(model: CausalLM) -> str:
     name = ARCHITECTURES[model.spec.architecture].gguf
     assert name is not None, f"{model.spec.architecture} in a GGUF file"
-    return name
+    return NAMES[name]
 
 
 def order_of(name: str, rows: int, model: CausalLM) -> torch.Tensor | None:
