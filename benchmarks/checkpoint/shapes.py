@@ -1,22 +1,17 @@
 """The shapes of published models: their config.json and the names and sizes of their tensors, without their weights.
 
-Sizes are those of the configs at openai-community/gpt2, Qwen/Qwen3-0.6B, Qwen/Qwen3-1.7B and meta-llama/Llama-3.2-1B.
+Sizes are those of the configs at openai-community/gpt2, Qwen/Qwen3-0.6B, Qwen/Qwen3-1.7B, meta-llama/Llama-3.2-1B and
+Qwen/Qwen3.5-0.8B.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-
-class TensorShape(NamedTuple):
-    """A tensor of a checkpoint. A norm's weights are ones and a bias is zero; everything else is drawn."""
-
-    name: str
-    shape: tuple[int, ...]
-    fill: float | None = None
-    """Value of all elements; None for random ones."""
+from benchmarks.checkpoint.qwen35 import Qwen35Shape
+from benchmarks.checkpoint.tensors import TensorShape
 
 
 class ModelShape(Protocol):
@@ -213,5 +208,19 @@ SHAPES: Mapping[str, ModelShape] = {
             "original_max_position_embeddings": 8192,
         },
         more={"mlp_bias": False},
+    ),
+    "qwen3.5-0.8b": Qwen35Shape(
+        vocab_size=248_320,
+        max_positions=262_144,
+        hidden_size=1024,
+        inner_size=3584,
+        num_layers=24,
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=256,
+        key_heads=16,
+        value_heads=16,
+        key_dim=128,
+        value_dim=128,
     ),
 }

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import torch
 
-from benchmarks.checkpoint.shapes import TensorShape
+from benchmarks.checkpoint.tensors import TensorShape
 
 DTYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,

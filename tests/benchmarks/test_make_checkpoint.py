@@ -26,6 +26,7 @@ PUBLISHED = {
     "qwen3-0.6b": 596_049_920,
     "qwen3-1.7b": 1_720_574_976,
     "llama-3.2-1b": 1_235_814_400,
+    "qwen3.5-0.8b": 752_393_024,  # of its text model
 }
 """Parameters of the published models, a tied head counted once."""
 PROMPTS = ((3, 200, 4000, 17, 17, 255, 1024, 90, 33), (1999,), (64, 65, 66))

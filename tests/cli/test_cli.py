@@ -128,9 +128,10 @@ def test_an_unknown_folder(command: tuple[str, ...], tmp_path: Path, capfd: pyte
     assert err.count("\n") == 1, err
 
 
-def test_generate_streams_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("named", [(), ("--model",), ("--model-path",)])
+def test_generate_streams_to_the_terminal(capsys: pytest.CaptureFixture[str], named: tuple[str, ...]) -> None:
     options = ["--max-tokens", "8", "--seed", "5", "--max-total-tokens", "256"]
-    arguments = ["generate", str(any_checkpoint()), "--prompt", "The water ", *options]
+    arguments = ["generate", *named, str(any_checkpoint()), "--prompt", "The water ", *options]
     assert cli.main(arguments) == 0
     first = capsys.readouterr()
     assert first.out.endswith("\n")

@@ -199,6 +199,7 @@ CASES = [
     (family, life) if life in (mixed, chunked, *USUALLY.get(family, ())) else slow(family, life)
     for family in tiny_families.FAMILIES
     for life in LIVES
+    if not (family in tiny_families.WITH_STATES and life in (cached, preempted))  # see test_state_lives.py
 ]
 CASES += [(family, life) for family in UNEQUAL for life in (guessed, from_host, from_disk)]
 

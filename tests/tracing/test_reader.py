@@ -55,8 +55,8 @@ def test_a_file_cut_anywhere_is_used_up_to_there(path: Path) -> None:
         (b'{"traceEvents":[]}\n', "line 1: not a trace: it does not begin with a header"),
         (b'{"kind":"step"}\n', "line 1: not a trace: it does not begin with a header"),
         (
-            b'{"kind":"header","version":8}\n',
-            "line 1: the trace has version 8 of the format; versions 2 to 7 are accepted",
+            b'{"kind":"header","version":9}\n',
+            "line 1: the trace has version 9 of the format; versions 2 to 8 are accepted",
         ),
         (b'{"kind":"header"}\n', "line 1: the trace has version 0"),
         (b'{"kind":"header","version":2}\n', "line 1: a bad header: .*missing required field"),

@@ -163,7 +163,15 @@ def _build(
         ConfigError, MemoryShortage, CheckpointError: as `build_engine`.
     """
     led = NO_OTHERS if ranks is None else LedRanks(ranks)
-    loaded = load(config, progress=progress, disabled=disabled, heartbeat=heartbeat, member=led.member, agree=led.agree)
+    loaded = load(
+        config,
+        progress=progress,
+        disabled=disabled,
+        heartbeat=heartbeat,
+        member=led.member,
+        agree=led.agree,
+        shares_pages=peers.remote is not None,
+    )
     if peers.remote is not None:
         loaded = with_remote_pages(loaded, peers.remote)
     costs = kept_costs(loaded.info.config, loaded.info.device, loaded.graph_rows, follows=follows)

@@ -44,6 +44,8 @@ class EngineInfo:
     kv_sizes: KVSizes
     pool_tokens: int
     """Tokens that the pool's pages hold, with the scratch page where steps are padded."""
+    window_bytes: int
+    """Bytes of the pages of layers with a window; 0: all layers have the same pages."""
     memory: Footprint
     """Memory of the weights and, of a built engine, of everything else that was allocated."""
     offload_sizes: OffloadSizes | None = None
@@ -66,7 +68,13 @@ class EngineInfo:
         self.limits.check_length(length)
         sizes = self.offload_sizes
         predicted = replace(
-            device_footprint(self.kv_sizes, self.pool_tokens, sizes, weights_bytes=self.memory.weights_bytes),
+            device_footprint(
+                self.kv_sizes,
+                self.pool_tokens,
+                sizes,
+                weights_bytes=self.memory.weights_bytes,
+                window_bytes=self.window_bytes,
+            ),
             draft_bytes=self.memory.draft_bytes,
             adapter_bytes=self.memory.adapter_bytes,
             state_bytes=self.memory.state_bytes,

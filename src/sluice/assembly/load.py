@@ -44,7 +44,6 @@ from sluice.models.package_index import Report
 from sluice.models.pooling import why_no_embeddings
 from sluice.models.spec import AS_STORED, BLOCKS, ON_LOAD, ModelSpec, Quantization, holds
 from sluice.models.weights import GGUF, weight_files
-from sluice.parallel.layout import Place
 from sluice.parallel.member import ALONE, Member
 from sluice.text.token_ids import num_token_ids
 from sluice.types import Tier
@@ -97,6 +96,7 @@ def load(
     member: Member = ALONE,
     agree: Callable[[RankPages], RankPages] | None = None,
     local_rank: int = 0,
+    shares_pages: bool = False,
 ) -> LoadedModel:
     """Load a model, or a rank's part of it, and resolve all options. This is the slow part of `build_engine`; engines
     may share the result.
@@ -111,6 +111,7 @@ def load(
         member: the rank.
         agree: returns how many pages every rank has room for, given how many this one has; None: it is alone.
         local_rank: its number among the ranks of this machine.
+        shares_pages: whether its engine takes pages of others.
 
     Raises:
         ConfigError: an option that cannot be honoured.
@@ -126,7 +127,8 @@ def load(
     adapters = None if limits is None else new_bank(weights.model, limits, checkpoint.folder)
     adapter_bytes = 0 if adapters is None else adapters.num_bytes
     for_model = _resolve_for_model(here, checkpoint, weights, progress=progress)
-    sizes = _size(for_model, weights, config.offload, checkpoint.folder, member.place, disabled, agree, adapter_bytes)
+    planned = partial(plan_memory, place=member.place, adapter_bytes=adapter_bytes, shares_pages=shares_pages)
+    sizes = _size(for_model, weights, config.offload, checkpoint.folder, disabled, agree, planned)
     info = _info(sizes, checkpoint, weights, for_model.draft, disabled)
     memory = sizes.memory
     return LoadedModel(
@@ -159,10 +161,9 @@ def _size(
     weights: Weights,
     asked: OffloadConfig,
     folder: Path,
-    place: Place,
     disabled: Mapping[Tier, str],
     agree: Callable[[RankPages], RankPages] | None,
-    adapter_bytes: int,
+    planned: Callable[..., Memory],
 ) -> _Sizes:
     """Decide on the sizes of the ring, the KV pool and the tiers."""
     (resolved, backend, draft), (kernels, device, model, spec, logit_ops) = for_model, weights
@@ -170,7 +171,7 @@ def _size(
     with_ring = resolve_ring(resolved, asked, spec, backend, device)
     config = with_ring.config
     lower = "max_running_requests" in resolved.reasons
-    memory = plan_memory(config, model, spec, backend, logit_ops, device, place, draft, adapter_bytes, may_lower=lower)
+    memory = planned(config, model, spec, backend, logit_ops, device, draft=draft, may_lower=lower)
     with_ring = with_ring.because(with_slots(config, memory.shape.num_slots, memory.reasons))
     config = with_ring.config
     tiers = tier_setup(config, spec, memory.shape, folder, layout=backend.layout, disabled=disabled)
@@ -185,11 +186,8 @@ def _size(
 
 def _agreed(memory: Memory, pages: int) -> Memory:
     """Return the memory of a rank with the pages that all ranks have room for."""
-    shape, why = memory.shape, dict(memory.reasons)
-    if pages < shape.num_pages:
-        why["max_total_tokens"] = "what every rank has room for"
-    shape = replace(shape, num_pages=pages, row_pages=min(pages, shape.row_pages))
-    return replace(memory, shape=shape, reasons=why)
+    why = {"max_total_tokens": "what every rank has room for"} if pages < memory.shape.num_pages else {}
+    return replace(memory.with_pages(pages), reasons={**memory.reasons, **why})
 
 
 def find_checkpoint(config: ModelConfig, report: Report | None = None) -> Checkpoint:
@@ -394,6 +392,7 @@ def _info(
         sampling_defaults=defaults,
         kv_sizes=memory.kv_sizes,
         pool_tokens=(shape.num_pages + shape.scratch_pages) * shape.page_size,
+        window_bytes=memory.window_bytes,
         memory=Footprint(weights_bytes=held),
         offload_sizes=None if offload is None else offload.sizes(shape.page_size, memory.kv_sizes),
         offload_tier=None if offload is None else offload.limits.tier,

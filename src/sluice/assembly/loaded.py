@@ -65,6 +65,7 @@ from sluice.text.tokenizer_files import load_tokenizer
 from sluice.tracing.file import TraceFile
 from sluice.tracing.format import VERSION, Header, Platform
 from sluice.tracing.recorder import Recorder
+from sluice.types import WindowLimits
 from sluice.types.faults import Fault, FaultKind
 from sluice.types.footprint import device_footprint
 from sluice.version import VERSION as SLUICE_VERSION
@@ -118,6 +119,12 @@ class LoadedModel:
         depth = self.info.config.scheduler.depth
         assert depth is not None, f"not resolved: {self.info.config}"
         return depth
+
+    @property
+    def windows(self) -> WindowLimits | None:
+        """Pages of layers with a window; None: all layers have the same pages."""
+        window = self.shape.window
+        return None if window is None else WindowLimits(window.length, window.num_pages)
 
     def grammars(self, post: Callable[[Compiled], None]) -> GrammarCompiler:
         """Return what compiles the grammars of requests.
@@ -244,7 +251,7 @@ class LoadedModel:
     def built(self, runner: TorchRunner) -> EngineInfo:
         """Return `info` with the memory that a runner allocated. Buffers are parts of the pool and of the ring."""
         info = self.info
-        planned = device_footprint(info.kv_sizes, info.pool_tokens, info.offload_sizes)
+        planned = device_footprint(info.kv_sizes, info.pool_tokens, info.offload_sizes, window_bytes=info.window_bytes)
         allocated = replace(
             runner.footprint(),
             weights_bytes=info.memory.weights_bytes,
@@ -279,6 +286,7 @@ class LoadedModel:
             offload=None if self.offload is None else self.offload.limits,
             pacing=self.pacing,
             drafting=config.speculative.limits(),
+            windows=self.windows,
         )
 
     def scheduler(self, events: NoEvents = NO_EVENTS) -> Scheduler:

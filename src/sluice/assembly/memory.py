@@ -12,16 +12,18 @@ import torch
 
 from sluice.assembly.drafting import DraftSetup
 from sluice.assembly.graphs import graph_rows, kernels_compute
+from sluice.assembly.kv_sizes import group_sizes
+from sluice.assembly.largest_plan import EVERYTHING, StepLimits, largest_plan
 from sluice.assembly.offloading import ring_bytes, room_beside_ring
 from sluice.assembly.ranks import ranks_per_node
 from sluice.assembly.states import state_memory
+from sluice.assembly.windows import because, shown_windows, window_request, windows_of, with_windows
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.select import kv_dtype
-from sluice.attention.spec import scale_bytes
 from sluice.attention.states import BLOCK
 from sluice.config import EngineConfig, MemoryShortage
 from sluice.device.machine import free_memory
-from sluice.device.memory import CudaMemory, PoolRequest, Room, cpu_room, cuda_room, pool_pages
+from sluice.device.memory import CudaMemory, PoolRequest, Room, WindowRequest, cpu_room, cuda_room, pool_pages
 from sluice.device.queues import noop
 from sluice.device.transport import transport_for
 from sluice.models.base import PagedLM
@@ -35,16 +37,12 @@ from sluice.runner.logit_ops import LogitOps
 from sluice.runner.parallel.follower import elsewhere
 from sluice.runner.runner import TorchRunner
 from sluice.scheduler.drafting.draft_rows import most_drafts
-from sluice.types import MAX_LOGPROBS, BatchPlan, Chunk, NewSlot, SamplingParams, SchedulerLimits, Submit
+from sluice.types import SamplingParams, SchedulerLimits
 from sluice.types.footprint import KVSizes
 
 LOGGER = logging.getLogger("sluice.engine")
 GRAPH_BYTES = 16 << 20
 """What a CUDA graph takes beside the memory that its kernels write to."""
-EVERYTHING = SamplingParams(
-    seed=0, top_p=0.9, repetition_penalty=1.1, logprobs=MAX_LOGPROBS, prompt_logprobs=MAX_LOGPROBS
-)
-"""Parameters that take most memory: ranks in the whole vocabulary, token counts, log-probabilities of all tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +51,30 @@ class Memory:
 
     shape: DeviceShape
     kv_sizes: KVSizes
+    """Of all layers, or of those without a window."""
     graph_rows: tuple[int, ...]
     """Numbers of rows of steps that are replayed as CUDA graphs."""
     reasons: Mapping[str, str]
     """Why it is so, by option."""
+    window_sizes: KVSizes | None = None
+    """Of the layers with a window, if they have pages of their own."""
+    window_request: WindowRequest | None = None
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of the pages of layers with a window; 0: all layers have the same pages."""
+        window, sizes = self.shape.window, self.window_sizes
+        if window is None or sizes is None:
+            return 0
+        return window.allocated(self.shape.scratch_pages) * self.shape.page_size * sizes.token_bytes
+
+    def with_pages(self, pages: int) -> Memory:
+        """Return the same with so many pages."""
+        shape, window = self.shape, self.shape.window
+        shape = replace(shape, num_pages=pages, row_pages=min(pages, shape.row_pages))
+        if window is not None and self.window_request is not None:
+            shape = replace(shape, window=replace(window, num_pages=self.window_request.pages_beside(pages)))
+        return replace(self, shape=shape)
 
 
 def plan_memory(
@@ -70,6 +88,7 @@ def plan_memory(
     draft: DraftSetup | None = None,
     adapter_bytes: int = 0,
     *,
+    shares_pages: bool = False,
     may_lower: bool = False,
 ) -> Memory:
     """Decide on CUDA graphs and on the size of the KV pool.
@@ -79,13 +98,16 @@ def plan_memory(
         place: of this rank. On a GPU all ranks call this alike, as the largest step runs on all of them.
         draft: the runner's own drafter, if there is one.
         adapter_bytes: of slots of adapters. On a CPU the system has not committed their memory yet.
+        shares_pages: whether the engine takes pages of others.
         may_lower: whether there may be fewer running requests than `config` says, if a model's states take too much.
 
     Raises:
         ConfigError: an option that cannot be honoured; a `MemoryShortage` if there is too little memory.
     """
     rows, why_rows = graph_rows(config, spec, device, backend)
-    kv_sizes = kv_sizes_of(config, spec, backend)
+    windowed, why_no_windows = windows_of(config, model, spec, backend, shares_pages=shares_pages)
+    kv_sizes, window_sizes = group_sizes(config, spec, backend, windowed)
+    of_windows = window_request(config, spec, windowed, window_sizes)
     page_dtype = kv_dtype(config.model.kv_cache_dtype, backend) or spec.dtype
     page_size, running = config.cache.page_size, config.scheduler.max_running_requests
     assert page_size is not None and running is not None, f"not resolved: {config}"
@@ -100,7 +122,7 @@ def plan_memory(
         reach=reach_of(config),
     )
     vocabulary = place.vocabulary(spec.vocab_size) if place.layout.tensor_size > 1 else None
-    shape = replace(shape, kv_dtype=page_dtype, vocabulary=vocabulary)
+    shape = with_windows(replace(shape, kv_dtype=page_dtype, vocabulary=vocabulary), windowed, of_windows)
     if device.type == "cuda":
         samples = _most_samples(config, spec, running)
         passes_on = None if place.is_last else elsewhere
@@ -115,8 +137,10 @@ def plan_memory(
         states = state_memory(config, shape, token_bytes, room, may_lower=may_lower)
         shape, room = replace(shape, num_slots=states.num_slots, num_records=states.num_records), states.room
         why |= states.reasons
-    shape, why_pool = _with_pool(shape, config, spec, token_bytes, room)
-    return Memory(shape, kv_sizes, rows, {**why, **why_pool})
+    shape, why_pool = _with_pool(shape, config, spec, token_bytes, room, of_windows)
+    shape = with_windows(shape, windowed, of_windows)
+    why_windows = why_no_windows if shape.window is None else shown_windows(shape.window, page_size)
+    return Memory(shape, kv_sizes, rows, {**why, **because(why_pool, why_windows)}, window_sizes, of_windows)
 
 
 def reach_of(config: EngineConfig) -> int:
@@ -125,16 +149,6 @@ def reach_of(config: EngineConfig) -> int:
     lookahead = config.scheduler.lookahead
     assert lookahead is not None, f"not resolved: {config}"
     return 1 + max(lookahead, config.speculative.drafts())
-
-
-def kv_sizes_of(config: EngineConfig, spec: ModelSpec, backend: AttentionBackend) -> KVSizes:
-    """Return the sizes of the keys and values of a token."""
-    dtype = kv_dtype(config.model.kv_cache_dtype, backend) or spec.dtype
-    if spec.unequal_kv:  # as one layer with one head, which is as large as all
-        size = sum(heads.num_kv_heads * heads.head_dim for heads in spec.unequal_kv)
-        heads_of_all = sum(heads.num_kv_heads for heads in spec.unequal_kv)
-        return KVSizes(1, 1, size, dtype.itemsize, heads_of_all * scale_bytes(dtype))
-    return KVSizes(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype.itemsize, scale_bytes(dtype))
 
 
 def _most_samples(config: EngineConfig, spec: ModelSpec, running: int) -> int:
@@ -148,12 +162,18 @@ def _most_samples(config: EngineConfig, spec: ModelSpec, running: int) -> int:
 
 
 def _with_pool(
-    shape: DeviceShape, config: EngineConfig, spec: ModelSpec, token_bytes: int, room: Room
+    shape: DeviceShape,
+    config: EngineConfig,
+    spec: ModelSpec,
+    token_bytes: int,
+    room: Room,
+    of_windows: WindowRequest | None,
 ) -> tuple[DeviceShape, dict[str, str]]:
     """Return a shape with as many pages as were set, or fit, and why there are so many.
 
     Args:
         token_bytes: of a position, with what a drafter keeps.
+        of_windows: pages that layers with a window have beside these.
     """
     asked = config.cache.max_total_tokens
     wanted = PoolRequest(
@@ -162,6 +182,7 @@ def _with_pool(
         max_model_len=spec.max_model_len,
         max_running_requests=shape.num_slots,
         max_total_tokens=asked,
+        window=of_windows,
     )
     pages = pool_pages(wanted, room)
     why: dict[str, str] = {}
@@ -235,7 +256,9 @@ class StepTrial:
     ) -> None:
         self._model = model
         self._block = 1 if shape.state is None else BLOCK
-        self._shape = replace(shape, num_pages=1, scratch_pages=0, num_records=0 if shape.state is None else 1)
+        window = None if shape.window is None else replace(shape.window, num_pages=1)
+        shape = replace(shape, num_pages=1, scratch_pages=0, window=window)
+        self._shape = replace(shape, num_records=0 if shape.state is None else 1)
         self._new_kv = partial(backend.new_kv, kernels=None)
         self._attention = backend.make(shape.device, None, noop)
         self._logit_ops = logit_ops
@@ -260,7 +283,10 @@ class StepTrial:
             elsewhere=self._elsewhere,
             drafter=drafter,
         )
-        runner.launch(largest_plan(limits, self._shape.page_size, sampling, self._block)).wait()
+        plan = largest_plan(
+            limits, self._shape.page_size, sampling, self._block, has_windows=self._shape.window is not None
+        )
+        runner.launch(plan).wait()
 
 
 def cuda_memory(trial: StepTrial, limits: StepLimits, graph_rows: Sequence[int], device: torch.device) -> CudaMemory:
@@ -304,73 +330,3 @@ def _peak(trial: StepTrial, limits: StepLimits, sampling: SamplingParams, device
     finally:
         gc.collect()  # a step's closures may hold each other, and its tensors
         torch.cuda.empty_cache()
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """The limits of a step."""
-
-    rows: int
-    """Most requests."""
-    tokens: int
-    """Most tokens, decodes and prompts together; at least `rows`."""
-    context: int
-    """Most tokens of a request."""
-
-
-def largest_plan(
-    limits: StepLimits, page_size: int, sampling: SamplingParams = EVERYTHING, block: int = 1
-) -> BatchPlan:
-    """Return a plan of as many decodes as there may be, all of full length, and prompts for the rest of the tokens.
-
-    All pages are page 0, so that a pool of one page suffices: the results mean nothing. It must be the first plan of
-    an empty device.
-
-    Args:
-        block: where recurrent states may begin, the multiples of which chunks begin at. They do so from record 0.
-    """
-    prompts = _num_prompts(limits)
-    decodes = limits.rows - prompts
-    lengths = [1] * decodes + _shares(min(limits.tokens - decodes, prompts * limits.context), prompts)
-    pages = (0,) * -(-limits.context // page_size)
-    starts = [(limits.context - length) // block * block for length in lengths]
-    chunks = tuple(
-        Chunk(
-            request_id=slot,
-            slot=slot,
-            start=start,
-            length=length,
-            token_ids=(0,) * length,
-            new_pages=pages,
-            samples=True,
-            targets=() if sampling.prompt_logprobs is None else (0,) * (length - 1),
-            firm=0 if block == 1 else start + length - 1,
-        )
-        for slot, (start, length) in enumerate(zip(starts, lengths, strict=True))
-    )
-    new_slots = tuple(
-        NewSlot(
-            slot,
-            Submit(slot, (), sampling),
-            prompt_len=1,
-            history=(0,),
-            cached=0 if block == 1 else start,
-            record=0 if block > 1 and start else None,
-        )
-        for slot, start in enumerate(starts)
-    )
-    return BatchPlan(0, new_slots, chunks, num_decodes=decodes)
-
-
-def _num_prompts(limits: StepLimits) -> int:
-    """Return the fewest rows that hold the tokens which the other rows, one token each, do not take."""
-    if limits.tokens <= limits.rows:
-        return 0
-    if limits.context == 1:
-        return limits.rows
-    return min(limits.rows, -(-(limits.tokens - limits.rows) // (limits.context - 1)))
-
-
-def _shares(total: int, parts: int) -> list[int]:
-    """Split `total` into parts that differ by one at most."""
-    return [total // parts + (part < total % parts) for part in range(parts)]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 
-from sluice.assembly.memory import kv_sizes_of
+from sluice.assembly.kv_sizes import kv_sizes_of
 from sluice.assembly.resolve import Resolution
 from sluice.attention.backend import AttentionBackend
 from sluice.config import ConfigError, OffloadConfig, flag

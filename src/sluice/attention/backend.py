@@ -27,6 +27,8 @@ class AttentionBackend(ABC):
     """Values of `--kv-cache-dtype` that it can read, other than "auto", which is the model's dtype."""
     capturable_on: ClassVar[str | None] = None
     """Device type on which its calls can be captured and replayed. None: nowhere."""
+    takes_windows: ClassVar[bool] = True
+    """Whether layers of one step may have different page tables, those with a window another one."""
     needs_kernels: ClassVar[bool] = False
     """Whether the compiled CPU kernels compute it."""
 

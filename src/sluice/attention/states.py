@@ -18,8 +18,9 @@ request that begins with a cached prefix opens its slot from the record at the p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
 
 import torch
 
@@ -172,6 +173,25 @@ class StatePool:
             self._columns[slot, :, (position - back) % (before + self.reach)] = columns[:, before - back]
 
 
+class StateRow(NamedTuple):
+    """One row of a step."""
+
+    slot: int
+    start: int
+    end: int
+    anchor: int
+    new_anchor: int
+    first: int
+    """Of the step's tokens, that at `start`."""
+    exports: tuple[tuple[int, int], ...]
+    """(position, record)"""
+
+    @property
+    def tokens(self) -> slice:
+        """Of the step."""
+        return slice(self.first, self.first + self.end - self.start)
+
+
 @dataclass(frozen=True, slots=True)
 class StateRows:
     """Where the rows of a step find their states. B = rows, in the order of the batch."""
@@ -187,9 +207,60 @@ class StateRows:
     exports: tuple[tuple[int, int, int], ...] = ()
     """(row, position, record), ascending: records to make. A position is a multiple of `BLOCK` behind `anchors` and at
     most at `new_anchors` of the row"""
+    table: StateTable | None = field(default=None, compare=False)
+    """Of a step that is captured: from where kernels read the rows when it is replayed. Those above only pad it."""
 
     @classmethod
     def fresh(cls, slots: tuple[int, ...], lengths: tuple[int, ...]) -> Self:
         """Return rows of `lengths` tokens that begin their slots, and whose tokens are all firm."""
         zeros = (0,) * len(slots)
         return cls(slots, zeros, zeros, tuple(anchor_of(length) for length in lengths))
+
+    def padded(self, slot: int, count: int) -> StateRows:
+        """Return these rows and `count` others that begin at position 0 of a slot."""
+        zeros = (0,) * count
+        places = (self.starts + zeros, self.anchors + zeros, self.new_anchors + zeros)
+        return StateRows(self.slots + (slot,) * count, *places, self.exports)
+
+    def split(self, q_lens: tuple[int, ...]) -> Iterator[StateRow]:
+        """Yield the rows, of `q_lens` tokens each."""
+        first = 0
+        for row, length in enumerate(q_lens):
+            start, exports = self.starts[row], tuple(made[1:] for made in self.exports if made[0] == row)
+            places = self.anchors[row], self.new_anchors[row], first, exports
+            yield StateRow(self.slots[row], start, start + length, *places)
+            first += length
+
+
+@dataclass(frozen=True, slots=True)
+class StateTable:
+    """The rows of a step as kernels on the host read them, of `StateRow` and `StateExport` in `abi.h`."""
+
+    rows: torch.Tensor
+    """[B, 8] int32: slot, anchor, start, end, new anchor, the first token, the first export, exports"""
+    exports: torch.Tensor
+    """[exports or more, 2] int32: position, record"""
+
+    @classmethod
+    def empty(cls, rows: int, exports: int) -> Self:
+        """Return a table for so many rows and exports."""
+        return cls(torch.zeros((rows, 8), dtype=torch.int32), torch.zeros((exports, 2), dtype=torch.int32))
+
+    @classmethod
+    def of(cls, rows: StateRows, q_lens: tuple[int, ...]) -> Self:
+        """Return the rows of a step of `q_lens` tokens each."""
+        table = cls.empty(len(q_lens), len(rows.exports))
+        table.fill(rows, q_lens)
+        return table
+
+    def fill(self, rows: StateRows, q_lens: tuple[int, ...]) -> None:
+        """Write the rows of a step with as many rows, and no more exports than there is room for."""
+        places: list[tuple[int, ...]] = []
+        made: list[tuple[int, int]] = []
+        for row in rows.split(q_lens):
+            ends = row.start, row.end, row.new_anchor, row.first
+            places.append((row.slot, row.anchor, *ends, len(made), len(row.exports)))
+            made += row.exports
+        self.rows.copy_(torch.tensor(places, dtype=torch.int32))
+        if made:
+            self.exports[: len(made)] = torch.tensor(made, dtype=torch.int32)

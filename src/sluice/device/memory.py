@@ -31,20 +31,57 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
+class WindowRequest:
+    """The pages of layers with a window that are to be beside those of the others."""
+
+    page_bytes: int
+    reserve: int
+    """Pages that running requests need at once, at most."""
+    share: int
+    """Others for each page beside these, which keeps what others may find again."""
+
+    def pages_beside(self, pages: int) -> int:
+        """Return how many there are to be beside so many others. Each is of tokens that have one of the others."""
+        return min(pages, self.reserve + pages // self.share)
+
+    def others_in(self, num_bytes: int, page_bytes: int) -> int:
+        """Return how many of the others there can be, of `page_bytes` each, in so much memory."""
+        if num_bytes < 0:
+            return 0
+        at_least = num_bytes // (page_bytes + self.page_bytes)
+        left = self.share * (num_bytes - self.reserve * self.page_bytes)
+        return max(at_least, left // (self.share * page_bytes + self.page_bytes))
+
+
+@dataclass(frozen=True, slots=True)
 class PoolRequest:
     """What a KV pool is for."""
 
     page_size: int
     bytes_per_token: int
-    """Keys and values of all layers."""
+    """Keys and values of all layers, or of those without a window."""
     max_model_len: int
     max_running_requests: int
     max_total_tokens: int | None
     """The size that the user gave, or None."""
+    window: WindowRequest | None = None
+    """Pages of layers with a window; None: they are in `bytes_per_token`."""
 
     @property
     def page_bytes(self) -> int:
-        return self.page_size * self.bytes_per_token
+        """Bytes of a page in all layers."""
+        return self.page_size * self.bytes_per_token + (0 if self.window is None else self.window.page_bytes)
+
+    def bytes_of(self, pages: int) -> int:
+        """Return the bytes of so many pages, with those of layers with a window."""
+        own = pages * self.page_size * self.bytes_per_token
+        return own if self.window is None else own + self.window.pages_beside(pages) * self.window.page_bytes
+
+    def pages_in(self, num_bytes: int) -> int:
+        """Return how many pages there can be in so much memory, with those of layers with a window."""
+        if self.window is None:
+            return num_bytes // self.page_bytes
+        return self.window.others_in(num_bytes, self.page_size * self.bytes_per_token)
 
     @property
     def useful_pages(self) -> int:
@@ -136,7 +173,7 @@ def pool_pages(request: PoolRequest, room: Room) -> int:
         ConfigError: the size that the user gave is below one page.
     """
     if request.max_total_tokens is None:
-        pages = min(request.useful_pages, room.open_bytes // request.page_bytes)
+        pages = min(request.useful_pages, request.pages_in(room.open_bytes))
         if pages < 1:
             raise MemoryShortage(
                 f"no room for the KV pool: one page of {request.page_size} tokens takes {request.page_bytes} bytes,"
@@ -149,10 +186,10 @@ def pool_pages(request: PoolRequest, room: Room) -> int:
             f"--max-total-tokens must be at least one page, got {request.max_total_tokens}"
             f" with --page-size {request.page_size}"
         )
-    if pages * request.page_bytes > room.most_bytes:
-        fits = room.most_bytes // request.page_bytes * request.page_size
+    if request.bytes_of(pages) > room.most_bytes:
+        fits = request.pages_in(room.most_bytes) * request.page_size
         raise MemoryShortage(
-            f"--max-total-tokens {request.max_total_tokens} takes {_gib(pages * request.page_bytes)} GiB of KV, but"
+            f"--max-total-tokens {request.max_total_tokens} takes {_gib(request.bytes_of(pages))} GiB of KV, but"
             f" only {_gib(room.most_bytes)} GiB are free for it on {room.device_type}; at most {fits} tokens fit"
         )
     return pages

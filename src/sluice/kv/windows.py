@@ -47,6 +47,11 @@ class WindowPages:
         """Pages of nodes that no window holds."""
         return len(self._passed) + len(self._ends)
 
+    @property
+    def num_held(self) -> int:
+        """Pages that requests hold."""
+        return self.pool.num_pages - self.pool.num_free - self.num_cached
+
     def first_seen(self, start: int) -> int:
         """Return the first page that the query at position `start` sees."""
         return max(0, start - self.reach) // self.page_size

@@ -49,7 +49,7 @@ def engine_config(
     given = {name: fspath(value) if isinstance(value, PathLike) else value for name, value in options.items()}
     if lora:
         given["lora_modules"] = {name: fspath(path) for name, path in lora.items()}
-    return EngineConfig.from_options({"model": "" if model is None else fspath(model), **given})
+    return EngineConfig.from_options(given if model is None else {"model": fspath(model), **given})
 
 
 class Requests:

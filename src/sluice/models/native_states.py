@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-from dataclasses import dataclass
 
 import torch
 
 from sluice.attention.packed import STEPS
-from sluice.attention.states import LayerState, StateRows, StateSpec
-from sluice.kernels.cpu.abi import CODES, CausalConvCall, GatedNormCall, RecurrenceCall, StateExport, StateRowFields
+from sluice.attention.states import LayerState, StateRows, StateSpec, StateTable
+from sluice.kernels.cpu.abi import CODES, CausalConvCall, GatedNormCall, RecurrenceCall
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.ops import Norm, dense_rows
-from sluice.models.recurrence import LENGTH_EPS, DeltaHeads, DeltaInputs, Mamba2Heads, Mamba2Inputs, Tokens, split_rows
+from sluice.models.recurrence import LENGTH_EPS, DeltaHeads, DeltaInputs, Mamba2Heads, Mamba2Inputs, Tokens
 
 MAX_TAPS = 16
 LANES = 16
@@ -26,37 +24,12 @@ def has_kernel(spec: StateSpec) -> bool:
     return spec.dtype in STEPS and spec.taps <= MAX_TAPS and sizes
 
 
-@dataclass(frozen=True, slots=True)
-class CallRows:
-    """The rows of a step as the kernels read them."""
-
-    rows: StateRows
-    q_lens: tuple[int, ...]
-    fields: ctypes.Array[StateRowFields]
-    exports: ctypes.Array[StateExport]
-
-    @classmethod
-    def of(cls, rows: StateRows, q_lens: tuple[int, ...]) -> CallRows:
-        """Return the rows of a batch with `q_lens` tokens each."""
-        fields: list[StateRowFields] = []
-        exports: list[StateExport] = []
-        for row in split_rows(rows, q_lens):
-            places = (row.slot, row.anchor, row.start, row.end, row.new_anchor, row.first)
-            fields.append(StateRowFields(*places, len(exports), len(row.exports)))
-            exports += [StateExport(*made) for made in row.exports]
-        return cls(rows, q_lens, (StateRowFields * len(fields))(*fields), (StateExport * len(exports))(*exports))
-
-    def is_of(self, rows: StateRows, q_lens: tuple[int, ...]) -> bool:
-        """Return whether these are the rows of this step."""
-        return self.rows is rows and self.q_lens is q_lens
-
-
 class NativeStates:
     """The operations of `Ops` for layers that have kernels, with the rows of the last step, which all layers share."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._last: CallRows | None = None
+        self._last: tuple[StateRows, tuple[int, ...], StateTable] | None = None
 
     def causal_conv(
         self,
@@ -69,7 +42,7 @@ class NativeStates:
         q_lens: tuple[int, ...],
     ) -> torch.Tensor:
         """As `Ops.causal_conv`."""
-        x, places = dense_rows(x), self._rows(rows, q_lens)
+        x, table = dense_rows(x), self._table(rows, q_lens)
         taps = weight.t().to(torch.float32).contiguous()
         bias = None if bias is None else bias.to(torch.float32)
         out = torch.empty(x.shape, dtype=x.dtype)
@@ -81,8 +54,8 @@ class NativeStates:
             columns=state.columns.data_ptr(),
             anchor_columns=state.anchor_columns.data_ptr(),
             records=state.records_columns.data_ptr(),
-            rows=ctypes.addressof(places.fields),
-            exports=ctypes.addressof(places.exports),
+            rows=table.rows.data_ptr(),
+            exports=table.exports.data_ptr(),
             x_stride=x.stride(0),
             columns_stride=state.columns.stride(0),
             anchor_stride=state.anchor_columns.stride(0),
@@ -103,7 +76,7 @@ class NativeStates:
         g = tokens.g.float().contiguous()
         beta = None if tokens.beta is None else tokens.beta.float().contiguous()
         call = RecurrenceCall(g=g.data_ptr(), beta=None if beta is None else beta.data_ptr())
-        return self._run(call, tokens.q, tokens.k, tokens.v, state, self._rows(rows, q_lens))
+        return self._run(call, tokens.q, tokens.k, tokens.v, state, self._table(rows, q_lens))
 
     def delta_net(
         self, given: DeltaInputs, heads: DeltaHeads, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]
@@ -122,7 +95,7 @@ class NativeStates:
             q_scale=state.spec.key_dim**-0.5,
             most_step=math.inf,
         )
-        return self._run(call, given.q, given.k, given.v, state, self._rows(rows, q_lens))
+        return self._run(call, given.q, given.k, given.v, state, self._table(rows, q_lens))
 
     def mamba2(
         self, given: Mamba2Inputs, heads: Mamba2Heads, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]
@@ -139,7 +112,7 @@ class NativeStates:
             least_step=heads.limits[0],
             most_step=heads.limits[1],
         )
-        return self._run(call, given.q, given.k, given.v, state, self._rows(rows, q_lens))
+        return self._run(call, given.q, given.k, given.v, state, self._table(rows, q_lens))
 
     def gated_norm(self, x: torch.Tensor, gate: torch.Tensor, norm: Norm, *, gates_first: bool) -> torch.Tensor:
         """As `Ops.gated_norm`."""
@@ -170,7 +143,7 @@ class NativeStates:
         k: torch.Tensor,
         v: torch.Tensor,
         state: LayerState,
-        rows: CallRows,
+        table: StateTable,
     ) -> torch.Tensor:
         q, k, v = _dense_heads(q), _dense_heads(k), _dense_heads(v)
         spec, out = state.spec, torch.empty(v.shape, dtype=torch.float32)
@@ -182,18 +155,21 @@ class NativeStates:
         call.s_stride, call.k_tail_stride = state.s.stride(0), state.k.stride(0)
         call.u_tail_stride, call.g_tail_stride = state.u.stride(0), state.g.stride(0)
         call.records, call.record_stride = state.records_s.data_ptr(), state.records_s.stride(0)
-        call.rows, call.exports = ctypes.addressof(rows.fields), ctypes.addressof(rows.exports)
-        call.count, call.tokens = len(rows.q_lens), len(v)
+        call.rows, call.exports = table.rows.data_ptr(), table.exports.data_ptr()
+        call.count, call.tokens = len(table.rows), len(v)
         call.key_heads, call.key_dim = spec.key_heads, spec.key_dim
         call.value_heads, call.value_dim = spec.value_heads, spec.value_dim
         call.takes_turns = spec.takes_turns
         self._kernels.recurrence(call)
         return out
 
-    def _rows(self, rows: StateRows, q_lens: tuple[int, ...]) -> CallRows:
-        if self._last is None or not self._last.is_of(rows, q_lens):
-            self._last = CallRows.of(rows, q_lens)
-        return self._last
+    def _table(self, rows: StateRows, q_lens: tuple[int, ...]) -> StateTable:
+        if rows.table is not None:
+            return rows.table
+        assert not self._kernels.are_reported, "rows that a replay would not find"
+        if self._last is None or self._last[0] is not rows or self._last[1] is not q_lens:
+            self._last = rows, q_lens, StateTable.of(rows, q_lens)
+        return self._last[2]
 
 
 def _dense_heads(x: torch.Tensor) -> torch.Tensor:

@@ -18,47 +18,16 @@ token do not depend on where chunks were cut nor on the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import torch
 from torch.nn import functional
 
-from sluice.attention.states import BLOCK, LayerState, StateRows, StateSpec
+from sluice.attention.states import BLOCK, LayerState, StateRow, StateRows, StateSpec
 
 LENGTH_EPS = 1e-6
 """Added to the square of the length by which a gated delta net divides q and k."""
-
-
-@dataclass(frozen=True, slots=True)
-class StateRow:
-    """One row of `StateRows`, and its tokens of the batch."""
-
-    slot: int
-    start: int
-    end: int
-    anchor: int
-    new_anchor: int
-    first: int
-    """Of the batch's tokens, that at `start`."""
-    exports: tuple[tuple[int, int], ...]
-    """(position, record)"""
-
-    @property
-    def tokens(self) -> slice:
-        """Of the batch."""
-        return slice(self.first, self.first + self.end - self.start)
-
-
-def split_rows(rows: StateRows, q_lens: tuple[int, ...]) -> Iterator[StateRow]:
-    """Yield the rows of a batch with `q_lens` tokens each."""
-    first = 0
-    for row, length in enumerate(q_lens):
-        start, new_anchor = rows.starts[row], rows.new_anchors[row]
-        exports = tuple((position, record) for at, position, record in rows.exports if at == row)
-        yield StateRow(rows.slots[row], start, start + length, rows.anchors[row], new_anchor, first, exports)
-        first += length
 
 
 def causal_conv(
@@ -74,7 +43,7 @@ def causal_conv(
     wide = state.spec.state_dtype
     taps = weight.to(wide).unbind(1)
     total = torch.zeros(x.shape, dtype=wide, device=x.device)
-    for row in split_rows(rows, q_lens):
+    for row in rows.split(q_lens):
         columns = _columns(x[row.tokens], state, row)
         length = row.end - row.start
         sums = columns[:length].to(wide) * taps[0]
@@ -189,7 +158,7 @@ def _of_length_1(heads: torch.Tensor) -> torch.Tensor:
 def recurrence(tokens: Tokens, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]) -> torch.Tensor:
     """See `Ops.recurrence`."""
     out = torch.zeros(tokens.v.shape, dtype=state.spec.state_dtype, device=tokens.v.device)
-    for row in split_rows(rows, q_lens):
+    for row in rows.split(q_lens):
         _walk(tokens.part(row.tokens), state, row, out[row.tokens])
     return out
 

@@ -6,6 +6,7 @@ Plans change it at launch, all or nothing: `check` comes first, and `apply` cann
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -173,10 +174,15 @@ class DeviceState:
     def clear_null_page(self, window: WindowShape) -> None:
         """Fill the page with zeros that stands for those which a window has left."""
         null = window.null_page(self.shape.scratch_pages)
-        for layer, is_windowed in zip(self.kv, window.are_windowed, strict=True):
-            if is_windowed:
-                layer.k[null].zero_()
-                layer.v[null].zero_()
+        for layer in self.windowed_kv:
+            layer.k[null].zero_()
+            layer.v[null].zero_()
+
+    @property
+    def windowed_kv(self) -> Sequence[PagedKV]:
+        """The pages of layers with a window, if these have pages of their own."""
+        window = self.shape.window
+        return () if window is None else tuple(itertools.compress(self.kv, window.are_windowed))
 
     def check(self, plan: BatchPlan, *, guesses_drafts: bool = False) -> None:
         """Refuse a plan that cannot be run, before anything changes.

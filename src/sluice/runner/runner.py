@@ -130,11 +130,12 @@ class TorchRunner:
 
     def footprint(self) -> Footprint:
         """Return what is allocated for keys and values, in bytes by part."""
-        pool, ring, copies = kv_bytes(self._state.kv), self._offload.ring_bytes, self._copies
-        states = self._state.states
+        state, ring, copies = self._state, self._offload.ring_bytes, self._copies
+        pool, states = kv_bytes(state.kv), state.states
         return Footprint(
             device_kv_bytes=pool + ring,
             pool_bytes=pool,
+            window_bytes=kv_bytes(state.windowed_kv),
             ring_bytes=ring,
             bounds_bytes=self._offload.bounds_bytes,
             draft_bytes=0 if self._drafter is None else self._drafter.num_bytes,

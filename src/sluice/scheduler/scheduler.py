@@ -156,6 +156,8 @@ class Scheduler:
             adapters=state.adapters.uses(),
             records=0 if kv.records is None else kv.records.num_records,
             used_records=0 if kv.records is None else kv.records.num_records - kv.records.num_free,
+            window_pages=0 if kv.windows is None else kv.windows.pool.num_pages,
+            used_window_pages=0 if kv.windows is None else kv.windows.num_held,
         )
 
     def queued_prefill_tokens(self) -> int:

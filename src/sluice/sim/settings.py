@@ -12,8 +12,9 @@ from sluice.assembly.resolve import resolve
 from sluice.config import ConfigError, EngineConfig, SchedulerConfig
 from sluice.config.engine import canonical
 from sluice.scheduler.setup import SchedulerSetup
+from sluice.scheduler.window_reserve import window_reserve
 from sluice.sim.machine import Machine
-from sluice.types import SchedulerLimits, TierLimits
+from sluice.types import CACHED_SHARE, SchedulerLimits, TierLimits, WindowLimits
 
 LIMITS_OF: Mapping[str, str] = {
     "schedule_policy": "policy",
@@ -48,6 +49,11 @@ def changed(machine: Machine, given: Mapping[str, Any], tiers: Mapping[str, Any]
         setup = replace(setup, limits=limits)
     caching = given.get("enable_prefix_caching", setup.prefix_caching)
     setup = replace(setup, page_size=page_size, num_pages=num_pages, prefix_caching=caching)
+    if setup.windows is not None:
+        length, longest = setup.windows.length, num_pages * page_size
+        reserve = window_reserve(setup.limits, length, page_size, depth, longest)
+        pages = min(num_pages, reserve + num_pages // CACHED_SHARE)
+        setup = replace(setup, windows=WindowLimits(length, pages))
     if tiers:
         setup = replace(setup, tiers=replace(setup.tiers, **tiers))
     if setup.tiers != TierLimits() and not caching and setup.offload is None:

@@ -2,7 +2,7 @@
 
 A step is one record, written when it ends. With several steps in flight it was planned before others ended, so calls
 are numbered from 0, without a gap: a record has the number of its call, and a step that of its planning too.
-`docs/trace.md` describes every field. `VERSION` changes with the meaning of the file; versions 2 to 6 lack only fields
+`docs/trace.md` describes every field. `VERSION` changes with the meaning of the file; versions 2 to 7 lack only fields
 that have a default.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.types import BatchPlan, ChunkSlice, CopyDone, FinishReason, Output, RowError, StoredPage, Submit
 
-VERSION = 7
+VERSION = 8
 OLDEST_VERSION = 2
 """The first version that can be read."""
 

@@ -61,4 +61,4 @@ from sluice.types.tiers import (
     TierUse,
     why_none_longer,
 )
-from sluice.types.windows import WindowLimits
+from sluice.types.windows import CACHED_SHARE, WindowLimits

@@ -56,6 +56,8 @@ class Footprint:
     """All keys and values on the device: `pool_bytes + ring_bytes`."""
     pool_bytes: int = 0
     """Pages of requests, with all layers."""
+    window_bytes: int = 0
+    """Part of the pool: pages of layers with a window, where these have pages of their own."""
     ring_bytes: int = 0
     """Blocks through which offloaded contexts are read."""
     prefill_buffer_bytes: int = 0
@@ -82,17 +84,24 @@ class Footprint:
 
 
 def device_footprint(
-    kv: KVSizes, pool_tokens: int, offload: OffloadSizes | None, *, weights_bytes: int = 0
+    kv: KVSizes,
+    pool_tokens: int,
+    offload: OffloadSizes | None,
+    *,
+    weights_bytes: int = 0,
+    window_bytes: int = 0,
 ) -> Footprint:
     """Return the memory on the device, which does not depend on the length of contexts.
 
     Args:
+        kv: of all layers, or of those without a window.
         pool_tokens: tokens that the pool holds.
         offload: None if all contexts fit into the pool.
+        window_bytes: of the pages of layers with a window.
     """
-    pool = pool_tokens * kv.token_bytes
+    pool = pool_tokens * kv.token_bytes + window_bytes
     if offload is None:
-        return Footprint(weights_bytes=weights_bytes, device_kv_bytes=pool, pool_bytes=pool)
+        return Footprint(weights_bytes=weights_bytes, device_kv_bytes=pool, pool_bytes=pool, window_bytes=window_bytes)
     block = offload.block_tokens * kv.layer_token_bytes
     ring = offload.ring_blocks * block
     page = offload.page_tokens * kv.token_bytes

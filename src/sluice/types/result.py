@@ -180,4 +180,8 @@ class Occupancy(NamedTuple):
     records: int = 0
     """Records of recurrent states that the device holds, of a model that has such states."""
     used_records: int = 0
+    window_pages: int = 0
+    """Pages of layers with a window; 0: all layers have the same pages."""
+    used_window_pages: int = 0
+    """Those of them that running requests hold. Others are free, or of cached prefixes."""
     """Those that a cached prefix has, or that are being made."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+CACHED_SHARE = 8
+"""Pages of other layers for each page of windows beside those that running requests need: it keeps what others may find
+again."""
+
 
 class WindowLimits(NamedTuple):
     """Layers whose queries see the latest positions alone, and which have pages of their own."""

@@ -12,9 +12,10 @@ import torch
 
 import tiny_models
 from peak_memory import PeakMemory
+from sluice.assembly.largest_plan import StepLimits, largest_plan
 from sluice.assembly.load import load
 from sluice.assembly.loaded import LoadedModel
-from sluice.assembly.memory import StepLimits, StepTrial, cuda_memory, largest_plan
+from sluice.assembly.memory import StepTrial, cuda_memory
 from sluice.assembly.small_operations import use_triton
 from sluice.config import EngineConfig
 from sluice.engine.messages import Submit

@@ -23,6 +23,7 @@ class FlashInferBackend(AttentionBackend):
     """The package FlashInfer, where it is named."""
 
     name = "flashinfer"
+    takes_windows = False
     capturable_on = "cuda"
 
     def missing(self, device: torch.device, cpu_kernels: str) -> str | None:

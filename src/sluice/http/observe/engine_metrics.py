@@ -137,6 +137,8 @@ class Page(Collector):
         self.gauge("sluice:total_pages", "Pages of the KV pool.", now.total_pages)
         self.gauge("sluice:state_records", "Records of recurrent states on the device.", now.records)
         self.gauge("sluice:used_state_records", "Those of cached prefixes, or being made.", now.used_records)
+        self.gauge("sluice:window_pages", "Pages of layers with a window.", now.window_pages)
+        self.gauge("sluice:used_window_pages", "Those that running requests hold.", now.used_window_pages)
         self.gauge("sluice:loading_requests", "Requests whose prefix comes from another tier.", now.loading)
         self.gauge("sluice:compiling_requests", "Requests whose grammar is compiled.", now.compiling)
         self.gauge("sluice:held_requests", "Requests that wait until their adapter is loaded.", now.held)

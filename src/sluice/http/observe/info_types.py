@@ -253,6 +253,8 @@ class ServerInfo(msgspec.Struct):
     records: int
     """Records of recurrent states, of a model that has such states."""
     used_records: int
+    window_pages: int
+    used_window_pages: int
     """Those that a cached prefix has, or that are being made."""
     tiers: list[TierState]
     retractions: int

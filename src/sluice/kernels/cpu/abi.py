@@ -117,16 +117,6 @@ class LoraCall(ctypes.Structure):
     )
 
 
-class StateRowFields(ctypes.Structure):
-    _fields_ = tuple(
-        (name, c_int32) for name in ("slot", "anchor", "start", "end", "new_anchor", "first", "first_export", "exports")
-    )
-
-
-class StateExport(ctypes.Structure):
-    _fields_ = (("position", c_int32), ("record", c_int32))
-
-
 class CausalConvCall(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "weight", "bias", "out", "columns", "anchor_columns", "records")),

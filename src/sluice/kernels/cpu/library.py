@@ -174,6 +174,8 @@ Call = (
     | LoraCall
     | ExpertsCall
     | RouteCall
+    | CausalConvCall
+    | RecurrenceCall
     | GatedNormCall
 )
 Listener = Callable[[Operation, Call], None]
@@ -227,6 +229,11 @@ class Kernels:
             yield
         finally:
             self._listener = None
+
+    @property
+    def are_reported(self) -> bool:
+        """Whether calls are reported to a listener, which may repeat them later."""
+        return self._listener is not None
 
     def run_all(self, calls: CallList) -> None:
         """Run calls one after the other."""
@@ -332,13 +339,13 @@ class Kernels:
 
     def causal_conv(self, call: CausalConvCall) -> None:
         """Compute the convolution over the last tokens, and keep the columns that later calls need."""
-        assert self._listener is None, "where a state begins changes from step to step, so it cannot be captured"
         self._functions.sluice_causal_conv(self._engine, ctypes.byref(call))
+        self._report(Operation.CAUSAL_CONV, call)
 
     def recurrence(self, call: RecurrenceCall) -> None:
         """Compute a recurrence over all earlier tokens, and update its states."""
-        assert self._listener is None, "where a state begins changes from step to step, so it cannot be captured"
         self._functions.sluice_recurrence(self._engine, ctypes.byref(call))
+        self._report(Operation.RECURRENCE, call)
 
     def gated_norm(self, call: GatedNormCall) -> None:
         """Compute the norms of groups, times the activation of a gate."""

@@ -1,0 +1,135 @@
+"""Long prompts in models whose layers have recurrent states: token for token what transformers generates in float64,
+from cached prefixes, after preemption, and where prompts part; and the same text whatever the cuts, in float32.
+
+What all families have in common is in `test_family_lives.py`, with prompts shorter than the distance of two records.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny_families
+import tiny_models
+from recording import RecordingRunner
+from slow import slow
+from sluice import LLM, SamplingParams
+from sluice.assembly.load import load
+from sluice.config import EngineConfig
+from sluice.testing import ManualLink
+from sluice.types import Submit
+
+MAX_TOKENS = 12
+GREEDY = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True, seed=0)
+FIRST = tiny_models.prompt(151)
+PROMPTS = [FIRST, FIRST[:133] + tiny_models.prompt(8, 2), FIRST[:133] + tiny_models.prompt(9, 3)]
+FAMILIES = [
+    family if family in ("lfm2", "qwen3.5") else slow(family)
+    for family in tiny_families.FAMILIES
+    if family in tiny_families.WITH_STATES
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @functools.cache
+    def saved(family: str) -> Path:
+        path = tmp_path_factory.mktemp(family)
+        tiny_families.FAMILIES[family](max_position_embeddings=2048).save_pretrained(path)
+        return path
+
+    return saved
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Callable[[str], Path]) -> Callable[[str], list[list[int]]]:
+    @functools.cache
+    def tokens(family: str) -> list[list[int]]:
+        reference = tiny_families.load_reference(folder(family), torch.float64)
+        return [tiny_models.greedy(reference, prompt, MAX_TOKENS) for prompt in PROMPTS]
+
+    return tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cached_prefixes(
+    family: str, folder: Callable[[str], Path], expected: Callable[[str], list[list[int]]]
+) -> None:
+    """The first prompt again, then two that part from it: the second of these goes on where the first has parted."""
+    with LLM(folder(family), dtype="float64", page_size=16, max_total_tokens=1024) as llm:
+        found = [llm.generate([list(PROMPTS[number])], GREEDY)[0] for number in (0, 0, 1, 2)]
+    assert [result.num_cached_tokens for result in found] == [0, 128, 128, 128]
+    first, *others = expected(family)
+    assert [list(result.token_ids) for result in found] == [first, first, *others]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_preempted_request_goes_on_from_its_state(
+    family: str, folder: Callable[[str], Path], expected: Callable[[str], list[list[int]]]
+) -> None:
+    asked: dict[str, Any] = {"page_size": 16, "chunked_prefill_size": 48, "max_running_requests": 3}
+    asked |= {"max_total_tokens": 288, "schedule_conservativeness": 0.0, "enable_prefix_caching": True}
+    options = {"model": str(folder(family)), "dtype": "float64"} | asked
+    model = load(EngineConfig.from_options(options), progress=False)
+    link, runner = ManualLink(), RecordingRunner(model.runner())
+    engine = model.engine(link, runner)
+    prompts = [tiny_models.prompt(100, 5), tiny_models.prompt(100, 6)]
+    long = SamplingParams(max_tokens=75, temperature=0.0, ignore_eos=True, seed=0)
+    link.put(*(Submit(number, tuple(prompt), long) for number, prompt in enumerate(prompts)))
+    engine.step()
+    while not engine.is_idle:
+        engine.step()
+    opened = [new for plan in runner.plans for new in plan.new_slots]
+    again = [new.cached for new in opened[len(prompts) :]]
+    assert again, "no request was preempted"
+    assert any(again), "none went on from a record"
+    reference = tiny_families.load_reference(folder(family), torch.float64)
+    for number, prompt in enumerate(prompts):
+        assert list(link.tokens(number)) == tiny_models.greedy(reference, prompt, 75)
+
+
+@pytest.mark.parametrize(
+    "family", [family if family == "lfm2" else slow(family) for family in tiny_families.WITH_STATES]
+)
+def test_a_chat_reads_the_same_whatever_the_cuts(family: str, folder: Callable[[str], Path]) -> None:
+    """Several turns, with the cache and without, in chunks of any length, with drafts, and with steps that overlap."""
+    cold = chat(folder(family), enable_prefix_caching=False, chunked_prefill_size=1000, max_batch_tokens=1100)
+    assert not any(cached for _, cached in cold)
+    ways: Sequence[dict[str, Any]] = (
+        {"chunked_prefill_size": 1000, "max_batch_tokens": 1100},
+        {"chunked_prefill_size": 64},
+        {"chunked_prefill_size": 15, "page_size": 4},
+        {"page_size": 16, "chunked_prefill_size": 16, "enable_overlap": True},
+        {"speculative_algorithm": "ngram", "chunked_prefill_size": 65},
+    )
+    for way in ways:
+        warm = chat(folder(family), **way)
+        assert [text for text, _ in warm] == [text for text, _ in cold], way
+        by_attention = sum((before + MAX_TURN - 1) // 32 * 32 for before in lengths()[:-1])
+        assert sum(cached for _, cached in warm) >= 0.9 * by_attention, way
+
+
+TURNS, MAX_TURN, NEW = 5, 70, 23
+
+
+def lengths() -> list[int]:
+    """Tokens of the prompt of each turn."""
+    return [47 + turn * (MAX_TURN + NEW) for turn in range(TURNS)]
+
+
+def chat(folder: Path, **options: Any) -> list[tuple[list[int], int]]:
+    """Return the answer of each turn, and how much of its prompt was cached."""
+    sampling = SamplingParams(max_tokens=MAX_TURN, temperature=0.0, ignore_eos=True, seed=0)
+    history, found = list(tiny_models.prompt(47)), []
+    with LLM(folder, dtype="float32", **({"max_total_tokens": 2048} | options)) as llm:
+        for turn in range(TURNS):
+            assert len(history) == lengths()[turn]
+            result = llm.generate([history], sampling)[0]
+            found.append((list(result.token_ids), result.num_cached_tokens))
+            history = [*history, *result.token_ids, *tiny_models.prompt(NEW, turn)]
+    return found
