@@ -11,7 +11,7 @@ from sluice.attention.states import StateSpec
 from sluice.models.base import DOWN, Stack, WeightRules
 from sluice.models.blocks.layer import OnePartLayer
 from sluice.models.checkpoint import FULL, CheckpointConfig, Fields
-from sluice.models.config_fields import read_bias, read_spec, with_states
+from sluice.models.config_fields import read_bias, read_spec, read_time_limit, with_states
 from sluice.models.decoder import Decoder
 from sluice.models.layers import read_activation
 from sluice.models.plan import DecoderConfig, ExpertsPlan, LayerPlan, StateKind, StatePlan
@@ -152,6 +152,7 @@ class NemotronH(Decoder):
             conv_bias=config.flag("use_conv_bias", True),
             proj_bias=config.flag("use_bias", False),
             norm_eps=eps,
+            time_step_limit=read_time_limit(config),
         )
         experts = _read_experts(config, activation) if MOE in kinds else None
         spec = with_states(spec, state, kinds.count(MAMBA), kinds.count(FULL), config)
