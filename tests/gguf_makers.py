@@ -152,7 +152,7 @@ def _add(
     if turned is not None:
         weight = weight.index_select(*turned)
     count = heads.get(full.split(".")[-2]) if config["model_type"] in PERMUTED else None
-    less_one = ("gemma2", "gemma3_text", *gguf_states.QWEN)
+    less_one = ("gemma2", "gemma3_text", *gguf_states.LINEAR)
     is_less_one = weight.ndim == 1 and config["model_type"] in less_one and "linear_attn" not in full
     if count is not None:
         weight = weight.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2)
@@ -189,6 +189,13 @@ def _add_joined(
     writer: gguf.GGUFWriter, full: str, weight: torch.Tensor, kind: str, config: Mapping[str, Any]
 ) -> torch.Tensor | None:
     """Add a tensor of gate and up, or of all experts of gpt-oss, as a converter does; None: it is none of these."""
+    if full.endswith("in_proj_qkvz.weight"):
+        rows, name = gguf_states.rows_of_qkvz(config), f"blk.{full.split('.')[2]}.attn_"
+        parts = [
+            _add(writer, f"{name}{end}.weight", end, weight[own], kind, config)
+            for end, own in zip(("qkv", "gate"), rows, strict=True)
+        ]
+        return torch.cat(parts)[torch.cat(rows).argsort()]
     if full.endswith("shared_mlp.output_linear.weight") and not config["num_local_experts"]:
         return _add(writer, f"blk.{full.split('.')[2]}.ffn_down.weight", full, weight, kind, config)
     if not (full.endswith(("input_linear.weight", ".scale")) or ".experts." in full or "per_ex" in full):

@@ -13,10 +13,13 @@ ARCHITECTURES = {
     "granitemoehybrid": "granitehybrid",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_next": "qwen3next",
     "nemotron_h": "nemotron_h",
 }
 """Model types -> llama.cpp's names."""
 QWEN = ("qwen3_5_text", "qwen3_5_moe_text")
+LINEAR = (*QWEN, "qwen3_next")
+"""With gated delta nets, and norms less 1."""
 
 
 def architecture_of(config: Mapping[str, Any]) -> str | None:
@@ -30,7 +33,7 @@ def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     kinds = config.get("layer_types", config.get("layers_block_type"))
     if config["model_type"] == "nemotron_h":
         return of_nemotron(config, kinds)
-    if config["model_type"] in QWEN:
+    if config["model_type"] in LINEAR:
         heads = config["linear_num_value_heads"]
         return {
             "ssm.conv_kernel": config["linear_conv_kernel_dim"],
@@ -135,6 +138,16 @@ def experts_of(config: Mapping[str, Any]) -> int:
     has_states = config["model_type"] in ARCHITECTURES
     count: int | None = config.get("num_local_experts", config.get("num_experts") if has_states else None)
     return count or 0
+
+
+def rows_of_qkvz(config: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows of Qwen3-Next's first matrix, which has those of each key head in turn, that are q, k and v of
+    all heads, and those that are the gate."""
+    keys, shared = config["linear_num_key_heads"], config["linear_num_value_heads"] // config["linear_num_key_heads"]
+    key, value = config["linear_key_head_dim"], shared * config["linear_value_head_dim"]
+    rows = torch.arange(keys * 2 * (key + value)).view(keys, -1)
+    q, k, v, z = (part.flatten() for part in rows.split([key, key, value, value], dim=1))
+    return torch.cat((q, k, v)), z
 
 
 def expert_module(name: str) -> str:

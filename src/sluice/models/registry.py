@@ -99,7 +99,7 @@ FAMILIES: tuple[Family, ...] = (
         gguf_others=("nemotron_h_moe",),
         has_experts=True,
     ),
-    Family("Qwen3NextForCausalLM", "qwen3_5:Qwen3Next", has_experts=True),
+    Family("Qwen3NextForCausalLM", "qwen3_5:Qwen3Next", gguf="qwen3next", has_experts=True),
 )
 HEADLESS = ("ForCausalLM", "LMHeadModel")
 """Ends of names. Checkpoints that are made for embeddings may name the model below the head instead, by `Model`."""

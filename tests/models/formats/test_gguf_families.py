@@ -70,6 +70,12 @@ NEMOTRON_3 = {
     "topk_group": 1,
     "num_experts_per_tok": 12,
 }
+OF_QWEN3_NEXT = {
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+}
 UNLIMITED = {"time_step_limit": (0.0, math.inf), "mamba_d_head": "auto", "mamba_expand": 2, "mamba_proj_bias": False}
 FACTORS_OF_GRANITE = {"embedding_scale": 1.5, "residual_scale": 0.8, "attention.scale": 0.3, "logit_scale": 0.7}
 CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
@@ -206,6 +212,11 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
     "qwen3.5-moe": (
         tiny_families.qwen3_5_moe,
         LINEAR | ALL | TWO | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+        {"expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 64, "feed_forward_length": 96},
+    ),
+    "qwen3-next": (
+        tiny_families.qwen3_next,
+        LINEAR | ALL | TWO | OF_QWEN3_NEXT,
         {"expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 64, "feed_forward_length": 96},
     ),
     "nemotron-h": (tiny_families.nemotron_h, MAMBA, {}),

@@ -134,7 +134,8 @@ class NemotronH(Decoder):
         kinds = read_blocks(checkpoint.fields)
         checkpoint = checkpoint.with_defaults({"num_hidden_layers": len(kinds)})
         config = checkpoint.fields
-        spec = read_spec(checkpoint, dtype, Rope(DEFAULT_THETA), head_dim=128)
+        head_dim = config.integer("attention_head_dim", 128)
+        spec = read_spec(checkpoint, dtype, Rope(DEFAULT_THETA), head_dim=head_dim)
         if spec.num_layers != len(kinds):
             raise config.error("num_hidden_layers", f"{len(kinds)}, as many as there are kinds of layers")
         if config.get("sliding_window") is not None:

@@ -99,6 +99,10 @@ def _qwen35(fields: ArchitectureFields, base: Values) -> Values:
     }
 
 
+def _qwen3_next(fields: ArchitectureFields, base: Values) -> Values:
+    return {**_qwen35_moe(fields, base), "linear_value_heads_take_turns": False, "norm_topk_prob": True}
+
+
 def _qwen35_moe(fields: ArchitectureFields, base: Values) -> Values:
     return {
         **_qwen35(fields, base),
@@ -182,6 +186,7 @@ GATED_DELTA = MappingProxyType(
         "mlp.shared_gate": "ffn_gate_inp_shexp",
     }
 )
+QWEN3_NEXT = MappingProxyType({**GATED_DELTA, "state.in_proj_b": "ssm_ba", "state.in_proj_a": "ssm_ba"})
 QWEN35_READS = (*SSM, RECURRENT, INTERVAL, DRAFTING, ROTATED, "rope.dimension_sections")
 STATE_NAMES: Mapping[str, GGUFNames] = {
     "lfm2": GGUFNames(SHORT_CONV, ("shortconv.l_cache",), _lfm2, has_states=True),
@@ -201,6 +206,14 @@ STATE_NAMES: Mapping[str, GGUFNames] = {
     "nemotron_h": NEMOTRON,
     "nemotron_h_moe": NEMOTRON,
     "qwen35": GGUFNames(GATED_DELTA, QWEN35_READS, _qwen35, has_states=True, has_gates=True),
+    "qwen3next": GGUFNames(
+        QWEN3_NEXT,
+        (*QWEN35_READS, EXPERT_COUNT, EXPERT_SIZE, SHARED_SIZE),
+        _qwen3_next,
+        has_states=True,
+        has_gates=True,
+        has_rates_by_head=True,
+    ),
     "qwen35moe": GGUFNames(
         GATED_DELTA,
         (*QWEN35_READS, EXPERT_COUNT, EXPERT_SIZE, SHARED_SIZE),

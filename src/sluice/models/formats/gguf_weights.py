@@ -152,6 +152,9 @@ def _named(file: GGUFModel, model: CausalLM) -> Iterator[tuple[str, GGUFTensor]]
         if isinstance(found, str):
             yield found, tensor
             continue
+        if isinstance(found, tuple):
+            yield from ((name, tensor) for name in found)
+            continue
         experts = check_experts(tensor.file, tensor.name, tensor.shape[0], model.spec)
         if tensor.shape[1] % len(found):
             raise CheckpointError(
@@ -179,12 +182,12 @@ def _kept(tensor: GGUFTensor, order: torch.Tensor | None, quantization: str) -> 
     return tensor.four_bits(order) if holds(quantization, INT4) else None
 
 
-def _names(model: CausalLM) -> dict[str, str | list[str]]:
+def _names(model: CausalLM) -> dict[str, str | tuple[str, ...] | list[str]]:
     """Return the names of a GGUF file's tensors -> those of the model's parameters.
 
     Tensors of all experts have lists of what they hold of each, with {} for its number.
     """
-    names: dict[str, str | list[str]] = {}
+    names: dict[str, str | tuple[str, ...] | list[str]] = {}
     modules = {**MODULES, **_special(model).modules}
     in_layers = {**modules, **_special(model).in_layers}
     for parameter in dict(model.named_parameters()):
@@ -199,7 +202,9 @@ def _names(model: CausalLM) -> dict[str, str | list[str]]:
                     names[f"blk.{layer['number']}.{theirs}.{part}"] = held
             continue
         found = modules[stem] if layer is None else f"blk.{layer['number']}.{in_layers[layer['module']]}"
-        names[found if found.endswith(BARE) else f"{found}.{part}"] = parameter
+        name = found if found.endswith(BARE) else f"{found}.{part}"
+        other = names.get(name)
+        names[name] = (other, parameter) if isinstance(other, str) else parameter
     return names
 
 
@@ -238,9 +243,23 @@ def _special(model: CausalLM) -> GGUFNames:
     return NAMES[name]
 
 
+RATES = ("state.in_proj_b", "state.in_proj_a")
+"""Matrices that one tensor may hold (`GGUFNames.has_rates_by_head`)."""
+
+
+def _rates(module: str, model: CausalLM) -> torch.Tensor:
+    """Return the rows of one of `RATES` in the tensor that holds both: for each k head those of its value heads."""
+    state = model.spec.state
+    assert state is not None, "a model without states"
+    rows = torch.arange(2 * state.value_heads).view(state.key_heads, len(RATES), -1)
+    return rows[:, int(module.endswith(RATES[1]))].flatten()
+
+
 def order_of(name: str, rows: int, model: CausalLM) -> torch.Tensor | None:
     """Return the stored row of each row of a weight, or of each element of a bias; None if they are in order."""
     module = name.rpartition(".")[0]
+    if _special(model).has_rates_by_head and module.endswith(RATES):
+        return _rates(module, model)
     if not _special(model).is_permuted or not module.endswith(PERMUTED):
         return None
     half = model.spec.head_dim // 2
