@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import tiny_models
 from drafted import Planner, guesser, plain
@@ -16,6 +18,7 @@ from lora_makers import Lora
 from sluice.assembly.load import load
 from sluice.assembly.loaded import LoadedModel
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
+from sluice.attention.states import BLOCK
 from sluice.config import EngineConfig
 from sluice.engine.heartbeat import Heartbeat, Phase
 from sluice.engine.messages import Submit
@@ -25,7 +28,8 @@ from sluice.models.ops import Norm
 from sluice.runner.forwards import Model
 from sluice.runner.kernel_capture import Arena, CaptureError, KernelCapture
 from sluice.runner.runner import TorchRunner
-from sluice.types import SamplingParams
+from sluice.types import SamplingParams, StateLimits, WindowLimits
+from tiny_families import granite_hybrid, qwen3_5
 from worlds import Bench, World, limits_of
 
 try:
@@ -81,9 +85,11 @@ def submits() -> list[Submit]:
     return [Submit(i, prompt, own) for i, (prompt, own) in enumerate(zip(prompts, params, strict=True))]
 
 
-def answers(runner: TorchRunner, adapters: Sequence[str] = ("",)) -> list[list[int]]:
+def answers(
+    runner: TorchRunner, adapters: Sequence[str] = ("",), windows: WindowLimits | None = None
+) -> list[tuple[int, ...]]:
     """Return the tokens of the requests, which have the adapters with these digests in turn."""
-    world = replace(WORLD, limits=replace(WORLD.limits, max_loras=len(adapters) - 1))
+    world = replace(WORLD, limits=replace(WORLD.limits, max_loras=len(adapters) - 1), windows=windows)
     bench = Bench.of(world, runner)
     for number, submit in enumerate(submits()):
         submit = replace(submit, adapter=adapters[number % len(adapters)])
@@ -100,10 +106,10 @@ def test_answers_are_those_of_eager_steps(family: str, tmp_path: Path) -> None:
     tiny_models.FAMILIES[family](**FAMILIES[family]).save_pretrained(tmp_path)
     model = loaded(tmp_path)
     counted = Counted(model.model)
-    replayed = answers(replace(model, model=counted).runner())
+    replayed = answers(replace(model, model=counted).runner(), windows=model.windows)
     assert sorted(counted.decodes) == sorted(set(counted.decodes)), "each number of rows is captured once"
     assert len(counted.decodes) >= 6
-    assert replayed == answers(eager_runner(model))
+    assert replayed == answers(eager_runner(model), windows=model.windows)
 
 
 def test_steps_with_adapters_are_captured_by_themselves(tmp_path: Path) -> None:
@@ -128,6 +134,39 @@ def test_steps_with_adapters_are_captured_by_themselves(tmp_path: Path) -> None:
     assert [each for each, old in zip(replayed, without, strict=True) if each == old] == without[::4]
 
 
+@pytest.mark.parametrize("family", [qwen3_5, granite_hybrid])
+def test_rows_with_states_find_their_own_in_a_replay(
+    family: Callable[..., transformers.PreTrainedModel], tmp_path: Path
+) -> None:
+    """A replay with the slots and positions of its capture; or one that moves no anchor and makes no record."""
+    of_kernels = dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim", "mamba_d_state"), 16)
+    sizes = HEADS_OF_16 | of_kernels | {"mamba_n_heads": 4, "mamba_expand": 1}
+    family(**sizes).save_pretrained(tmp_path)
+    model = loaded(tmp_path)
+    states = StateLimits(BLOCK, model.shape.num_records, spacing=BLOCK)
+    counted = Counted(model.model)
+    replayed, hits = two_turns(replace(model, model=counted).runner(), states)
+    assert max(Counter(counted.decodes).values()) == 1, "each number of rows is captured once"
+    assert hits
+    assert (replayed, hits) == two_turns(eager_runner(model), states)
+
+
+def two_turns(runner: TorchRunner, states: StateLimits) -> tuple[list[tuple[int, ...]], int]:
+    """Return the tokens of two turns of conversations, and how many second ones begin with a record of the first."""
+    bench = Bench.of(replace(WORLD, limits=replace(WORLD.limits, states=states)), runner)
+    first = [replace(each, sampling=replace(each.sampling, max_tokens=70)) for each in submits()]
+    for submit in first:
+        bench.link.put(submit)
+        bench.engine.step()
+    bench.drain(400)
+    told = [(*submit.prompt, *bench.link.tokens(submit.request_id), 5) for submit in first]
+    bench.link.put(*(replace(each, request_id=50 + i, prompt=told[i]) for i, each in enumerate(first)))
+    bench.drain(400)
+    ends = [bench.link.end(50 + i) for i in range(len(first))]
+    hits = sum(end.num_cached_tokens > 0 for end in ends)
+    return [bench.link.tokens(i) for i in (*range(len(first)), *range(50, 50 + len(first)))], hits
+
+
 class Shapes(Counted):
     """Notes the tokens of each row of the steps that its Python ran."""
 
@@ -145,6 +184,7 @@ def test_steps_with_drafts_are_captured_where_rows_are_equal(family: str, tmp_pa
     """Other steps with drafts, and prompts, run as ever; and all bring what they bring without a capture."""
     tiny_models.FAMILIES[family](**FAMILIES[family]).save_pretrained(tmp_path)
     model = loaded(tmp_path)
+    model = replace(model, shape=replace(model.shape, window=None))  # steps planned by hand know no pages of windows
     asked = [replace(each, sampling=replace(each.sampling, max_tokens=30)) for each in submits()[:3]]
 
     def answered(runner: TorchRunner, count: int, how: str) -> list[object]:

@@ -13,6 +13,7 @@ from sluice.attention.backend import AttentionBackend
 from sluice.attention.base import Attention
 from sluice.config import ConfigError, EngineConfig, MemoryShortage
 from sluice.device.transport import Transport
+from sluice.models.native_states import has_kernel
 from sluice.models.spec import ModelSpec
 from sluice.runner.device_state import DeviceState
 from sluice.runner.forwards import Forwards, Model
@@ -71,7 +72,8 @@ def kernels_compute(backend: AttentionBackend, spec: ModelSpec) -> bool:
 
     In other dtypes torch multiplies, and Python's share of a step is small.
     """
-    return backend.needs_kernels and spec.implementation == "native" and spec.dtype == torch.bfloat16
+    are_large = backend.needs_kernels and spec.implementation == "native" and spec.dtype == torch.bfloat16
+    return are_large and (spec.state is None or has_kernel(spec.state))
 
 
 def captured_graphs(

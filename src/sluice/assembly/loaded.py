@@ -246,7 +246,7 @@ class LoadedModel:
     def _captures_calls(self) -> bool:
         """Whether the kernels' calls of decodes are captured. A pass over a block is no decode."""
         is_alone = self.member.place.layout.size == 1 and self.spec.diffusion is None
-        return is_alone and self.spec.state is None and kernels_compute(self.backend, self.spec)
+        return is_alone and kernels_compute(self.backend, self.spec)
 
     def built(self, runner: TorchRunner) -> EngineInfo:
         """Return `info` with the memory that a runner allocated. Buffers are parts of the pool and of the ring."""

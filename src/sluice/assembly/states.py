@@ -70,7 +70,8 @@ def state_memory(
     asked = config.cache.max_total_tokens
     given = 0 if asked is None else asked // shape.page_size * shape.page_size * token_bytes
     most = int(room.open_bytes * SLOTS_SHARE) if asked is None else max(0, room.most_bytes - given)
-    fit = most // sizes.slot_bytes
+    padding = 1 if shape.scratch_pages else 0  # a slot for rows that only pad a step
+    fit = most // sizes.slot_bytes - padding
     slots = min(shape.num_slots, fit)
     if fit < 1 or (slots < shape.num_slots and not may_lower):
         wanted = 1 if may_lower else shape.num_slots
@@ -84,7 +85,7 @@ def state_memory(
         why["max_running_requests"] = (
             f"as many recurrent states as fit into {_mib(most)} MiB, each of {_mib(sizes.slot_bytes)} MiB"
         )
-    taken = slots * sizes.slot_bytes
+    taken = (slots + padding) * sizes.slot_bytes
     rest = max(0, (room.open_bytes if asked is None else room.most_bytes - given) - taken)
     records = 0
     if config.cache.enable_prefix_caching:

@@ -334,8 +334,12 @@ class DeviceState:
 
 
 def _slot_states(shape: DeviceShape, spec: StateSpec) -> SlotStates:
-    sizes = shape.num_states, shape.num_slots, shape.num_records, shape.reach
-    return SlotStates(StatePool(spec, *sizes, shape.device), shape.num_slots, shape.num_records)
+    padding = 1 if shape.scratch_pages else 0
+    sizes = shape.num_states, shape.num_slots + padding, shape.num_records, shape.reach
+    pool = StatePool(spec, *sizes, shape.device)
+    for slot in range(shape.num_slots, shape.num_slots + padding):
+        pool.open(slot, 0, None)
+    return SlotStates(pool, shape.num_slots, shape.num_records)
 
 
 def _page_table(shape: DeviceShape) -> PageTable:

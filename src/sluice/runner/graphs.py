@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from sluice.attention.base import Attention, ForwardBatch, WindowRows
+from sluice.attention.states import StateRows, StateTable
 from sluice.device.queues import noop
 from sluice.device.transport import Arrived, lay_out, views
 from sluice.runner.device_state import DeviceState
@@ -184,6 +185,7 @@ class DecodeGraphs:
         return replace(
             host,
             adapters=adapters,
+            states=None if host.states is None else host.states.padded(self._state.shape.num_slots, missing),
             window_slots=_joined(host.window_slots, filler.window_slots),
             input_ids=np.concatenate((host.input_ids, filler.input_ids)),
             positions=np.concatenate((host.positions, filler.positions)),
@@ -207,6 +209,9 @@ class DecodeGraphs:
             batch.adapters.copy_(arrived.tensors[ADAPTERS])
         if batch.window is not None:
             batch.window.kv_slots.copy_(arrived.tensors[WINDOW_SLOTS])
+        if laid.states is not None:
+            assert batch.states is not None and batch.states.table is not None, "a graph of a model without states"
+            batch.states.table.fill(laid.states, batch.q_lens)
         batch.input_ids.index_copy_(0, late_tokens, self._state.last_tokens.read(late_slots))
         self._fill_table(static)
         self._attention.plan_static(replace(batch, kv_lens_host=tuple(laid.kv_lens.tolist())))
@@ -227,6 +232,8 @@ class DecodeGraphs:
         if has_adapters and not self._with_adapters:
             return None
         if not (self._graphs or self._on_demand):
+            return None
+        if host.states is not None and len(host.states.exports) > rows:
             return None
         if host.num_decodes < rows:
             return self._drafted_shape(host) if host.drafts is not None and self._on_demand else None
@@ -289,9 +296,18 @@ class DecodeGraphs:
             kv_lens_host=(length,) * rows,
             num_decodes=rows if length == 1 else 0,
             adapters=self._adapters[: rows * length] if has_adapters else None,
+            states=self._states(rows),
+            layer_states=() if self._state.states is None else self._state.states.pool.layers,
             window=None if self._window is None else _part(self._window, rows, rows * length),
         )
         return _StaticStep(batch, row_slots)
+
+    def _states(self, rows: int) -> StateRows | None:
+        """Return where rows that only pad a step find their states, with room for the steps of the graph."""
+        if self._state.states is None:
+            return None
+        padding = StateRows((), (), (), ()).padded(self._state.shape.num_slots, rows)
+        return replace(padding, table=StateTable.empty(rows, rows))
 
     def _fill_with_padding(self, static: _StaticStep, size: int) -> None:
         host, batch = self._padding(size), static.batch
