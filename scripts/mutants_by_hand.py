@@ -135,8 +135,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/state.py",
-        "request.lease = lease\n        request.prefill_end = len(request.tokens)",
-        "request.lease = lease\n        request.prefill_end = request.prompt_len",
+        "request.found = []\n        request.prefill_end = len(request.tokens)",
+        "request.found = []\n        request.prefill_end = request.prompt_len",
         "outputs recomputed after a preemption count as decodes",
     ),
     (
@@ -383,11 +383,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/state.py",
-        "        if request.finish_reason is not None and request.finish_reason.is_error:\n"
-        "            request.lease.discard()\n"
-        "        else:\n"
+        "            request.lease.discard()\n",
         "            request.lease.release(request.tokens, request.computed)\n",
-        "        request.lease.release(request.tokens, request.computed)\n",
         "the NaNs of a failed request stay in the cache",
     ),
     (
