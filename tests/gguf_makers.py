@@ -95,7 +95,8 @@ def write_gguf(
         _add_tokenizer(writer, source, config)
     plain, weights = {}, load_file(source / "model.safetensors")
     known = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}
-    table = gguf.get_tensor_name_map(known[_architecture(config)], config["num_hidden_layers"])
+    layers = config.get("num_hidden_layers") or len(config["layers_block_type"])
+    table = gguf.get_tensor_name_map(known[_architecture(config)], layers)
     stacks: dict[str, dict[int, torch.Tensor]] = {}
     for full, weight in weights.items():
         if gguf_states.is_plain(full):
@@ -138,8 +139,8 @@ def write_gguf(
 def _architecture(config: Mapping[str, Any]) -> str:
     """Return llama.cpp's name of a model type."""
     of_texts = {"gemma3_text": "gemma3", "gemma4_text": "gemma4", "olmo3": "olmo2", "ministral3": "mistral3"}
-    renamed = MIXTURES | gguf_states.ARCHITECTURES | of_texts
-    return renamed.get(config["model_type"], config["model_type"])
+    renamed = MIXTURES | of_texts
+    return gguf_states.architecture_of(config) or renamed.get(config["model_type"], config["model_type"])
 
 
 def _add(
@@ -151,7 +152,7 @@ def _add(
     if turned is not None:
         weight = weight.index_select(*turned)
     count = heads.get(full.split(".")[-2]) if config["model_type"] in PERMUTED else None
-    less_one = ("gemma2", "gemma3_text", *gguf_states.QWEN)
+    less_one = ("gemma2", "gemma3_text", *gguf_states.LINEAR)
     is_less_one = weight.ndim == 1 and config["model_type"] in less_one and "linear_attn" not in full
     if count is not None:
         weight = weight.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2)
@@ -188,6 +189,13 @@ def _add_joined(
     writer: gguf.GGUFWriter, full: str, weight: torch.Tensor, kind: str, config: Mapping[str, Any]
 ) -> torch.Tensor | None:
     """Add a tensor of gate and up, or of all experts of gpt-oss, as a converter does; None: it is none of these."""
+    if full.endswith("in_proj_qkvz.weight"):
+        rows, name = gguf_states.rows_of_qkvz(config), f"blk.{full.split('.')[2]}.attn_"
+        parts = [
+            _add(writer, f"{name}{end}.weight", end, weight[own], kind, config)
+            for end, own in zip(("qkv", "gate"), rows, strict=True)
+        ]
+        return torch.cat(parts)[torch.cat(rows).argsort()]
     if full.endswith("shared_mlp.output_linear.weight") and not config["num_local_experts"]:
         return _add(writer, f"blk.{full.split('.')[2]}.ffn_down.weight", full, weight, kind, config)
     if not (full.endswith(("input_linear.weight", ".scale")) or ".experts." in full or "per_ex" in full):
@@ -232,8 +240,8 @@ def _add_fields(
     writer: gguf.GGUFWriter, config: Mapping[str, Any], name: str, fields: Mapping[str, Any], leave: str
 ) -> None:
     values: dict[str, Any] = {field: config.get(key, 0) for field, key in NAMES.items()}
-    values["attention.layer_norm_rms_epsilon"] = float(config.get("rms_norm_eps", config.get("norm_eps")))
-    rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta")}
+    values["attention.layer_norm_rms_epsilon"] = float(gguf_states.eps_of(config))
+    rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10_000.0)}
     rope = rope.get("full_attention", rope)
     values["rope.freq_base"] = float(rope["rope_theta"])
     if config.get("head_dim") and config["model_type"] != "phi3":

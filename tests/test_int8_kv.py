@@ -50,7 +50,7 @@ def test_a_token_takes_what_is_planned(folder: Path, backend: str) -> None:
         for kind in ("auto", "int8")
     )
     share = (HEAD_DIM + 4) / (2 * HEAD_DIM)
-    assert narrow.info.kv_sizes.token_bytes == share * wide.info.kv_sizes.token_bytes
+    assert narrow.info.token_bytes == share * wide.info.token_bytes
     assert narrow.runner().footprint().pool_bytes == share * wide.runner().footprint().pool_bytes
 
 

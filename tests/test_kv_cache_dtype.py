@@ -57,7 +57,7 @@ def logits(model: LoadedModel, kv: list[PagedKV], attention: Attention) -> torch
 def test_only_what_is_kept_is_rounded(name: str) -> None:
     """Pages that quietly stay wide would cost four times the memory that was planned; scrambled ones, the answer."""
     wide, narrow = loaded(), loaded(kv_cache_dtype=name)
-    assert 4 * narrow.info.kv_sizes.token_bytes == wide.info.kv_sizes.token_bytes
+    assert 4 * narrow.info.token_bytes == wide.info.token_bytes
     assert 4 * narrow.runner().footprint().pool_bytes == wide.runner().footprint().pool_bytes
     attention = narrow.backend.make(torch.device("cpu"), None, lambda: None)
     found = logits(narrow, [narrow.new_kv(narrow.shape.layer) for _ in range(narrow.shape.num_layers)], attention)

@@ -148,3 +148,24 @@ def test_it_computes_what_transformers_does(file: Path, tmp_path: Path) -> None:
     (logits,) = chunked_logits(stored, [ids], page_size=32, seed=0, max_chunk=200)
     loss = functional.cross_entropy(logits[:-1].float(), torch.tensor(ids[1:]))
     assert abs(math.expm1(float(loss - exact))) <= 0.005
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"chunked_prefill_size": 512}, {"chunked_prefill_size": 64, "page_size": 16}])
+def test_layers_with_a_window_keep_no_more(options: dict[str, int], file: Path, tmp_path: Path) -> None:
+    """A prompt of more than two windows, the next turn, and another question in the place of that turn: what is cached
+    before them is found, and the text is that of an engine which keeps nothing."""
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
+    shared = {"download_dir": str(tmp_path), "max_total_tokens": 8192}
+    with LLM(str(file), enable_prefix_caching=False, **shared) as plain:
+        with closing(load_tokenizer(gguf_folder(file, tmp_path))) as tokenizer:
+            words = tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:TOKENS]
+        turns = [words]
+        expected = [plain.generate([words], params)[0]]
+        turns += [[*words, *expected[0].token_ids, *words[100:160]], [*words, *words[300:360]]]
+        expected += plain.generate(turns[1:], params)
+    with LLM(str(file), **shared, **options) as llm:
+        assert "layers with a window of 512 have" in llm.info.reasons["max_total_tokens"]
+        found = [llm.generate([turn], params)[0] for turn in turns]
+    assert [result.token_ids for result in found] == [result.token_ids for result in expected]
+    assert [result.num_cached_tokens // 32 for result in found] == [0, TOKENS // 32, TOKENS // 32]

@@ -248,7 +248,7 @@ def qwen3_5_moe(**changes: Any) -> transformers.PreTrainedModel:
 
 def qwen3_next(**changes: Any) -> transformers.PreTrainedModel:
     """Matrices stored by key head, and a dense layer."""
-    own = {"mlp_only_layers": [1], "norm_topk_prob": False, "rope_parameters": DEFAULT}
+    own = {"mlp_only_layers": [1], "norm_topk_prob": False, "rope_parameters": dict(DEFAULT)}
     return qwen3_5_moe(kind="Qwen3Next", config="Qwen3NextConfig", **(own | changes))
 
 

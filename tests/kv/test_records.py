@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from array import array
 
+import pytest
+
 from sluice.kv.manager import KVManager, ResidentLease
 from sluice.kv.nodes import Node
 from sluice.kv.records import Records
-from sluice.types import StateLimits
+from sluice.types import StateLimits, TierLimits
 
 PAGE = 4
 
@@ -18,6 +20,11 @@ def manager(num_records: int, num_pages: int = 100) -> KVManager:
 
 def cached(kv: KVManager, tokens: range) -> list[Node]:
     """Cache the pages of tokens, and return their nodes."""
+    return cached_ids(kv, tuple(tokens))
+
+
+def cached_ids(kv: KVManager, tokens: tuple[int, ...]) -> list[Node]:
+    """Do the same for any tokens."""
     ids = array("i", tokens)
     lease = kv.acquire(kv.match(ids, 0, ""), "")
     lease.extend(len(ids))
@@ -55,21 +62,30 @@ def test_nothing_is_cached_without_records() -> None:
     assert cached(kv, range(40)) == []
 
 
-def test_the_record_that_saves_least_is_taken() -> None:
-    """Of one conversation with a record at each turn, and a prompt that parts from it: not the last one of either."""
+def lost(kv: KVManager, nodes: dict[str, Node]) -> list[str]:
+    """The names of nodes in the order in which they lose their records, when records are taken one by one."""
+    names = []
+    for _ in nodes:
+        assert records_of(kv).take() is not None
+        names += [name for name, node in nodes.items() if node.record < 0 and name not in names]
+    return names
+
+
+def test_records_in_the_middle_of_a_conversation_go_first() -> None:
     kv = manager(num_records=6)
-    turns = cached(kv, range(96))
-    for position in (40, 48, 88):
-        record_at(kv, turns, position)
-    other = cached(kv, range(1000, 1080))
-    for position in (40, 72, 80):
-        record_at(kv, other, position)
-    freed = turns[11].record  # 8 tokens behind the one before, among those used least recently
-    assert records_of(kv).take() == freed
-    assert [kv.usable(path) for path in (turns[:12], turns, other)] == [10, 22, 20]
+    system = tuple(range(16))
+    old, new = (cached_ids(kv, (*system, *range(first, first + 80))) for first in (100, 500))
+    nodes = {"fork": old[3], "old, far": old[11], "old, near": old[13], "old, last": old[23]}
+    nodes |= {"new, first": new[7], "new, last": new[23]}
+    for node, position in zip(nodes.values(), (16, 48, 56, 96, 32, 96), strict=True):
+        record = records_of(kv).take()
+        assert record is not None
+        records_of(kv).attach(node, position, record)
+    in_order = ["old, near", "new, first", "old, far", "old, last", "fork", "new, last"]
+    assert lost(kv, nodes) == in_order, "when one conversation is left, nothing parts any more"
 
 
-def test_a_record_just_used_is_kept() -> None:
+def test_of_last_records_the_one_used_least_recently_goes_first() -> None:
     kv = manager(num_records=2)
     first, second = cached(kv, range(8)), cached(kv, range(100, 180))
     kept = record_at(kv, first, 8)
@@ -107,9 +123,5 @@ def test_a_second_record_of_a_node_is_free_again() -> None:
 
 
 def test_tiers_are_refused() -> None:
-    import pytest
-
-    from sluice.types import TierLimits
-
     with pytest.raises(ValueError, match="hold no recurrent states"):
         KVManager(num_pages=4, page_size=PAGE, tiers=TierLimits(host_pages=3), states=StateLimits(8, 1))

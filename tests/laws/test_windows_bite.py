@@ -33,11 +33,11 @@ def free_a_position_too_early(windows: WindowPages, start: int) -> int:
     return first_seen(windows, start + 1) if windows.reach else first_seen(windows, start)
 
 
-def need_a_page_less(path: Sequence[Node], window_pages: int) -> int:
-    return usable(path, window_pages - 1)
+def need_a_page_less(path: Sequence[Node], window_pages: int, *, needs_record: bool) -> int:
+    return usable(path, window_pages - 1, needs_record=needs_record)
 
 
-def see_no_hole(path: Sequence[Node], window_pages: int) -> int:
+def see_no_hole(path: Sequence[Node], window_pages: int, *, needs_record: bool) -> int:
     return len(path)
 
 

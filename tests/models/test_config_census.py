@@ -49,6 +49,21 @@ def of_model(make: Callable[[], transformers.PreTrainedModel]) -> tuple[str, tra
 
 
 CHUNKS = {"mamba_chunk_size": "it divides what one kernel computes at once"}
+NEMOTRON = {
+    **CHUNKS,
+    **dict.fromkeys(("chunk_size", "use_mamba_kernels", "num_logits_to_keep"), "it changes no numbers"),
+    **dict.fromkeys(("time_step_min", "time_step_max", "time_step_floor"), "they say how weights begin"),
+    **dict.fromkeys(("expand", "mamba_proj_bias"), "transformers reads other fields in their place"),
+    **dict.fromkeys(("num_nextn_predict_layers", "mtp_layers_block_type"), "layers that draft are skipped"),
+    "rope_parameters": "nothing is rotated",
+    "rescale_prenorm_residual": "it says how weights begin",
+    "mamba_ssm_cache_dtype": "states are in float32",
+    "moe_shared_expert_overlap": "it says when an MLP is computed",
+}
+OF_EXPERTS = (
+    *("n_routed_experts", "n_shared_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size"),
+    *("moe_latent_size", "num_experts_per_tok", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob"),
+)
 UNUSED = {
     "gemma3": {"attn_logit_softcapping": "it caps no scores, although its configs may name a cap"},
     "smollm3": {
@@ -60,6 +75,8 @@ UNUSED = {
     "qwen3-moe": {"sliding_window": "without use_sliding_window there is none"},
     "gpt2": {"reorder_and_upcast_attn": "scores are computed in float32 in any case"},
     "granite-hybrid": CHUNKS,
+    "nemotron-h": NEMOTRON | dict.fromkeys(OF_EXPERTS, "it has no experts"),
+    "nemotron-3": NEMOTRON | {"intermediate_size": "it has no MLPs"},
     "granite-hybrid-dense": CHUNKS | {"num_experts_per_tok": "it has no experts"},
     "phi3": {"original_max_position_embeddings": "it is read with a rotation for long texts only"},
 }
@@ -83,6 +100,12 @@ class Recorded(Mapping[str, object]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def with_defaults(self, values: Mapping[str, object]) -> Recorded:
+        """Return values with further ones, which note in the same place."""
+        given = Recorded({**values, **self._values})
+        given.asked = self.asked
+        return given
+
 
 class RecordedFields(Fields):
     """Fields whose copies with other values note what is asked for, too."""
@@ -92,7 +115,7 @@ class RecordedFields(Fields):
         self._recorded = values
 
     def with_defaults(self, values: Mapping[str, object]) -> Fields:
-        return self
+        return RecordedFields(self._recorded.with_defaults(values))
 
     def replaced(self, values: Mapping[str, object], by: str) -> Fields:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from safetensors.torch import load_file, save_file
 import tiny_families
 import tiny_models
 from paged_model import chunked_logits
-from sluice.models.checkpoint import CheckpointError
+from sluice.models.checkpoint import CheckpointConfig, CheckpointError
 from sluice.models.decoder import Decoder
 from sluice.models.loader import check_layout, load_model
+from sluice.models.plan import DecoderConfig
 from sluice.parallel.layout import Layout
 
 PROMPTS = (tiny_models.prompt(70), tiny_models.prompt(9, 1))
@@ -44,6 +46,48 @@ def rewritten(source: Path, folder: Path, changes: dict[str, Any], dropped: tupl
     (folder / CONFIG).write_text(json.dumps({name: fields[name] for name in fields if name not in dropped}))
     (folder / WEIGHTS).symlink_to(source / WEIGHTS)
     return folder
+
+
+DROPPED: list[tuple[str, dict[str, Any]]] = [
+    ("granite-hybrid", {"groups": 1}),
+    ("granite-hybrid", {"time_step_limit": (0.0, float("inf"))}),
+    ("granite-hybrid", {"norm_eps": 1e-2}),
+    ("qwen3.5", {"norm_eps": 1e-2}),
+]
+"""Family -> what its layers with a state would be if a field was not read."""
+
+
+@pytest.mark.parametrize(("family", "changes"), DROPPED)
+def test_a_field_that_is_dropped_shows(
+    family: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise these tests could not fail for want of it."""
+    tiny_families.FAMILIES[family]().save_pretrained(tmp_path)
+    plain = load(tmp_path)
+    expected = chunked_logits(plain, PROMPTS, page_size=16, seed=0)
+    read = type(plain).read
+
+    def changed(checkpoint: CheckpointConfig, dtype: torch.dtype) -> DecoderConfig:
+        config = read(checkpoint, dtype)
+        layers = (
+            layer if layer.state is None else replace(layer, state=replace(layer.state, **changes))
+            for layer in config.layers
+        )
+        return replace(config, layers=tuple(layers))
+
+    monkeypatch.setattr(type(plain), "read", changed)
+    found = chunked_logits(load(tmp_path), PROMPTS, page_size=16, seed=0)
+    assert max(float((one - other).abs().max()) for one, other in zip(found, expected, strict=True)) > 1e-3
+
+
+def test_value_heads_that_take_turns_show(tmp_path: Path) -> None:
+    """The order of a GGUF file's heads, with the weights of another checkpoint."""
+    tiny_families.qwen3_5().save_pretrained(tmp_path / "plain")
+    turned = rewritten(tmp_path / "plain", tmp_path / "turned", {"linear_value_heads_take_turns": True})
+    found, expected = (
+        chunked_logits(load(each), PROMPTS, page_size=16, seed=0) for each in (turned, tmp_path / "plain")
+    )
+    assert max(float((one - other).abs().max()) for one, other in zip(found, expected, strict=True)) > 0.1
 
 
 NO_BIAS = {"conv_bias": False, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}

@@ -38,7 +38,7 @@ def new_slot(slot: int) -> NewSlot:
 
 def whole_chunk(slot: int, tokens: tuple[int, ...], first_page: int) -> Chunk:
     pages = tuple(range(first_page, first_page + -(-len(tokens) // 4)))
-    return Chunk(slot, slot, 0, len(tokens), tokens, pages, True, tokens[1:])
+    return Chunk(slot, slot, 0, len(tokens), tokens, pages, True, tokens[1:], new_window_pages=pages)
 
 
 def slice_of(chunk: Chunk, first: int, stop: int, total: int) -> ChunkSlice:
@@ -68,7 +68,7 @@ def test_layers_between_other_steps_give_what_one_step_gives(model: LoadedModel)
 
 def test_the_next_token_reads_what_the_layers_have_written(model: LoadedModel) -> None:
     chunk, layers = whole_chunk(0, PROMPT, 0), model.spec.num_layers
-    decode = Chunk(0, 0, len(PROMPT), 1, (), (10,), True)
+    decode = Chunk(0, 0, len(PROMPT), 1, (), (10,), True, new_window_pages=(10,))
     found = []
     for cuts in ([0, layers], [0, 1, layers - 1, layers]):
         runner = model.runner()

@@ -42,10 +42,13 @@ class EngineInfo:
     sampling_defaults: SamplingDefaults
     """The model's own settings for what requests leave open."""
     kv_sizes: KVSizes
+    """Of all layers, or of those without a window."""
     pool_tokens: int
     """Tokens that the pool's pages hold, with the scratch page where steps are padded."""
     window_bytes: int
     """Bytes of the pages of layers with a window; 0: all layers have the same pages."""
+    window_token_bytes: int
+    """Bytes of a token's keys and values in these layers, which `kv_sizes` leaves out."""
     memory: Footprint
     """Memory of the weights and, of a built engine, of everything else that was allocated."""
     offload_sizes: OffloadSizes | None = None
@@ -58,6 +61,11 @@ class EngineInfo:
     """Adapters that a built engine has read, by name."""
     lost_adapters: Mapping[str, str] = field(default_factory=dict)
     """Digests of adapters that an engine before had, and this one cannot use -> why."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's keys and values in all layers."""
+        return self.kv_sizes.token_bytes + self.window_token_bytes
 
     def predicted_memory(self, length: int) -> Footprint:
         """Return the bytes that a request of `length` tokens takes, prompt and output together.

@@ -184,12 +184,6 @@ def _size(
     return _Sizes(with_ring.because(**why), memory, tiers, offload, weights_bytes)
 
 
-def _agreed(memory: Memory, pages: int) -> Memory:
-    """Return the memory of a rank with the pages that all ranks have room for."""
-    why = {"max_total_tokens": "what every rank has room for"} if pages < memory.shape.num_pages else {}
-    return replace(memory.with_pages(pages), reasons={**memory.reasons, **why})
-
-
 def find_checkpoint(config: ModelConfig, report: Report | None = None) -> Checkpoint:
     """Find a checkpoint's files, or download them.
 
@@ -312,7 +306,9 @@ def _with_pages_of_all(
         return memory, tiers
     pages = agree(RankPages(memory.shape.num_pages, tiers.limits.host_pages))
     limits = replace(tiers.limits, host_pages=pages.host)
-    return _agreed(memory, pages.device), replace(tiers, limits=limits)
+    why = {"max_total_tokens": "what every rank has room for"} if pages.device < memory.shape.num_pages else {}
+    agreed = replace(memory.with_pages(pages.device), reasons={**memory.reasons, **why})
+    return agreed, replace(tiers, limits=limits)
 
 
 def _offload(
@@ -393,6 +389,7 @@ def _info(
         kv_sizes=memory.kv_sizes,
         pool_tokens=(shape.num_pages + shape.scratch_pages) * shape.page_size,
         window_bytes=memory.window_bytes,
+        window_token_bytes=0 if memory.window_sizes is None else memory.window_sizes.token_bytes,
         memory=Footprint(weights_bytes=held),
         offload_sizes=None if offload is None else offload.sizes(shape.page_size, memory.kv_sizes),
         offload_tier=None if offload is None else offload.limits.tier,

@@ -8,9 +8,10 @@ left, so a request goes on from a node that has a *record* (`usable.py`). A reco
     of a node  it was written behind exactly the tokens up to the node's end. A node has one at most
 
 What is in a record is copied when a plan opens a slot from it, so nothing holds it any longer than that plan is made.
-If none is free, one is taken from a node: of those used least recently, the one whose nearest ancestor with a record is
-closest, since fewest tokens are computed again without it. Recency alone would give up the places where prompts part,
-which are used rarely and save most.
+If none is free, some are taken from nodes. Records that follow each other without a fork are those of one conversation,
+which goes on from the last one. So of those used least recently the first to go are the others, beginning with the one
+closest to the record before it, since fewest tokens are computed again without it. Then go the last ones, and then
+those where prompts part, which are used rarely and save most.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from sluice.kv.nodes import NOWHERE, Node
 from sluice.types import StateLimits
 
 CANDIDATES = 64
-"""Nodes that are compared, at most, to take a record from one."""
+"""Nodes that are compared, at most, to take records from some."""
+TAKEN = 8
+"""One of so many of these loses its record: to compare them takes time."""
+MOST_SEEN = 200
+"""Nodes behind one that are looked at, at most, for records."""
 
 
 class Records:
@@ -62,11 +67,9 @@ class Records:
     def take(self) -> int | None:
         """Take a record to be made, from a node if none is free. None: there is none to take."""
         if not self._free:
-            found = self._least_useful()
-            if found is None:
-                return None
-            self.forget(found)
-        return self._free.pop()
+            for node in self._least_useful():
+                self.forget(node)
+        return self._free.pop() if self._free else None
 
     def give(self, record: int) -> None:
         """Give back a record that no node has."""
@@ -100,22 +103,35 @@ class Records:
         """Note that the plan is made: what it reads may be given to others by the next one."""
         self._read.clear()
 
-    def _least_useful(self) -> Node | None:
-        """Return the node to take a record from: not one of the half that was used most recently, if there are
-        several."""
-        count = min(CANDIDATES, (len(self._nodes) + 1) // 2)
-        found, least = None, 0
-        for node in islice((node for node in self._nodes if node not in self._read), count):
-            distance = self._distance(node, least if found is not None else None)
-            if found is None or distance < least:
-                found, least = node, distance
-        return found
+    def _least_useful(self) -> list[Node]:
+        """Return nodes to take records from."""
+        found = list(islice((node for node in self._nodes if node not in self._read), CANDIDATES))
+        by_use = sorted(found, key=_use)  # stable: least recently used first
+        return by_use[: max(1, len(found) // TAKEN)]
 
-    def _distance(self, node: Node, most: int | None) -> int:
-        """Return the pages between a node and its nearest ancestor with a record, or `most` if there are as many."""
-        distance, above = 1, node.parent
-        while above is not None and above.parent is not None and above.record < 0:
-            if distance == most:
-                break
-            distance, above = distance + 1, above.parent
-        return distance
+
+def _use(node: Node) -> tuple[int, int]:
+    """Return a sort key of a node with a record: small if little is lost without it."""
+    behind = _num_behind(node)
+    return (0, _distance(node)) if behind == 1 else (1 + min(behind, 1), 0)
+
+
+def _num_behind(node: Node) -> int:
+    """Return how many records follow that of a node directly, 2 if there are more: then prompts part there."""
+    count, seen, stack = 0, 0, list(node.children.values())
+    while stack and count < 2 and seen < MOST_SEEN:
+        each = stack.pop()
+        seen += 1
+        if each.record >= 0:
+            count += 1
+        else:
+            stack += each.children.values()
+    return 2 if seen == MOST_SEEN else count
+
+
+def _distance(node: Node) -> int:
+    """Return the pages between a node and its nearest ancestor with a record, or the root."""
+    distance, above = 1, node.parent
+    while above is not None and above.parent is not None and above.record < 0:
+        distance, above = distance + 1, above.parent
+    return distance

@@ -16,6 +16,8 @@ class Family:
     """Module in `models/families`, and class."""
     gguf: str | None = None
     """`general.architecture` of its GGUF files."""
+    gguf_others: tuple[str, ...] = ()
+    """Other names that its files may have."""
     model_type: str | None = None
     """Name of its config inside another one."""
     has_experts: bool = False
@@ -90,15 +92,21 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family("GraniteMoeHybridForCausalLM", "granite_hybrid:GraniteHybrid", gguf="granitehybrid", has_experts=True),
     Family("Lfm2MoeForCausalLM", "lfm2:LFM2MoE", gguf="lfm2moe", has_experts=True),
-    Family("NemotronHForCausalLM", "nemotron_h:NemotronH", has_experts=True),
-    Family("Qwen3NextForCausalLM", "qwen3_5:Qwen3Next", has_experts=True),
+    Family(
+        "NemotronHForCausalLM",
+        "nemotron_h:NemotronH",
+        gguf="nemotron_h",
+        gguf_others=("nemotron_h_moe",),
+        has_experts=True,
+    ),
+    Family("Qwen3NextForCausalLM", "qwen3_5:Qwen3Next", gguf="qwen3next", has_experts=True),
 )
 HEADLESS = ("ForCausalLM", "LMHeadModel")
 """Ends of names. Checkpoints that are made for embeddings may name the model below the head instead, by `Model`."""
 DIFFUSION_ARCHITECTURES = ("SDARForCausalLM",)
 GGUF_FAMILIES: Mapping[str, Family] = {
-    name: next(family for family in FAMILIES if family.gguf == name)
-    for name in dict.fromkeys(family.gguf for family in FAMILIES)
+    name: next(family for family in FAMILIES if name in (family.gguf, *family.gguf_others))
+    for name in dict.fromkeys(each for family in FAMILIES for each in (family.gguf, *family.gguf_others))
     if name is not None
 }
 """`general.architecture` -> the family, the first if there are several."""

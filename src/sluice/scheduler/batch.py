@@ -138,7 +138,7 @@ class BatchBuilder:
                 masked,
                 firm,
                 checkpoints,
-                new_window_pages=window_pages,
+                window_pages,
             )
         )
         self.num_tokens += length

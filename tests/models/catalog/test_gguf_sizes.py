@@ -47,7 +47,7 @@ def test_the_memory_is_that_of_a_loaded_model(tied: bool, written: Write) -> Non
     found = GGUFSizes.read(path)
     with LLM(path, tokenizer=tokenizer, max_total_tokens=256) as llm:
         computes_blocks = "computed as stored" in llm.info.reasons["quantization"]
-        loaded, token_bytes = llm.memory_report()["weights_bytes"], llm.info.kv_sizes.token_bytes
+        loaded, token_bytes = llm.memory_report()["weights_bytes"], llm.info.token_bytes
         stored = llm.info.stored
     estimate = found.estimate(None, computes_blocks=computes_blocks)
     # Packed matrices have rows in blocks of 32.

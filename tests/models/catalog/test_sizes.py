@@ -25,7 +25,7 @@ def test_the_memory_is_that_of_a_loaded_model(quantization: str) -> None:
     options = {} if quantization == "none" else {"quantization": quantization}
     with LLM(any_checkpoint(), max_total_tokens=256, dtype="bfloat16", **options) as llm:
         loaded = llm.memory_report()["weights_bytes"]
-        token_bytes = llm.info.kv_sizes.token_bytes
+        token_bytes = llm.info.token_bytes
     estimate = Estimate(ModelSizes.read(any_checkpoint()), quantization)
     # Norms and the scales of int8's rows are left out. They weigh more in rows of 256 numbers than in rows of 1,024.
     assert loaded <= 1.09 * estimate.weights_bytes
@@ -40,7 +40,7 @@ def test_layers_that_differ(make: Callable[[], transformers.PreTrainedModel], tm
     make().save_pretrained(tmp_path)
     sizes = ModelSizes.read(tmp_path)
     with LLM(tmp_path, max_total_tokens=64, dtype="bfloat16") as llm:
-        assert sizes.token_bytes == llm.info.kv_sizes.token_bytes
+        assert sizes.token_bytes == llm.info.token_bytes
     matrices = (weight for name, weight in load_file(tmp_path / "model.safetensors").items() if weight.dim() == 2)
     assert sizes.stored == sum(weight.numel() for weight in matrices)
 
@@ -49,8 +49,11 @@ def test_layers_that_differ(make: Callable[[], transformers.PreTrainedModel], tm
 def test_layers_with_a_state_have_no_keys_and_values(family: str, tmp_path: Path) -> None:
     tiny_families.FAMILIES[family]().save_pretrained(tmp_path)
     sizes = ModelSizes.read(tmp_path)
+    assert sizes.states is not None
     with LLM(tmp_path, max_total_tokens=128, max_running_requests=2, dtype="bfloat16") as llm:
-        assert sizes.token_bytes == llm.info.kv_sizes.token_bytes
+        assert sizes.token_bytes == llm.info.token_bytes
+        assert llm.memory_report()["record_bytes"] == 128 // 64 * sizes.states.record_bytes
+        assert llm.memory_report()["state_bytes"] in (2 * sizes.states.slot_bytes, 3 * sizes.states.slot_bytes)
     matrices = (weight for name, weight in load_file(tmp_path / "model.safetensors").items() if weight.dim() > 1)
     assert sizes.stored == sum(weight.numel() for weight in matrices)
 
@@ -164,6 +167,15 @@ def test_explain_tells_what_the_shapes_say(tmp_path: Path, capsys: pytest.Captur
     assert "596 million numbers in 16 bits, the embedding twice" in out
     _, estimate = out.split("\nestimate:\n")
     assert max(map(len, estimate.splitlines())) <= 110
+
+
+def test_explain_tells_what_states_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_families.FAMILIES["qwen3.5"]().save_pretrained(tmp_path)
+    assert cli.main(["explain", str(tmp_path), "--device", "cpu"]) == 0
+    _, estimate = capsys.readouterr().out.split("\nestimate:\n")
+    assert "KV of a token in 16 bits: 2 layers of 5, of" in estimate
+    assert "recurrent states of a running request: 3 layers" in estimate
+    assert "a record of them, behind a cached prefix, as the KV of" in estimate
 
 
 @pytest.mark.parametrize("model", ["no/such-model", "no/such/model", "a model"])

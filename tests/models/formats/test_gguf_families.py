@@ -61,6 +61,21 @@ LINEAR = {"head_dim": 32, "linear_key_head_dim": 32, "linear_value_head_dim": 32
 ALL = {"num_experts_per_tok": 10}
 """So that rounding chooses no other experts, which would change what states keep."""
 TWO: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+MAMBA = {"mamba_num_heads": 4, "mamba_head_dim": 32, "ssm_state_size": 16, "head_dim": 16}
+NEMOTRON_3 = {
+    "layers_block_type": ["M", "E", "*"],
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 64,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 12,
+}
+OF_QWEN3_NEXT = {
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+}
 UNLIMITED = {"time_step_limit": (0.0, math.inf), "mamba_d_head": "auto", "mamba_expand": 2, "mamba_proj_bias": False}
 FACTORS_OF_GRANITE = {"embedding_scale": 1.5, "residual_scale": 0.8, "attention.scale": 0.3, "logit_scale": 0.7}
 CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
@@ -198,6 +213,17 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
         tiny_families.qwen3_5_moe,
         LINEAR | ALL | TWO | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
         {"expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 64, "feed_forward_length": 96},
+    ),
+    "qwen3-next": (
+        tiny_families.qwen3_next,
+        LINEAR | ALL | TWO | OF_QWEN3_NEXT,
+        {"expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 64, "feed_forward_length": 96},
+    ),
+    "nemotron-h": (tiny_families.nemotron_h, MAMBA, {}),
+    "nemotron-3": (
+        tiny_families.nemotron_3,
+        MAMBA | NEMOTRON_3,
+        {},
     ),
     "mixtral": (tiny_families.mixtral, {"sliding_window": None}, {}),
     "olmo3": (

@@ -11,6 +11,7 @@ from sluice.cli.models.table import aligned
 from sluice.config import EngineConfig
 from sluice.models.catalog.estimate import Estimate, gigabytes
 from sluice.models.catalog.sizes import ModelSizes, SizesError
+from sluice.models.catalog.state_sizes import StateCost
 from sluice.models.registry import DIFFUSION_ARCHITECTURES
 
 Value = float | int | None
@@ -38,21 +39,36 @@ def model_facts(config: EngineConfig) -> list[Fact]:
     sizes = estimate.sizes
     are_equal = sizes.kv == 2 * sizes.layers * sizes.kv_heads * sizes.head_dim
     heads = f" of {sizes.kv_heads} KV heads of {sizes.head_dim}" if are_equal else " of different sizes"
+    attending = sizes.layers if sizes.states is None else sizes.states.attending
+    if sizes.states is not None:
+        heads = f" of {sizes.layers}, of {sizes.kv_heads} KV heads of {sizes.head_dim}"
     facts = [
         Fact("weights_bytes", round(estimate.weights_bytes), gigabytes(estimate.weights_bytes), how),
         Fact(
             "kv_token_bytes",
             sizes.token_bytes,
             gigabytes(sizes.token_bytes),
-            f"KV of a token in 16 bits: {sizes.layers} layers{heads}",
+            f"KV of a token in 16 bits: {attending} layers{heads}",
         ),
     ]
+    if sizes.states is not None:
+        facts += _states(sizes.states, sizes.token_bytes)
     facts.append(
         Fact(
             "max_model_len", sizes.max_model_len, f"{sizes.max_model_len} tokens", "the model's context, of one request"
         )
     )
     return facts + (_speed(estimate, config) if config.model.device == "cpu" else [])
+
+
+def _states(states: StateCost, token_bytes: int) -> list[Fact]:
+    """Return what recurrent states take."""
+    slot, record = states.slot_bytes, states.record_bytes
+    as_kv = f", as the KV of {-(-record // token_bytes)} tokens" if token_bytes else ""
+    return [
+        Fact("state_bytes", slot, gigabytes(slot), f"recurrent states of a running request: {states.layers} layers"),
+        Fact("record_bytes", record, gigabytes(record), f"a record of them, behind a cached prefix{as_kv}"),
+    ]
 
 
 def _speed(estimate: Estimate, config: EngineConfig) -> list[Fact]:

@@ -40,6 +40,7 @@ class DecoderLayer(Block):
     cuts = MappingProxyType(
         dict.fromkeys(
             (
+                "norm",
                 "input_layernorm",
                 "post_attention_layernorm",
                 "pre_feedforward_layernorm",
@@ -124,19 +125,19 @@ class OnePartLayer(DecoderLayer):
 
     def __init__(self, config: DecoderConfig, plan: LayerPlan, member: Member) -> None:
         super().__init__(config, plan, member)
-        self.input_layernorm = RMSNorm(config.spec.hidden_size, config.norm_eps, config.spec.dtype)
+        self.norm = RMSNorm(config.spec.hidden_size, config.norm_eps, config.spec.dtype)
         self._has_mixer = plan.has_mixer
 
     def pack(self, packer: Packer) -> None:
         """Pack the part, and let the norm give what it takes."""
         part = self.mixer if self._has_mixer else self.mlp
         part.pack(packer)
-        self.input_layernorm.feed(part.first)
+        self.norm.feed(part.first)
 
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, context: LayerContext, rows: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, normed = sum_and_norm(x, delta, self.input_layernorm, context.ops)
+        x, normed = sum_and_norm(x, delta, self.norm, context.ops)
         if self._has_mixer:
             added = self.mixer(normed, context, rows)
         else:

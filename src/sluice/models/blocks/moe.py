@@ -14,6 +14,7 @@ from sluice.models.layers import MLP
 from sluice.models.linear import EmptyLinear, Layer, Packer, WideLinear
 from sluice.models.ops import Ops, compute_dtype
 from sluice.models.plan import DecoderConfig, ExpertsPlan
+from sluice.models.quantized import QuantizedLinear
 from sluice.models.router import Choice, Chooser
 from sluice.models.shards import Block
 from sluice.parallel.member import Member
@@ -53,6 +54,8 @@ class Experts(Block):
 
     def pack(self, packer: Packer) -> None:
         """Pack the experts, one after the other."""
+        if isinstance(self.gate, QuantizedLinear):  # whose product takes rows in the model's dtype
+            self._wide = self.gate.dtype
         self.chooser, self.gate = packer.router(self._router), packer.head(self.gate)
         self.experts = packer.experts(_taken(self.experts), self._activation)
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from sluice.models.catalog.expert_sizes import ExpertNumbers, expert_numbers
 from sluice.models.catalog.gemma4_sizes import ARCHITECTURE, Numbers, gemma4_numbers
-from sluice.models.catalog.state_sizes import MIXERS, state_numbers
+from sluice.models.catalog.state_sizes import MIXERS, StateCost, state_numbers
 from sluice.models.checkpoint import CheckpointError, Fields, text_part
 
 NUMBER_BYTES = 2
@@ -51,6 +51,8 @@ class ModelSizes:
     """Length of the model's context, in tokens."""
     architecture: str | None
     """The architecture; None if the config names none, or several."""
+    states: StateCost | None = None
+    """What recurrent states take; None: its layers have none."""
 
     @property
     def idle(self) -> int:
@@ -101,8 +103,9 @@ class ModelSizes:
         if named == [ARCHITECTURE]:
             numbers = _gemma4(content, source, head_dim, kv_heads)
         architecture = _architecture(content)
+        states = None
         if architecture is not None and architecture in MIXERS:
-            experts, numbers = _with_states(content, source, architecture)
+            experts, numbers, states = _with_states(content, source, architecture)
         else:
             experts, numbers = _with_experts(content, source, architecture, numbers)
         weights = numbers.layers + vocab * hidden
@@ -124,6 +127,7 @@ class ModelSizes:
             numbers.kv,
             context,
             architecture,
+            states,
         )
 
 
@@ -142,15 +146,17 @@ def _with_layers(content: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     return {"intermediate_size": content.get("moe_intermediate_size"), **layers, **content}
 
 
-def _with_states(content: Mapping[str, Any], source: str, architecture: str) -> tuple[ExpertNumbers | None, Numbers]:
-    """Return the experts, and the numbers of a model whose layers have a state."""
+def _with_states(
+    content: Mapping[str, Any], source: str, architecture: str
+) -> tuple[ExpertNumbers | None, Numbers, StateCost]:
+    """Return the experts, the numbers of a model whose layers have a state, and what the states take."""
     try:
-        layers, kv, experts = state_numbers(Fields(content, source), architecture)
+        layers, kv, experts, states = state_numbers(Fields(content, source), architecture)
     except CheckpointError as error:
         raise SizesError(str(error)) from error
     if experts is not None:
         layers += experts.layers * experts.chosen * experts.each + experts.beside
-    return experts, Numbers(layers, kv, 0)
+    return experts, Numbers(layers, kv, 0), states
 
 
 def _with_experts(

@@ -14,6 +14,40 @@ PATTERN = {"M": STATES[0], "*": FULL, "-": "mlp", "E": "moe"}
 """Letters of Nemotron-H's `hybrid_override_pattern`, and kinds of layers."""
 
 
+BLOCK = 64
+"""Tokens of the tail of a state, as in `attention/states.py`, which loads torch."""
+WIDE_BYTES, NARROW_BYTES = 4, 2
+"""Bytes of a number of a state and its tail, and of the inputs of its convolution."""
+
+
+class StateCost(NamedTuple):
+    """What the recurrent states of a model take."""
+
+    layers: int
+    """Layers that have one."""
+    attending: int
+    """Layers that have keys and values."""
+    state: int
+    """Numbers of the state of a layer, behind its convolution."""
+    columns: int
+    """Inputs of the convolution that a layer keeps."""
+    channels: int
+    """Those of one token."""
+    token: int
+    """Numbers that a layer keeps of each token of the tail."""
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a record."""
+        return self.layers * (self.state * WIDE_BYTES + self.columns * NARROW_BYTES)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a running request, with one token behind the firm ones."""
+        tail = (BLOCK + 1) * self.token * WIDE_BYTES + (self.columns + self.channels) * NARROW_BYTES
+        return self.record_bytes + self.layers * tail
+
+
 class StateNumbers(NamedTuple):
     """How many numbers a model has."""
 
@@ -22,12 +56,18 @@ class StateNumbers(NamedTuple):
     kv: int
     """In a token's keys and values."""
     experts: ExpertNumbers | None
+    states: StateCost
 
 
 class _Mixers(NamedTuple):
     """Numbers of a layer's mixer."""
 
     of_state: int
+    channels: int
+    taps: int
+    state: int = 0
+    token: int = 0
+    """As in `StateCost`, as the one before."""
     gate: int = 0
     """Heads of the output's gate, beside those of q."""
 
@@ -60,9 +100,11 @@ def state_numbers(config: Fields, architecture: str) -> StateNumbers:
     kv_heads, head_dim = config.integer("num_key_value_heads", heads), config.integer("head_dim", hidden // heads)
     attending = sum(kind in ATTENTION for kind in kinds)
     attention = hidden * head_dim * (2 * heads + 2 * kv_heads + mixers.gate)
-    total = attending * attention + sum(kind in STATES for kind in kinds) * mixers.of_state
+    layers, columns = sum(kind in STATES for kind in kinds), (mixers.taps - 1) * mixers.channels
+    total = attending * attention + layers * mixers.of_state
     dense, experts = _mlps(config, architecture, kinds)
-    return StateNumbers(total + dense, 2 * attending * kv_heads * head_dim, experts)
+    states = StateCost(layers, attending, mixers.state, columns, mixers.channels, mixers.token)
+    return StateNumbers(total + dense, 2 * attending * kv_heads * head_dim, experts, states)
 
 
 def _mlps(config: Fields, architecture: str, kinds: Sequence[str]) -> tuple[int, ExpertNumbers | None]:
@@ -111,23 +153,25 @@ def _inner_size(config: Fields) -> int:
 
 
 def _short_conv(config: Fields) -> _Mixers:
-    hidden = config.integer("hidden_size")
-    return _Mixers(hidden * (4 * hidden + config.integer("conv_L_cache", 3)))
+    hidden, taps = config.integer("hidden_size"), config.integer("conv_L_cache", 3)
+    return _Mixers(hidden * (4 * hidden + taps), hidden, taps)
 
 
 def _gated_delta(config: Fields) -> _Mixers:
     hidden, heads = config.integer("hidden_size"), config.integer("linear_num_value_heads", 32)
-    value = heads * config.integer("linear_value_head_dim", 128)
-    key = config.integer("linear_num_key_heads", 16) * config.integer("linear_key_head_dim", 128)
+    value_dim, key_dim = config.integer("linear_value_head_dim", 128), config.integer("linear_key_head_dim", 128)
+    value, key = heads * value_dim, config.integer("linear_num_key_heads", 16) * key_dim
     channels = 2 * key + value
     matrices = hidden * (channels + 2 * value + 2 * heads)
     taps = config.integer("linear_conv_kernel_dim", 4)
-    return _Mixers(matrices + channels * taps, config.integer("num_attention_heads"))
+    numbers, token = matrices + channels * taps, key + value + heads
+    return _Mixers(numbers, channels, taps, value * key_dim, token, config.integer("num_attention_heads"))
 
 
 def _mamba2(config: Fields, heads: int, inner: int, groups: int, state: int, taps: int) -> _Mixers:
     channels = inner + 2 * groups * state
-    return _Mixers(config.integer("hidden_size") * (2 * inner + channels + heads) + channels * taps)
+    numbers = config.integer("hidden_size") * (2 * inner + channels + heads) + channels * taps
+    return _Mixers(numbers, channels, taps, inner * state, groups * state + inner + heads)
 
 
 def _of_granite(config: Fields) -> _Mixers:

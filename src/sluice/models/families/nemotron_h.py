@@ -11,7 +11,7 @@ from sluice.attention.states import StateSpec
 from sluice.models.base import DOWN, Stack, WeightRules
 from sluice.models.blocks.layer import OnePartLayer
 from sluice.models.checkpoint import FULL, CheckpointConfig, Fields
-from sluice.models.config_fields import read_bias, read_spec, with_states
+from sluice.models.config_fields import read_bias, read_spec, read_time_limit, with_states
 from sluice.models.decoder import Decoder
 from sluice.models.layers import read_activation
 from sluice.models.plan import DecoderConfig, ExpertsPlan, LayerPlan, StateKind, StatePlan
@@ -38,7 +38,6 @@ RENAMED = (
     ("mixer.gate.e_score_correction_bias", "mlp.select_bias"),
     ("mixer.shared_experts", "mlp.shared_mlp"),
     ("mixer", "mlp"),
-    ("norm", "input_layernorm"),
     ("model.norm_f", "norm"),
     ("norm_f", "norm"),
 )
@@ -135,7 +134,8 @@ class NemotronH(Decoder):
         kinds = read_blocks(checkpoint.fields)
         checkpoint = checkpoint.with_defaults({"num_hidden_layers": len(kinds)})
         config = checkpoint.fields
-        spec = read_spec(checkpoint, dtype, Rope(DEFAULT_THETA), head_dim=128)
+        head_dim = config.integer("attention_head_dim", 128)
+        spec = read_spec(checkpoint, dtype, Rope(DEFAULT_THETA), head_dim=head_dim)
         if spec.num_layers != len(kinds):
             raise config.error("num_hidden_layers", f"{len(kinds)}, as many as there are kinds of layers")
         if config.get("sliding_window") is not None:
@@ -153,6 +153,7 @@ class NemotronH(Decoder):
             conv_bias=config.flag("use_conv_bias", True),
             proj_bias=config.flag("use_bias", False),
             norm_eps=eps,
+            time_step_limit=read_time_limit(config),
         )
         experts = _read_experts(config, activation) if MOE in kinds else None
         spec = with_states(spec, state, kinds.count(MAMBA), kinds.count(FULL), config)

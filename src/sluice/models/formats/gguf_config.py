@@ -64,7 +64,7 @@ def model_config(file: GGUFModel) -> dict[str, Any]:
         "num_key_value_heads": sizes.kv_heads,
         "head_dim": sizes.head_dim,
         "max_position_embeddings": sizes.integer("context_length"),
-        "rms_norm_eps": metadata.number(f"{name}.attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": _eps(metadata, name),
         "rope_parameters": rope_parameters(sizes, tensors),
         "attention_bias": name == "qwen2" or "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
@@ -75,6 +75,12 @@ def model_config(file: GGUFModel) -> dict[str, Any]:
         "quantization_config": {"quant_method": METHOD, "types": dict(matrices.most_common())},
     }
     return {**config, **names.config(sizes, config)}
+
+
+def _eps(metadata: Fields, name: str) -> float:
+    """Return what is added in norms. Files of some families have it under the name for layer norms alone."""
+    usual, other = (f"{name}.attention.layer_norm_{kind}epsilon" for kind in ("rms_", ""))
+    return metadata.number(usual if metadata.get(other) is None else other)
 
 
 def _check_is_model(metadata: Fields, architecture: str) -> None:

@@ -124,8 +124,8 @@ class ArchitectureFields:
             parts = {"attn_qkv": (self.heads + 2 * self.kv_heads) * self.head_dim}
         rows_of = {"token_embd": None, **{f"blk.{self._first}.{part}": rows for part, rows in parts.items()}}
         if experts := self.count(EXPERT_COUNT):
-            first = max(self._first, self.count("leading_dense_block_count"))
-            rows_of[f"blk.{first}.ffn_gate_inp"] = experts
+            routers = (n for n in range(layers) if f"blk.{n}.ffn_gate_inp.weight" in model.tensors)
+            rows_of[f"blk.{next(routers, self._first)}.ffn_gate_inp"] = experts
         for part, rows in rows_of.items():
             found = model.tensors.get(f"{part}.weight")
             shape = (found.shape[0] if rows is None and found is not None else rows, width)
@@ -144,13 +144,17 @@ class ArchitectureFields:
         if field == "block_count":
             raise self._metadata.error(key, "an integer of at least 1")
         each = self.integers(field)
-        if field == KV_HEADS and self._has_states:
-            each = [heads for heads in each if heads] or [0]
+        if self._may_be_zero(field):
+            each = [one for one in each if one] or [0]
         if len(set(each)) != 1 and field not in self._varying:
             raise CheckpointError(
                 f"{self._metadata.source}: {key} has {min(each)} to {max(each)}: layers that differ are not supported"
             )
         return each[0]
+
+    def _may_be_zero(self, field: str) -> bool:
+        """Return whether layers may have 0 of something, as they have no attention, or no MLP."""
+        return self._has_states and field in (KV_HEADS, "feed_forward_length")
 
     def integers(self, field: str) -> list[int]:
         """Return a size of each layer, which a file gives for each or once."""
@@ -163,7 +167,7 @@ class ArchitectureFields:
         each = value.numbers()
         if len(each) != layers:
             raise self._metadata.error(key, f"a number, or one for each of {layers} layers")
-        least = 0 if field == KV_HEADS and self._has_states else 1
+        least = 0 if self._may_be_zero(field) else 1
         return [Fields({key: one}, self._metadata.source).integer(key, minimum=least) for one in each]
 
     def count(self, field: str) -> int:

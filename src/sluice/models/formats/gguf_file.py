@@ -60,8 +60,8 @@ class GGUFTensor:
 
         Args:
             memory: of this dtype, one-dimensional, and long enough: what is returned is in it. None: in new memory.
-            order: [rows] int64, the stored row of each row, or element of each element of a vector; None leaves them
-                as they are.
+            order: [rows] int64, the stored row of each row, or element of each element of a vector, of all or of some;
+                None leaves them as they are.
 
         Raises:
             CheckpointError: their quantisation is not known.
@@ -70,15 +70,16 @@ class GGUFTensor:
         if len(self.shape) == 1:
             vector = self._values(stored)[0].to(compute_dtype(dtype), copy=True)
             return vector if order is None else vector[order]
+        numel = self.numel if order is None else len(order) * self.shape[-1]
         if memory is None:
-            memory = torch.empty(self.numel, dtype=dtype)
-        values = memory[: self.numel].view(-1, self.shape[-1])
+            memory = torch.empty(numel, dtype=dtype)
+        values = memory[:numel].view(-1, self.shape[-1])
         step = max(1, AT_ONCE // self.shape[-1])
         for start in range(0, len(values), step):
             stop = start + step
             rows = stored[start:stop] if order is None else stored.index_select(0, order[start:stop])
             values[start:stop].copy_(self._values(rows))
-        return values.view(self.shape)
+        return values if order is not None else values.view(self.shape)
 
     def blocks(self, order: torch.Tensor | None = None) -> StoredBlocks | None:
         """Return a matrix as its blocks, which stay in the file; None if no kernel multiplies its type.

@@ -35,6 +35,10 @@ class GGUFNames:
     """The matrix of q has a gate beside each head."""
     is_permuted: bool = False
     """The rows of q and k are in another order: the two halves of each head's pairs are interleaved."""
+    has_rates_by_head: bool = False
+    """One tensor holds both small matrices of a gated delta net, for each k head those of its value heads."""
+    in_layers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Modules of a layer that are called as one outside of the layers is."""
 
 
 SHARED_SIZE = "expert_shared_feed_forward_length"

@@ -99,12 +99,50 @@ def _qwen35(fields: ArchitectureFields, base: Values) -> Values:
     }
 
 
+def _qwen3_next(fields: ArchitectureFields, base: Values) -> Values:
+    return {**_qwen35_moe(fields, base), "linear_value_heads_take_turns": False, "norm_topk_prob": True}
+
+
 def _qwen35_moe(fields: ArchitectureFields, base: Values) -> Values:
     return {
         **_qwen35(fields, base),
         **experts_of(fields),
         "moe_intermediate_size": fields.integer(EXPERT_SIZE),
         "shared_expert_intermediate_size": fields.integer(SHARED_SIZE),
+    }
+
+
+def _nemotron_h(fields: ArchitectureFields, base: Values) -> Values:
+    heads, inner = fields.integer("ssm.time_step_rank"), fields.integer("ssm.inner_size")
+    if inner % heads:
+        raise fields.error("ssm.inner_size", f"a multiple of the heads, {heads}")
+    is_moe = fields.count(EXPERT_COUNT) > 0
+    sizes = zip(fields.integers(KV_HEADS), fields.integers("feed_forward_length"), strict=True)
+    kinds = [FULL if kv else ("moe" if is_moe else "mlp") if inner else LINEAR for kv, inner in sizes]
+    experts: Values = {}
+    if is_moe:
+        experts = {
+            "n_routed_experts": fields.integer(EXPERT_COUNT),
+            "num_experts_per_tok": fields.integer("expert_used_count"),
+            "n_shared_experts": fields.integer("expert_shared_count", 1),
+            "moe_intermediate_size": fields.integer(EXPERT_SIZE),
+            "moe_shared_expert_intermediate_size": fields.integer(SHARED_SIZE),
+            "norm_topk_prob": fields.flag("expert_weights_norm", default=False),
+            "routed_scaling_factor": fields.number("expert_weights_scale", 1.0),
+        }
+    return {
+        **experts,
+        "layers_block_type": kinds[: fields.layers],
+        "layer_norm_epsilon": base["rms_norm_eps"],
+        "mamba_num_heads": heads,
+        "mamba_head_dim": inner // heads,
+        "n_groups": fields.integer("ssm.group_count"),
+        "ssm_state_size": fields.integer("ssm.state_size"),
+        "conv_kernel": fields.integer("ssm.conv_kernel"),
+        "use_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in fields.tensors),
+        "use_bias": any(name.endswith(".ssm_in.bias") for name in fields.tensors),
+        "mlp_bias": any(name.endswith(".ffn_up.bias") for name in fields.tensors),
+        "attention_bias": any(name.endswith(".attn_q.bias") for name in fields.tensors),
     }
 
 
@@ -127,6 +165,16 @@ RECURRENCE = MappingProxyType(
     }
 )
 MAMBA2 = MappingProxyType({**RECURRENCE, "state.in_proj": "ssm_in", "state.skip": "ssm_d"})
+NEMOTRON = GGUFNames(
+    MappingProxyType({**MAMBA2, "mlp.select_bias": "exp_probs_b.bias"}),
+    (
+        *(*SSM, DRAFTING, "attention.layer_norm_epsilon", ROTATED, EXPERT_COUNT, EXPERT_SIZE, SHARED_SIZE),
+        *("expert_shared_count", "expert_weights_norm", "expert_weights_scale"),
+    ),
+    _nemotron_h,
+    has_states=True,
+    in_layers=MappingProxyType({"norm": "attn_norm"}),
+)
 GATED_DELTA = MappingProxyType(
     {
         **RECURRENCE,
@@ -138,6 +186,7 @@ GATED_DELTA = MappingProxyType(
         "mlp.shared_gate": "ffn_gate_inp_shexp",
     }
 )
+QWEN3_NEXT = MappingProxyType({**GATED_DELTA, "state.in_proj_b": "ssm_ba", "state.in_proj_a": "ssm_ba"})
 QWEN35_READS = (*SSM, RECURRENT, INTERVAL, DRAFTING, ROTATED, "rope.dimension_sections")
 STATE_NAMES: Mapping[str, GGUFNames] = {
     "lfm2": GGUFNames(SHORT_CONV, ("shortconv.l_cache",), _lfm2, has_states=True),
@@ -154,7 +203,17 @@ STATE_NAMES: Mapping[str, GGUFNames] = {
         has_states=True,
         is_permuted=True,
     ),
+    "nemotron_h": NEMOTRON,
+    "nemotron_h_moe": NEMOTRON,
     "qwen35": GGUFNames(GATED_DELTA, QWEN35_READS, _qwen35, has_states=True, has_gates=True),
+    "qwen3next": GGUFNames(
+        QWEN3_NEXT,
+        (*QWEN35_READS, EXPERT_COUNT, EXPERT_SIZE, SHARED_SIZE),
+        _qwen3_next,
+        has_states=True,
+        has_gates=True,
+        has_rates_by_head=True,
+    ),
     "qwen35moe": GGUFNames(
         GATED_DELTA,
         (*QWEN35_READS, EXPERT_COUNT, EXPERT_SIZE, SHARED_SIZE),

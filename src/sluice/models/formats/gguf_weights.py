@@ -152,6 +152,9 @@ def _named(file: GGUFModel, model: CausalLM) -> Iterator[tuple[str, GGUFTensor]]
         if isinstance(found, str):
             yield found, tensor
             continue
+        if isinstance(found, tuple):
+            yield from ((name, tensor) for name in found)
+            continue
         experts = check_experts(tensor.file, tensor.name, tensor.shape[0], model.spec)
         if tensor.shape[1] % len(found):
             raise CheckpointError(
@@ -179,26 +182,29 @@ def _kept(tensor: GGUFTensor, order: torch.Tensor | None, quantization: str) -> 
     return tensor.four_bits(order) if holds(quantization, INT4) else None
 
 
-def _names(model: CausalLM) -> dict[str, str | list[str]]:
+def _names(model: CausalLM) -> dict[str, str | tuple[str, ...] | list[str]]:
     """Return the names of a GGUF file's tensors -> those of the model's parameters.
 
     Tensors of all experts have lists of what they hold of each, with {} for its number.
     """
-    names: dict[str, str | list[str]] = {}
+    names: dict[str, str | tuple[str, ...] | list[str]] = {}
     modules = {**MODULES, **_special(model).modules}
+    in_layers = {**modules, **_special(model).in_layers}
     for parameter in dict(model.named_parameters()):
         stem, _, part = parameter.rpartition(".")
         if part not in ("weight", "bias"):  # a parameter of the layer itself
             stem, part = parameter, "weight"
         layer, expert = LAYER.fullmatch(stem), EXPERT.fullmatch(stem)
         if layer is not None and expert is not None:
-            if expert["number"] == "0" and expert["module"] == GATE_UP[0]:
+            if expert["number"] == "0" and expert["module"] == DOWN[0]:
                 for theirs, ours in EXPERTS.items():
                     held = [f"{expert['experts']}.{{}}.{each}.{part}" for each in ours]
                     names[f"blk.{layer['number']}.{theirs}.{part}"] = held
             continue
-        found = modules[stem] if layer is None else f"blk.{layer['number']}.{modules[layer['module']]}"
-        names[found if found.endswith(BARE) else f"{found}.{part}"] = parameter
+        found = modules[stem] if layer is None else f"blk.{layer['number']}.{in_layers[layer['module']]}"
+        name = found if found.endswith(BARE) else f"{found}.{part}"
+        other = names.get(name)
+        names[name] = (other, parameter) if isinstance(other, str) else parameter
     return names
 
 
@@ -225,24 +231,35 @@ def _module_of(tensor: str, model: CausalLM) -> str:
 def _is_drafting(tensor: str, model: CausalLM, file: GGUFModel) -> bool:
     """Return whether a tensor is of the layers behind the model's that draft tokens."""
     part = re.match(r"blk\.(\d+)\.", tensor)
-    layers = fields_of(file).get(f"{_arch(model)}.{DRAFTING}") or 0
+    fields = fields_of(file)
+    layers = fields.get(f"{fields.text('general.architecture')}.{DRAFTING}") or 0
     return part is not None and bool(layers) and int(part[1]) >= model.spec.num_layers
 
 
 def _special(model: CausalLM) -> GGUFNames:
     """Return what is special in the files of a model's family."""
-    return NAMES[_arch(model)]
-
-
-def _arch(model: CausalLM) -> str:
     name = ARCHITECTURES[model.spec.architecture].gguf
     assert name is not None, f"{model.spec.architecture} in a GGUF file"
-    return name
+    return NAMES[name]
+
+
+RATES = ("state.in_proj_b", "state.in_proj_a")
+"""Matrices that one tensor may hold (`GGUFNames.has_rates_by_head`)."""
+
+
+def _rates(module: str, model: CausalLM) -> torch.Tensor:
+    """Return the rows of one of `RATES` in the tensor that holds both: for each k head those of its value heads."""
+    state = model.spec.state
+    assert state is not None, "a model without states"
+    rows = torch.arange(2 * state.value_heads).view(state.key_heads, len(RATES), -1)
+    return rows[:, int(module.endswith(RATES[1]))].flatten()
 
 
 def order_of(name: str, rows: int, model: CausalLM) -> torch.Tensor | None:
     """Return the stored row of each row of a weight, or of each element of a bias; None if they are in order."""
     module = name.rpartition(".")[0]
+    if _special(model).has_rates_by_head and module.endswith(RATES):
+        return _rates(module, model)
     if not _special(model).is_permuted or not module.endswith(PERMUTED):
         return None
     half = model.spec.head_dim // 2
