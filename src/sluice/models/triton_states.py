@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from sluice.attention.states import LayerState, StateRows, StateSpec, StateTable
-from sluice.kernels.triton.causal_conv import causal_conv
-from sluice.kernels.triton.recurrence import MAX_KEY_DIM, DeviceRows, recurrence
+from sluice.attention.states import BLOCK, LayerState, StateRows, StateSpec, StateTable
+from sluice.kernels.triton.causal_conv import Columns, causal_conv
+from sluice.kernels.triton.recurrence import MAX_KEY_DIM, DeviceRows, HeadStates, recurrence
 from sluice.models.ops import dense_heads, dense_rows
 from sluice.models.recurrence import Tokens
 
@@ -37,14 +37,16 @@ class TritonStates:
         """As `Ops.causal_conv`."""
         taps = weight.t().float().contiguous()
         bias = None if bias is None else bias.float()
-        return causal_conv(dense_rows(x), taps, bias, activation, state, self._rows(rows, q_lens, x.device))
+        columns = Columns(state.columns, state.anchor_columns, state.records_columns)
+        return causal_conv(dense_rows(x), taps, bias, activation, columns, self._rows(rows, q_lens, x.device))
 
     def recurrence(self, tokens: Tokens, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]) -> torch.Tensor:
         """As `Ops.recurrence`."""
         q, k, v = dense_heads(tokens.q), dense_heads(tokens.k), dense_heads(tokens.v)
         beta = None if tokens.beta is None else tokens.beta.float().contiguous()
         places = self._rows(rows, q_lens, v.device)
-        return recurrence(q, k, v, tokens.g.float().contiguous(), beta, state, places)
+        heads = HeadStates(state.s, state.k, state.u, state.g, state.records_s, BLOCK, state.spec.takes_turns)
+        return recurrence(q, k, v, tokens.g.float().contiguous(), beta, heads, places)
 
     def _rows(self, rows: StateRows, q_lens: tuple[int, ...], device: torch.device) -> DeviceRows:
         if self._last is None or self._last[0] is not rows or self._last[1] is not q_lens:

@@ -5,13 +5,23 @@ A program computes some channels of a row, and then keeps the columns that later
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
-from sluice.attention.states import LayerState
 from sluice.kernels.triton.recurrence import DeviceRows, places_of
 from sluice.kernels.triton.rounding import to_type
+
+
+class Columns(NamedTuple):
+    """Those of a `LayerState`."""
+
+    columns: torch.Tensor
+    anchors: torch.Tensor
+    records: torch.Tensor
+
 
 TOKENS, CHANNELS = 16, 64
 """Of a tile."""
@@ -106,7 +116,7 @@ def causal_conv(
     taps: torch.Tensor,
     bias: torch.Tensor | None,
     activation: str | None,
-    state: LayerState,
+    state: Columns,
     rows: DeviceRows,
 ) -> torch.Tensor:
     """Compute the convolution of `Ops.causal_conv`, and keep columns.
@@ -125,14 +135,14 @@ def causal_conv(
         taps if bias is None else bias,
         out,
         state.columns,
-        state.anchor_columns,
-        state.records_columns,
+        state.anchors,
+        state.records,
         rows.rows,
         rows.exports,
         x.stride(0),
         state.columns.stride(0),
-        state.anchor_columns.stride(0),
-        state.records_columns.stride(0),
+        state.anchors.stride(0),
+        state.records.stride(0),
         state.columns.shape[1],
         channels,
         TAPS=len(taps),

@@ -13,12 +13,22 @@ import torch
 import triton
 import triton.language as tl
 
-from sluice.attention.states import BLOCK, LayerState
-
 COLUMNS = 32
 """Of value_dim, for a program."""
 MAX_KEY_DIM = 256
 """k and q of a block are kept in registers."""
+
+
+class HeadStates(NamedTuple):
+    """A `LayerState` without its columns."""
+
+    s: torch.Tensor
+    k: torch.Tensor
+    u: torch.Tensor
+    g: torch.Tensor
+    records: torch.Tensor
+    block: int
+    takes_turns: bool
 
 
 class DeviceRows(NamedTuple):
@@ -203,7 +213,7 @@ def recurrence(
     v: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor | None,
-    state: LayerState,
+    state: HeadStates,
     rows: DeviceRows,
 ) -> torch.Tensor:
     """Compute the recurrence of `Ops.recurrence`, and update the state.
@@ -213,11 +223,11 @@ def recurrence(
         g, beta: float32 without gaps.
         rows: of the step.
     """
-    spec, count = state.spec, len(rows.rows)
+    (_, key_heads, key_dim), (_, value_heads, value_dim), count = k.shape, v.shape, len(rows.rows)
     out = torch.empty(v.shape, dtype=torch.float32, device=v.device)
-    keys = max(16, triton.next_power_of_2(spec.key_dim))
+    keys = max(16, triton.next_power_of_2(key_dim))
     tails = state.k.stride(0), state.u.stride(0), state.g.stride(0)
-    _recur[(count, spec.value_heads, triton.cdiv(spec.value_dim, COLUMNS))](
+    _recur[(count, value_heads, triton.cdiv(value_dim, COLUMNS))](
         q,
         k,
         v,
@@ -228,7 +238,7 @@ def recurrence(
         state.k,
         state.u,
         state.g,
-        state.records_s,
+        state.records,
         rows.rows,
         rows.exports,
         q.stride(0),
@@ -236,19 +246,19 @@ def recurrence(
         v.stride(0),
         state.s.stride(0),
         *tails,
-        state.records_s.stride(0),
-        KEY_HEADS=spec.key_heads,
-        VALUE_HEADS=spec.value_heads,
-        KEY_DIM=spec.key_dim,
-        VALUE_DIM=spec.value_dim,
-        TAKES_TURNS=spec.takes_turns,
+        state.records.stride(0),
+        KEY_HEADS=key_heads,
+        VALUE_HEADS=value_heads,
+        KEY_DIM=key_dim,
+        VALUE_DIM=value_dim,
+        TAKES_TURNS=state.takes_turns,
         IS_DELTA=beta is not None,
-        TOKENS=BLOCK,
+        TOKENS=state.block,
         KEYS=keys,
         COLUMNS=COLUMNS,
         num_warps=8,
     )
-    _keep[(count, spec.value_heads)](
+    _keep[(count, value_heads)](
         k,
         g,
         state.k,
@@ -257,10 +267,10 @@ def recurrence(
         k.stride(0),
         tails[0],
         tails[2],
-        KEY_HEADS=spec.key_heads,
-        VALUE_HEADS=spec.value_heads,
-        KEY_DIM=spec.key_dim,
-        TOKENS=BLOCK,
+        KEY_HEADS=key_heads,
+        VALUE_HEADS=value_heads,
+        KEY_DIM=key_dim,
+        TOKENS=state.block,
         KEYS=keys,
     )
     return out
