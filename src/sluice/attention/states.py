@@ -95,7 +95,7 @@ class LayerState:
     """[slots, BLOCK + reach, value_heads, value_dim]: what the token adds to the state, before decay"""
     g: torch.Tensor
     """[slots, BLOCK + reach, value_heads]: the logarithm of the decay from the beginning of its block to it, itself
-    included"""
+    included; with Triton's kernels, of the token alone"""
     records_s: torch.Tensor
     """[records, value_heads, key_dim, value_dim]"""
     records_columns: torch.Tensor

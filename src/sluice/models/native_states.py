@@ -10,7 +10,7 @@ from sluice.attention.packed import STEPS
 from sluice.attention.states import LayerState, StateRows, StateSpec, StateTable
 from sluice.kernels.cpu.abi import CODES, CausalConvCall, GatedNormCall, RecurrenceCall
 from sluice.kernels.cpu.library import Kernels
-from sluice.models.ops import Norm, dense_rows
+from sluice.models.ops import Norm, dense_heads, dense_rows
 from sluice.models.recurrence import LENGTH_EPS, DeltaHeads, DeltaInputs, Mamba2Heads, Mamba2Inputs, Tokens
 
 MAX_TAPS = 16
@@ -116,7 +116,7 @@ class NativeStates:
 
     def gated_norm(self, x: torch.Tensor, gate: torch.Tensor, norm: Norm, *, gates_first: bool) -> torch.Tensor:
         """As `Ops.gated_norm`."""
-        x, gate = x.contiguous(), _dense_heads(gate)
+        x, gate = x.contiguous(), dense_heads(gate)
         count, groups, size = x.shape
         out = torch.empty(count, groups * size, dtype=gate.dtype)
         call = GatedNormCall(
@@ -145,7 +145,7 @@ class NativeStates:
         state: LayerState,
         table: StateTable,
     ) -> torch.Tensor:
-        q, k, v = _dense_heads(q), _dense_heads(k), _dense_heads(v)
+        q, k, v = dense_heads(q), dense_heads(k), dense_heads(v)
         spec, out = state.spec, torch.empty(v.shape, dtype=torch.float32)
         call.q, call.k, call.v, call.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
         call.q_stride, call.k_stride, call.v_stride = q.stride(0), k.stride(0), v.stride(0)
@@ -170,8 +170,3 @@ class NativeStates:
         if self._last is None or self._last[0] is not rows or self._last[1] is not q_lens:
             self._last = rows, q_lens, StateTable.of(rows, q_lens)
         return self._last[2]
-
-
-def _dense_heads(x: torch.Tensor) -> torch.Tensor:
-    """Return x [N, heads, size] with heads one behind the other."""
-    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()

@@ -261,6 +261,11 @@ def dense_rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
+def dense_heads(x: torch.Tensor) -> torch.Tensor:
+    """Return x [N, heads, size] with heads one behind the other in each row."""
+    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
+
+
 def rotate(x: torch.Tensor, angles: Angles | None) -> torch.Tensor:
     """Rotate the first elements of each head of x [N, heads, head_dim], as many as there are angles.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from sluice.attention.base import LayerKV, PagedKV
+from sluice.attention.states import LayerState, StateRows
 from sluice.attention.triton.kv import TritonKV
 from sluice.kernels.triton.gates import CODES, gate_rows, gate_rows_to_fp8
 from sluice.kernels.triton.lora import LoraMatrices, add_lora
@@ -13,12 +14,17 @@ from sluice.kernels.triton.rotary import Destination, HeadNorm, rotate
 from sluice.models.blocks.lora import LoraSlots, wide_rows
 from sluice.models.fp8_rows import Fp8Rows, Rows
 from sluice.models.ops import Angles, HeadNorms, Norm, Ops, dense_rows
+from sluice.models.recurrence import Tokens
+from sluice.models.triton_states import TritonStates, has_triton_kernel
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class TritonOps(Ops):
     """`Ops` by Triton kernels. Torch computes dtypes and sizes that they do not support."""
+
+    def __init__(self) -> None:
+        self._states = TritonStates()
 
     def norm(self, x: torch.Tensor, norm: Norm) -> Rows:
         if not _supports(x):
@@ -51,6 +57,35 @@ class TritonOps(Ops):
             rotate(q, k, angles.cos, angles.sin, heads, None)
             kv.store(kv_slots, k, v)
         return q
+
+    def causal_conv(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str | None,
+        state: LayerState,
+        rows: StateRows,
+        q_lens: tuple[int, ...],
+    ) -> torch.Tensor:
+        if not has_triton_kernel(state.spec):
+            return super().causal_conv(x, weight, bias, activation, state, rows, q_lens)
+        return self._states.causal_conv(x, weight, bias, activation, state, rows, q_lens)
+
+    def recurrence(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor | None,
+        state: LayerState,
+        rows: StateRows,
+        q_lens: tuple[int, ...],
+    ) -> torch.Tensor:
+        if not has_triton_kernel(state.spec):
+            return super().recurrence(q, k, v, g, beta, state, rows, q_lens)
+        return self._states.recurrence(Tokens(q, k, v, g, beta), state, rows, q_lens)
 
     def gate_and_mul(self, gate: torch.Tensor, up: torch.Tensor, activation: str, *, to_fp8: bool = False) -> Rows:
         if gate.dtype not in TYPES or activation not in CODES or (to_fp8 and not _supports(gate)):
