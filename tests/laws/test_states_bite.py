@@ -60,8 +60,9 @@ def use_it_before_the_commit(planner: StatePlanner, request: Request) -> None:
             planner._records._nodes[save.node] = save.position
 
 
-def keep_the_records_of_a_failed_request(planner: StatePlanner, request: Request) -> None:
+def lose_the_records_of_a_failed_request(planner: StatePlanner, request: Request) -> None:
     request.records.clear()
+    request.anchor = 0
 
 
 def save_another_slot(planner: StatePlanner, request: Request) -> None:
@@ -89,7 +90,7 @@ BUGS: list[tuple[Any, str, Callable[..., Any]]] = [
         for bug in (file_a_record_under_the_end_of_the_chunk, advance_over_drafts, attach_before_the_commit)
     ),
     *((StatePlanner, "released", bug) for bug in (use_it_before_the_commit, save_another_slot)),
-    (StatePlanner, "discarded", keep_the_records_of_a_failed_request),
+    (StatePlanner, "spoilt", lose_the_records_of_a_failed_request),
     (StatePlanner, "opened_from", begin_behind_the_cache_without_a_record),
     (Records, "forget", keep_the_record_of_a_page_that_is_gone),
     (sluice.kv.manager, "usable", take_the_whole_path),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from sluice.engine.messages import Abort, Submit
 from sluice.testing import Faults, FaultyRunner, resolved
-from sluice.types import BatchPlan, FinishReason, SchedulerLimits, StateLimits
+from sluice.types import BatchPlan, BatchResult, FinishReason, SchedulerLimits, StateLimits
 from support import steps_of
 from worlds import Bench, World, check_ends, limits_of
 
@@ -149,6 +151,57 @@ def test_the_state_of_a_failed_row_is_not_saved() -> None:
         records = bench.scheduler.state.kv.records
         assert records is not None
         assert records.num_held == 1, "that of the prompt alone"
+
+
+@pytest.mark.parametrize("failed_step", [16, 15], ids=["made by it", "made behind it"])
+@pytest.mark.parametrize("is_row", [False, True], ids=["step", "row"])
+def test_what_a_failed_row_leaves_is_no_record(failed_step: int, *, is_row: bool) -> None:
+    """The request was aborted while two steps were in flight. The first of them fails, or the second; the second moves
+    the anchor to 32, and makes a record there."""
+    faults = Faults(row_fails={failed_step: 0}) if is_row else Faults(wait_raises=frozenset({failed_step}))
+    bench = bench_of(faults=faults, depth=2, lookahead=1, spacing=8)
+    bench.link.put(Submit(0, tuple(range(18)), resolved(30)))
+    while 32 not in made([each.plan for each in bench.engine.in_flight][1:]):
+        if len(bench.engine.in_flight) == 2:
+            bench.engine.finish()
+        bench.engine.begin()
+    assert [each.plan.step for each in bench.engine.in_flight] == [15, 16]
+    bench.link.put(Abort(0, FinishReason.ABORT))
+    bench.drain(20)
+    assert positions(bench) == [8, 16, 24]
+
+
+def test_a_request_goes_on_from_no_record_of_a_failed_step() -> None:
+    """A request ends with a stop token. The step behind, which was in flight, makes a record and fails."""
+    bench = bench_of(lookahead=1, spacing=8)
+    scheduler = bench.scheduler
+    scheduler.add(Submit(0, tuple(range(18)), resolved(30, stop_token_ids=(99,))))
+    plans: list[BatchPlan] = []
+    while 32 not in made(plans[1:]):
+        if len(plans) == 2:
+            scheduler.commit(plans[0], given(plans.pop(0), 5))
+        plan = scheduler.schedule()
+        assert plan is not None
+        plans.append(plan)
+    (output,) = scheduler.commit(plans[0], given(plans[0], 99))
+    assert output.finish_reason is FinishReason.STOP
+    scheduler.fail(plans[1], "an outage")
+    ask(bench, 1, (*range(18), *([5] * 20)))
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert plan.new_slots[0].cached == 24
+
+
+def given(plan: BatchPlan, token: int) -> BatchResult:
+    """A result in which every chunk that samples brings the same token."""
+    return BatchResult(plan.step, tuple((token,) for chunk in plan.chunks if chunk.samples))
+
+
+def positions(bench: Bench) -> list[int]:
+    """The positions of the records of nodes."""
+    records, tree = bench.scheduler.state.kv.records, bench.scheduler.state.kv.tree
+    assert records is not None
+    return sorted(records.position_of(node) for node in tree.nodes() if node.record >= 0)
 
 
 def test_a_step_that_fails_makes_no_record() -> None:

@@ -332,7 +332,7 @@ class SchedulerState:
         if request.finish_reason is not None and request.finish_reason.is_error:
             request.lease.discard()
             if self.states is not None:
-                self.states.discarded(request)
+                self.states.spoilt(request)
         else:
             request.lease.release(request.tokens, request.computed)
             if self.states is not None:

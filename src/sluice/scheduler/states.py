@@ -136,20 +136,18 @@ class StatePlanner:
             if new is not None:
                 self._saves.append(_Save(request.slot, new, path[place - 1], request.anchor))
 
-    def discarded(self, request: Request) -> None:
-        """Note that a request has failed, and gives its slot back."""
-        for _, record in request.records:
-            self._records.give(record)
-        request.records.clear()
-
     def _is_worth_saving(self, request: Request) -> bool:
         """Return whether the state in a slot is right, and may be a node's."""
         anchor = request.anchor
         return self._keeps and request.cached < anchor <= request.computed and anchor % self._grid == 0
 
     def spoilt(self, request: Request) -> None:
-        """Note that a row of a request failed: what is in its slot may be anything."""
+        """Note that a row of a request failed, or the request did: anything may be in its slot, and in the records that
+        no node has yet. A plan in flight may still write these. The next one that makes them writes them after it."""
         request.anchor = 0
+        for _, record in request.records:
+            self._records.give(record)
+        request.records.clear()
 
     def take_saves(self, step: int) -> tuple[tuple[int, int], ...]:
         """Return the (slot, record) of slots to be saved by the plan of a step, which is made now."""

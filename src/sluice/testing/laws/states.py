@@ -47,6 +47,8 @@ class _Record:
     """What is in a record."""
 
     tokens: bytes
+    chunk: Chunk | None = None
+    """That made it; None: a slot was saved."""
     is_committed: bool = False
 
 
@@ -92,13 +94,15 @@ class StateLives:
         if not tokens.startswith(kept.tokens):
             raise LawBroken(f"law 24: tokens that were firm in slot {chunk.slot} have changed")
         for position, record in chunk.checkpoints:
-            self._make(state, record, tokens, position)
+            self._make(state, record, tokens, position, chunk)
         self._slots[chunk.slot] = _Slot(chunk.firm, chunk.end, tokens, kept.is_spoilt)
 
-    def _make(self, state: SchedulerState, record: int, tokens: bytes, position: int) -> None:
+    def _make(
+        self, state: SchedulerState, record: int, tokens: bytes, position: int, chunk: Chunk | None = None
+    ) -> None:
         assert state.states is not None, "a record without states"
         anchor = position // state.states.block * state.states.block
-        self._records[record] = _Record(tokens[: anchor * TOKEN_BYTES])
+        self._records[record] = _Record(tokens[: anchor * TOKEN_BYTES], chunk)
 
     def committed(self, plan: BatchPlan, result: BatchResult) -> None:
         """Follow the end of a plan."""
@@ -114,11 +118,14 @@ class StateLives:
             self._end(chunk, is_well=False)
 
     def _end(self, chunk: Chunk, *, is_well: bool) -> None:
-        if not is_well and chunk.slot in self._slots:
-            self._slots[chunk.slot].is_spoilt = True
+        kept = self._slots.get(chunk.slot)
+        if kept is None:
+            return
+        kept.is_spoilt |= not is_well
         for _, record in chunk.checkpoints:
-            if record in self._records:
-                self._records[record].is_committed = is_well
+            made = self._records[record]
+            if made.chunk is chunk:  # a record of a failed request may be made again before its chunk ends
+                made.is_committed = not kept.is_spoilt
 
     def check(self, view: View) -> None:
         """Compare the records of nodes with what was made."""
