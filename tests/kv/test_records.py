@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from array import array
 
 import pytest
@@ -83,6 +85,73 @@ def test_records_in_the_middle_of_a_conversation_go_first() -> None:
         records_of(kv).attach(node, position, record)
     in_order = ["old, near", "new, first", "old, far", "old, last", "fork", "new, last"]
     assert lost(kv, nodes) == in_order, "when one conversation is left, nothing parts any more"
+
+
+def test_a_record_far_before_the_next_one_is_in_the_middle_too() -> None:
+    kv = manager(num_records=3, num_pages=1200)
+    long, other = cached(kv, range(4000)), cached(kv, range(5000, 5040))
+    record_at(kv, other, 40)
+    middle, last = record_at(kv, long, 800), record_at(kv, long, 4000)
+    assert records_of(kv).take() == middle
+    assert long[-1].record == last
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_least_useful_record_is_taken_whatever_came_before(seed: int) -> None:
+    draw = random.Random(seed)
+    kv = manager(num_records=7, num_pages=400)
+    paths = [cached_ids(kv, tuple(draw.choices((0, 1), k=2)) * 20) for _ in range(2)]
+    for _ in range(8):
+        same = draw.choice(paths)[: draw.randint(1, 10)]
+        ids = [token for node in same for token in array("i", node.key)]
+        paths.append(cached_ids(kv, (*ids, *draw.choices(range(9), k=40))))
+    records, by_use = records_of(kv), list[Node]()
+    for _ in range(60):
+        path = draw.choice(paths)
+        node = path[draw.randrange(1, len(path), 2)]
+        if node.record >= 0:
+            records.forget(node)
+            by_use.remove(node)
+            continue
+        expected = None if records.num_free else min(by_use, key=lost_without)
+        record_at(kv, path, 4 * (path.index(node) + 1))
+        by_use.append(node)
+        if expected is not None:
+            assert expected.record < 0
+            by_use.remove(expected)
+        assert all(each.record >= 0 for each in by_use)
+
+
+def lost_without(node: Node) -> tuple[int, int]:
+    """A sort key of nodes with records, small for those that are taken first."""
+    behind, stack = 0, list(node.children.values())
+    while stack:
+        each = stack.pop()
+        behind += each.record >= 0
+        stack += each.children.values() if each.record < 0 else ()
+    distance, above = 1, node.parent
+    while above is not None and above.parent is not None and above.record < 0:
+        distance, above = distance + 1, above.parent
+    return (0, distance) if behind == 1 else (1 + min(behind, 1), 0)
+
+
+def test_to_give_records_back_takes_no_longer_if_many_are_free() -> None:
+    records = Records(StateLimits(block=8, num_records=50_000), PAGE)
+    taken = [record for _ in range(50_000) if (record := records.take()) is not None]
+    began = time.process_time()
+    for record in taken:
+        records.give(record)
+    assert time.process_time() - began < 1, "it takes some 10 ms"
+    assert records.num_free == 50_000
+
+
+def test_a_record_is_given_back_once() -> None:
+    records = Records(StateLimits(block=8, num_records=2), PAGE)
+    record = records.take()
+    assert record is not None
+    records.give(record)
+    with pytest.raises(AssertionError, match="given back twice"):
+        records.give(record)
 
 
 def test_of_last_records_the_one_used_least_recently_goes_first() -> None:

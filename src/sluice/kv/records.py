@@ -16,6 +16,7 @@ those where prompts part, which are used rarely and save most.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 
 from sluice.kv.nodes import NOWHERE, Node
@@ -25,8 +26,8 @@ CANDIDATES = 64
 """Nodes that are compared, at most, to take records from some."""
 TAKEN = 8
 """One of so many of these loses its record: to compare them takes time."""
-MOST_SEEN = 200
-"""Nodes behind one that are looked at, at most, for records."""
+MOST_SEEN = 4096
+"""Nodes behind one that are looked at, at most, for records when it gets its own."""
 
 
 class Records:
@@ -42,8 +43,10 @@ class Records:
         """A record is behind a multiple of so many tokens."""
         self._page_size = page_size
         self._free = list(range(limits.num_records - 1, -1, -1))
+        self._taken = bytearray(limits.num_records)
         self._nodes: dict[Node, int] = {}
         """Node -> the tokens up to its end; those used least recently first."""
+        self._order = _Order()
         self._read: set[Node] = set()
         """Nodes from which the plan that is being made opens slots."""
 
@@ -69,11 +72,16 @@ class Records:
         if not self._free:
             for node in self._least_useful():
                 self.forget(node)
-        return self._free.pop() if self._free else None
+        if not self._free:
+            return None
+        record = self._free.pop()
+        self._taken[record] = 1
+        return record
 
     def give(self, record: int) -> None:
         """Give back a record that no node has."""
-        assert record not in self._free, f"record {record} is given back twice"
+        assert self._taken[record], f"record {record} is given back twice"
+        self._taken[record] = 0
         self._free.append(record)
 
     def attach(self, node: Node, position: int, record: int) -> None:
@@ -85,11 +93,13 @@ class Records:
             return
         node.record = record
         self._nodes[node] = position
+        self._order.add(node)
 
     def forget(self, node: Node) -> None:
         """Free the record of a node."""
         del self._nodes[node]
         self._read.discard(node)
+        self._order.remove(node)
         record, node.record = node.record, NOWHERE
         self.give(record)
 
@@ -106,32 +116,70 @@ class Records:
     def _least_useful(self) -> list[Node]:
         """Return nodes to take records from."""
         found = list(islice((node for node in self._nodes if node not in self._read), CANDIDATES))
-        by_use = sorted(found, key=_use)  # stable: least recently used first
+        by_use = sorted(found, key=self._use)  # stable: least recently used first
         return by_use[: max(1, len(found) // TAKEN)]
 
+    def _use(self, node: Node) -> tuple[int, int]:
+        """Return a sort key of a node with a record: small if little is lost without it."""
+        num_behind = len(self._order.behind[node])
+        if num_behind != 1:
+            return 1 + min(num_behind, 1), 0
+        before = self._order.before[node]
+        return 0, self._nodes[node] - (0 if before is None else self._nodes[before])
 
-def _use(node: Node) -> tuple[int, int]:
-    """Return a sort key of a node with a record: small if little is lost without it."""
-    behind = _num_behind(node)
-    return (0, _distance(node)) if behind == 1 else (1 + min(behind, 1), 0)
+
+class _Order:
+    """Which nodes with records follow each other. It is kept, since to look for them takes longer than to keep it."""
+
+    def __init__(self) -> None:
+        self.before: dict[Node, Node | None] = {}
+        """Node -> its nearest ancestor with a record."""
+        self.behind: dict[Node, set[Node]] = {}
+        """Node -> those that have it as their nearest ancestor."""
+
+    def add(self, node: Node) -> None:
+        """Add a node that gets a record."""
+        behind = set(_next_behind(node))
+        for each in behind:
+            self._move(each, node)
+        self.behind[node] = behind
+        self.before[node] = before = _nearest_before(node)
+        if before is not None:
+            self.behind[before].add(node)
+
+    def remove(self, node: Node) -> None:
+        """Remove a node that loses its record."""
+        behind, before = self.behind.pop(node), self.before[node]
+        for each in behind:
+            self.before[each] = before
+        if before is not None:
+            self.behind[before].remove(node)
+            self.behind[before] |= behind
+        del self.before[node]
+
+    def _move(self, node: Node, before: Node) -> None:
+        """Note that a node has another nearest ancestor."""
+        old = self.before[node]
+        if old is not None:
+            self.behind[old].remove(node)
+        self.before[node] = before
 
 
-def _num_behind(node: Node) -> int:
-    """Return how many records follow that of a node directly, 2 if there are more: then prompts part there."""
-    count, seen, stack = 0, 0, list(node.children.values())
-    while stack and count < 2 and seen < MOST_SEEN:
+def _nearest_before(node: Node) -> Node | None:
+    """Return the nearest ancestor with a record."""
+    each = node.parent
+    while each is not None and each.record < 0:
+        each = each.parent
+    return each
+
+
+def _next_behind(node: Node) -> Iterator[Node]:
+    """Yield the nodes with records that follow a node directly."""
+    seen, stack = 0, list(node.children.values())
+    while stack and seen < MOST_SEEN:
         each = stack.pop()
         seen += 1
         if each.record >= 0:
-            count += 1
+            yield each
         else:
             stack += each.children.values()
-    return 2 if seen == MOST_SEEN else count
-
-
-def _distance(node: Node) -> int:
-    """Return the pages between a node and its nearest ancestor with a record, or the root."""
-    distance, above = 1, node.parent
-    while above is not None and above.parent is not None and above.record < 0:
-        distance, above = distance + 1, above.parent
-    return distance
