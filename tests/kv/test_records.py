@@ -182,6 +182,16 @@ def test_a_node_that_loses_its_page_loses_its_record() -> None:
     assert records_of(kv).num_free == 1
 
 
+def test_a_record_of_a_node_that_has_lost_its_page_is_free_again() -> None:
+    kv = manager(num_records=1, num_pages=10)
+    path = cached(kv, range(40))
+    made = records_of(kv).take()
+    assert made is not None
+    ResidentLease(kv, [], "").extend(40)
+    records_of(kv).attach(path[-1], 40, made)
+    assert (records_of(kv).num_free, records_of(kv).num_held) == (1, 0)
+
+
 def test_a_second_record_of_a_node_is_free_again() -> None:
     kv = manager(num_records=2)
     path = cached(kv, range(8))

@@ -85,10 +85,10 @@ class Records:
         self._free.append(record)
 
     def attach(self, node: Node, position: int, record: int) -> None:
-        """Let a node of the device have a record that was made behind `position` tokens; or free it, if the node has
-        one already."""
-        assert node.page >= 0 and position % self.grid == 0, f"a record at {position} of {node}"
-        if node.record >= 0:
+        """Let a node have a record that was made behind `position` tokens; or free it, if the node has one already, or
+        has left the device."""
+        assert position % self.grid == 0, f"a record at {position} of {node}"
+        if node.page < 0 or node.record >= 0:
             self.give(record)
             return
         node.record = record

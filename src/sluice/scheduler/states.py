@@ -44,14 +44,19 @@ class StatePlanner:
         self.block = limits.block
         """Tokens between two places of an anchor."""
         self._kv = kv
-        self._records = kv.records or Records(StateLimits(limits.block), kv.page_size)
         self._keeps = kv.records is not None
-        self._grid = self._records.grid
+        self._grid = limits.grid(kv.page_size)
         self._spacing = -(-limits.spacing // self._grid) * self._grid
         self._saves: list[_Save] = []
         """For the next plan."""
         self._saving: dict[int, list[_Save]] = {}
         """Of plans in flight, by step."""
+
+    @property
+    def _records(self) -> Records:
+        """The records, if there are any."""
+        assert self._kv.records is not None, "prefixes are not cached"
+        return self._kv.records
 
     @property
     def has_saves(self) -> bool:
@@ -111,11 +116,9 @@ class StatePlanner:
     def computed(self, request: Request, chunk: Chunk) -> None:
         """Note that a chunk which makes records was committed, and its full pages were published."""
         for made in chunk.checkpoints:
-            position, _ = made
-            node = self._node_at(request, position)
+            node = self._node_at(request, made[0])
             if node is not None:
-                request.records.remove(made)
-                self._records.attach(node, *made)
+                self._attach(request, made, node)
 
     def released(self, request: Request) -> None:
         """Note that a request has given its pages back, and gives its slot back: what was computed of it is in the
@@ -123,13 +126,12 @@ class StatePlanner:
         path: list[Node] = []
         if request.records or self._is_worth_saving(request):
             self._kv.match(request.tokens, request.computed, request.extra_key, path)
-        for position, record in request.records:
+        for made in tuple(request.records):
+            position, _ = made
             place = position // self._kv.page_size
             if position <= request.computed and place <= len(path):
-                self._records.attach(path[place - 1], position, record)
-            else:
-                self._records.give(record)
-        request.records.clear()
+                self._attach(request, made, path[place - 1])
+        self._give_back(request)
         place = request.anchor // self._kv.page_size
         if self._is_worth_saving(request) and place <= len(path) and path[place - 1].record < 0:
             new = self._records.take()
@@ -145,13 +147,23 @@ class StatePlanner:
         """Note that a row of a request failed, or the request did: anything may be in its slot, and in the records that
         no node has yet. A plan in flight may still write these. The next one that makes them writes them after it."""
         request.anchor = 0
+        self._give_back(request)
+
+    def _attach(self, request: Request, made: tuple[int, int], node: Node) -> None:
+        """Let a node have one of the records that chunks of a request have made."""
+        request.records.remove(made)
+        self._records.attach(node, *made)
+
+    def _give_back(self, request: Request) -> None:
+        """Give back the records of a request that no node has got."""
         for _, record in request.records:
             self._records.give(record)
         request.records.clear()
 
     def take_saves(self, step: int) -> tuple[tuple[int, int], ...]:
         """Return the (slot, record) of slots to be saved by the plan of a step, which is made now."""
-        self._records.planned()
+        if self._keeps:
+            self._records.planned()
         if not self._saves:
             return ()
         saves = self._saving[step] = self._saves
@@ -161,23 +173,23 @@ class StatePlanner:
     def committed(self, plan: BatchPlan) -> None:
         """Note that a plan which saves slots was committed."""
         for each in self._saving.pop(plan.step):
-            if each.node.page >= 0:
-                self._records.attach(each.node, each.position, each.record)
-            else:
-                self._records.give(each.record)
+            self._records.attach(each.node, each.position, each.record)
 
     def failed(self, plan: BatchPlan, requests: Mapping[int, Request]) -> None:
         """Note that a plan has failed: it has saved no slot, and its rows may have left anything in theirs."""
         for chunk in (*plan.chunks, *(each.chunk for each in plan.slices)):
             self.spoilt(requests[chunk.request_id])
-        for each in self._saving.pop(plan.step, ()):
-            self._records.give(each.record)
+        self._drop(self._saving.pop(plan.step, []))
 
     def forget_device(self) -> None:
         """Forget what was to be saved: the device has lost its slots, and records with them."""
-        for each in self._saves:
+        self._drop(self._saves)
+
+    def _drop(self, saves: list[_Save]) -> None:
+        """Save none of these."""
+        for each in saves:
             self._records.give(each.record)
-        self._saves = []
+        saves.clear()
 
     def awaits_record(self, request: Request, cached: int, others: Iterable[Request]) -> bool:
         """Return whether one of other requests, which compute their prompts, will make a record that a waiting request
