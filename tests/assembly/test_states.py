@@ -68,7 +68,7 @@ def test_a_number_of_requests_that_was_set_is_refused() -> None:
 
 
 def test_memory_that_holds_no_slot_is_refused() -> None:
-    with pytest.raises(MemoryShortage, match="states of 1 requests"):
+    with pytest.raises(MemoryShortage, match="states of a request"):
         state_memory(config_of(), SHAPE, TOKEN_BYTES, room_of(SIZES.slot_bytes), may_lower=True)
 
 
