@@ -46,6 +46,8 @@ class Records:
         """Node -> the tokens up to its end; those used least recently first."""
         self._read: set[Node] = set()
         """Nodes from which the plan that is being made opens slots."""
+        self.version = 0
+        """Grows whenever a node gets or loses a record."""
 
     @property
     def num_free(self) -> int:
@@ -84,6 +86,7 @@ class Records:
             self.give(record)
             return
         node.record = record
+        self.version += 1
         self._nodes[node] = position
 
     def forget(self, node: Node) -> None:
@@ -91,6 +94,7 @@ class Records:
         del self._nodes[node]
         self._read.discard(node)
         record, node.record = node.record, NOWHERE
+        self.version += 1
         self.give(record)
 
     def read(self, node: Node) -> int:
