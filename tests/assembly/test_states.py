@@ -14,7 +14,7 @@ from sluice import LLM, SamplingParams
 from sluice.assembly.load import load
 from sluice.assembly.memory import StepLimits, StepTrial
 from sluice.assembly.states import StateSizes, state_limits, state_memory
-from sluice.attention.states import StateSpec
+from sluice.attention.states import StatePool, StateSpec
 from sluice.config import ConfigError, EngineConfig, MemoryShortage
 from sluice.device.memory import Room
 from sluice.runner.device_state import DeviceShape
@@ -68,7 +68,7 @@ def test_a_number_of_requests_that_was_set_is_refused() -> None:
 
 
 def test_memory_that_holds_no_slot_is_refused() -> None:
-    with pytest.raises(MemoryShortage, match="states of 1 requests"):
+    with pytest.raises(MemoryShortage, match="states of a request"):
         state_memory(config_of(), SHAPE, TOKEN_BYTES, room_of(SIZES.slot_bytes), may_lower=True)
 
 
@@ -141,3 +141,12 @@ def test_the_largest_step_runs_on_states(folder: Path) -> None:
     loaded = load(config_of(model=str(folder), dtype="float32", max_total_tokens=512), progress=False)
     trial = StepTrial(loaded.model, loaded.shape, loaded.backend, TORCH_LOGIT_OPS)
     trial.run(StepLimits(rows=3, tokens=100, context=300))
+
+
+def test_a_trial_holds_one_state_for_all_its_slots() -> None:
+    """Those of hundreds of slots, which a GPU may have no room for, would count as memory of the step."""
+    shared, one = (
+        StatePool(SPEC, 2, slots, 1, 3, torch.device("cpu"), is_shared=slots > 1).layers[0].s for slots in (256, 1)
+    )
+    assert len(shared) == 256
+    assert shared.untyped_storage().nbytes() == one.untyped_storage().nbytes()

@@ -85,10 +85,15 @@ def test_states_are_right_behind_any_cut(family: str, folder: Folder) -> None:
 
 @pytest.mark.parametrize("family", tiny_families.FAMILIES)
 def test_bfloat16_errs_no_more_than_transformers(family: str, folder: Folder) -> None:
-    """At most twice its error: norms, angles and softmax widen at least where transformers does."""
+    """On average: norms, angles and softmax widen at least where transformers does. The largest error says little, as
+    single tokens magnify what is rounded before."""
     exact, theirs = expected_logits(folder(family)), expected_logits(folder(family), torch.bfloat16)
-    their_error = max(float((a - b.double()).abs().max()) for a, b in zip(exact, theirs, strict=True))
-    assert 0 < worst_error(folder(family), exact, "bfloat16") <= 2 * their_error
+    ours = chunked_logits(load(folder(family), "bfloat16"), PROMPTS, page_size=4, seed=4)
+    our_error, their_error = (
+        float(torch.cat([(a - b.double()).abs().flatten() for a, b in zip(exact, found, strict=True)]).mean())
+        for found in (ours, theirs)
+    )
+    assert 0 < our_error <= 1.4 * their_error
 
 
 DROPPED: list[tuple[str, dict[str, Any]]] = [

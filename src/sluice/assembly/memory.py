@@ -258,7 +258,7 @@ class StepTrial:
         self._block = 1 if shape.state is None else BLOCK
         window = None if shape.window is None else replace(shape.window, num_pages=1)
         shape = replace(shape, num_pages=1, scratch_pages=0, window=window)
-        self._shape = replace(shape, num_records=0 if shape.state is None else 1)
+        self._shape = replace(shape, num_records=0 if shape.state is None else 1, shares_state=True)
         self._new_kv = partial(backend.new_kv, kernels=None)
         self._attention = backend.make(shape.device, None, noop)
         self._logit_ops = logit_ops

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from sluice.assembly.ranks import layout_of
 from sluice.attention.states import BLOCK, StateSpec
 from sluice.config import ConfigError, EngineConfig, MemoryShortage
 from sluice.config.speculative import RUNNER_ALGORITHMS
@@ -74,9 +73,9 @@ def state_memory(
     fit = most // sizes.slot_bytes - padding
     slots = min(shape.num_slots, fit)
     if fit < 1 or (slots < shape.num_slots and not may_lower):
-        wanted = 1 if may_lower else shape.num_slots
+        wanted = "a request" if may_lower else f"{shape.num_slots} requests"
         raise MemoryShortage(
-            f"no room for the recurrent states of {wanted} requests: those of one take {_mib(sizes.slot_bytes)} MiB,"
+            f"no room for the recurrent states of {wanted}: those of one take {_mib(sizes.slot_bytes)} MiB,"
             f" and {room.reason}, of which states may take {_mib(most)} MiB; free some memory, or set a smaller"
             f" --max-running-requests{'' if asked is None else ' or --max-total-tokens'}"
         )
@@ -173,17 +172,13 @@ def refuse_beside_states(config: EngineConfig, spec: ModelSpec) -> None:
     if spec.state is None:
         return
     of_model = f"is not supported for {spec.architecture}, whose layers have recurrent states"
-    cache, parallel = config.cache, config.parallel
+    cache = config.cache
     for name, value in (("--kv-host-bytes", cache.kv_host_bytes), ("--kv-disk", cache.kv_disk)):
         if value is not None:
             raise ConfigError(f"{name} {value} {of_model}: they stay on the device. Leave it out")
     algorithm = config.speculative.speculative_algorithm
     if algorithm in RUNNER_ALGORITHMS:
         raise ConfigError(f"--speculative-algorithm {algorithm} {of_model}: take ngram, or none")
-    if layout_of(parallel).size > 1:
-        raise ConfigError(
-            f"--tp-size {parallel.tp_size} with --pp-size {parallel.pp_size} {of_model}: one device computes it"
-        )
 
 
 def _mib(count: int) -> str:

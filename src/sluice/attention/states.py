@@ -114,10 +114,19 @@ class StatePool:
         num_records: most records.
         reach: most tokens behind the firm ones that can be computed before these are firm: drafts, and tokens of
             steps in flight.
+        is_shared: all slots are one in memory, for a step on meaningless data.
     """
 
     def __init__(
-        self, spec: StateSpec, layers: int, num_slots: int, num_records: int, reach: int, device: torch.device
+        self,
+        spec: StateSpec,
+        layers: int,
+        num_slots: int,
+        num_records: int,
+        reach: int,
+        device: torch.device,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self.spec = spec
         self.reach = reach
@@ -125,7 +134,8 @@ class StatePool:
         size = (spec.value_heads, spec.key_dim, spec.value_dim)
 
         def empty(rows: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.empty((rows, layers, *shape), dtype=dtype, device=device)
+            own = min(rows, 1) if is_shared else rows
+            return torch.empty((own, layers, *shape), dtype=dtype, device=device).expand(rows, -1, *shape)
 
         self._s = empty(num_slots, *size, dtype=wide)
         self._anchor_columns = empty(num_slots, before, spec.channels, dtype=spec.dtype)

@@ -59,6 +59,8 @@ class DeviceShape:
     reach: int = 0
     """As in `StatePool`."""
     num_records: int = 0
+    shares_state: bool = False
+    """All slots have one state in memory, for a step on meaningless data."""
     window: WindowShape | None = None
     """Pages of layers with a window; None: all layers have the same ones."""
 
@@ -336,7 +338,7 @@ class DeviceState:
 def _slot_states(shape: DeviceShape, spec: StateSpec) -> SlotStates:
     padding = 1 if shape.scratch_pages else 0
     sizes = shape.num_states, shape.num_slots + padding, shape.num_records, shape.reach
-    pool = StatePool(spec, *sizes, shape.device)
+    pool = StatePool(spec, *sizes, shape.device, is_shared=shape.shares_state)
     for slot in range(shape.num_slots, shape.num_slots + padding):
         pool.open(slot, 0, None)
     return SlotStates(pool, shape.num_slots, shape.num_records)

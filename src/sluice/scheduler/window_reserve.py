@@ -18,8 +18,9 @@ def window_reserve(limits: SchedulerLimits, length: int, page_size: int, depth: 
         longest: tokens of the longest request.
     """
     of_request = -(-(length - 1) // page_size) + 2
-    # A prompt that may not be cut goes alone, however long it is.
-    tokens = limits.max_batch_tokens if limits.chunked_prefill_size else max(limits.max_batch_tokens, longest)
+    tokens = limits.max_batch_tokens
+    if not limits.chunked_prefill_size:  # a prompt that may not be cut goes beside decodes alone, however long it is
+        tokens = max(tokens, longest + limits.max_running_requests)
     pages = limits.max_running_requests * of_request + depth * -(-tokens // page_size)
     if limits.sliced_chunk_size:
         places = min(limits.max_running_requests, limits.max_partial_prefills * max(1, len(limits.classes)))

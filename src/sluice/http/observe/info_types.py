@@ -253,9 +253,11 @@ class ServerInfo(msgspec.Struct):
     records: int
     """Records of recurrent states, of a model that has such states."""
     used_records: int
-    window_pages: int
-    used_window_pages: int
     """Those that a cached prefix has, or that are being made."""
+    window_pages: int
+    """Pages of layers with a window, of a model that has some of its own for them."""
+    used_window_pages: int
+    """Those that running requests hold."""
     tiers: list[TierState]
     retractions: int
     memory: Footprint
