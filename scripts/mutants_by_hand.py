@@ -653,8 +653,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "kv/usable.py",
-        "if path[index].window < 0:",
-        "if False:",
+        "if path[index].window < 0), None)",
+        "if False), None)",
         "a prefix is gone on from although its window has holes",
     ),
     (

@@ -30,6 +30,24 @@ def test_a_prefix_ends_behind_the_last_whole_window(held: list[bool], needed: in
     assert usable(path_of(held), needed) == max(ends)
 
 
+@given(
+    nodes=st.lists(st.tuples(st.booleans(), st.booleans()), max_size=16),
+    needed=st.integers(0, 5),
+    every=st.integers(1, 3),
+)
+def test_a_prefix_with_states_ends_behind_a_record_and_a_whole_window(
+    nodes: list[tuple[bool, bool]], needed: int, every: int
+) -> None:
+    held = [has_page for has_page, _ in nodes]
+    path = path_of(held)
+    ends = [0]
+    for end in range(every, len(path) + 1, every):
+        path[end - 1].record = end if nodes[end - 1][1] else NOWHERE
+        if nodes[end - 1][1] and all(held[max(0, end - needed) : end]):
+            ends.append(end)
+    assert usable(path, needed, record_every=every) == max(ends)
+
+
 def manager(length: int, window_pages: int, pages: int = 64) -> KVManager:
     return KVManager(num_pages=pages, page_size=PAGE, windows=WindowLimits(length, window_pages))
 

@@ -22,6 +22,7 @@ Made = tuple[tuple[int, int], ...]
 
 advance = StatePlanner.advance
 released, begin = StatePlanner.released, ShadowStates.begin
+attach = Records.attach
 
 
 def keep_the_state_of_a_slot(states: ShadowStates, plan: BatchPlan) -> None:
@@ -75,8 +76,14 @@ def keep_the_record_of_a_page_that_is_gone(records: Records, node: Node) -> None
     """Nothing is freed."""
 
 
-def take_the_whole_path(path: list[Node], *, needs_record: bool) -> int:
+def take_the_whole_path(path: list[Node], window_pages: int, *, record_every: int) -> int:
     return len(path)
+
+
+def count_on_without_a_new_record(records: Records, node: Node, position: int, record: int) -> None:
+    before = records.version
+    attach(records, node, position, record)
+    records.version = before
 
 
 def begin_behind_the_cache_without_a_record(planner: StatePlanner, request: Request) -> int | None:
@@ -94,6 +101,7 @@ BUGS: list[tuple[Any, str, Callable[..., Any]]] = [
     (StatePlanner, "opened_from", begin_behind_the_cache_without_a_record),
     (Records, "forget", keep_the_record_of_a_page_that_is_gone),
     (sluice.kv.manager, "usable", take_the_whole_path),
+    (Records, "attach", count_on_without_a_new_record),
 ]
 
 

@@ -21,6 +21,7 @@ MOST_LIVES = 200
 
 leave, hold, first_seen = ResidentLease.leave, WindowPages.hold, WindowPages.first_seen
 hold_prefix = admission.hold_prefix
+fill, forget = WindowPages.fill, WindowPages.forget
 give_up, shrink, published = WindowRow._give_up, WindowRow.shrink, WindowRow.published
 
 
@@ -33,12 +34,22 @@ def free_a_position_too_early(windows: WindowPages, start: int) -> int:
     return first_seen(windows, start + 1) if windows.reach else first_seen(windows, start)
 
 
-def need_a_page_less(path: Sequence[Node], window_pages: int, *, needs_record: bool) -> int:
-    return usable(path, window_pages - 1, needs_record=needs_record)
+def need_a_page_less(path: Sequence[Node], window_pages: int, *, record_every: int) -> int:
+    return usable(path, window_pages - 1, record_every=record_every)
 
 
-def see_no_hole(path: Sequence[Node], window_pages: int, *, needs_record: bool) -> int:
+def see_no_hole(path: Sequence[Node], window_pages: int, *, record_every: int) -> int:
     return len(path)
+
+
+def count_on_without_a_page_that_has_come(windows: WindowPages, node: Node, page: int) -> None:
+    fill(windows, node, page)
+    windows.version -= 1
+
+
+def count_on_with_a_page_that_has_gone(windows: WindowPages, node: Node) -> None:
+    forget(windows, node)
+    windows.version -= 1
 
 
 def overwrite_in_place(adder: PrefillAdder, request: Request, needed: int, to_load: int) -> ResidentLease | None:
@@ -82,6 +93,8 @@ BUGS: list[tuple[object, str, Callable[..., object]]] = [
     (WindowPages, "first_seen", free_a_position_too_early),
     (manager, "usable", need_a_page_less),
     (manager, "usable", see_no_hole),
+    (WindowPages, "fill", count_on_without_a_page_that_has_come),
+    (WindowPages, "forget", count_on_with_a_page_that_has_gone),
     (admission, "hold_prefix", overwrite_in_place),
     (WindowPages, "hold", take_a_page_that_is_held),
     (WindowRow, "_give_up", give_a_page_to_a_node_that_has_one),

@@ -8,11 +8,12 @@ from typing import Any
 from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Submit
-from sluice.scheduler.backlog import queued_prefill_tokens
+from sluice.scheduler.backlog import cached_anywhere, queued_prefill_tokens
 from sluice.scheduler.prefix_match import cached_len
 from sluice.scheduler.request import Request
 from sluice.testing import Faults, FaultyRunner, ManualLink, resolved
-from worlds import World, limits_of
+from sluice.types import StateLimits
+from worlds import Bench, World, limits_of
 
 WORLD = World(limits_of(chunk=8, running=2), num_pages=128, page_size=2)
 PROMPTS = ((0, 1) * 10, (1, 1) * 10, (1, 0, 0) * 6)
@@ -106,3 +107,19 @@ def test_a_waiting_prompt_counts_without_what_is_cached() -> None:
     engine.link.put(Submit(3, PROMPTS[0] + (1,) * 4, resolved(1)), Submit(4, PROMPTS[0], resolved(1), extra_key="salt"))
     engine.step()
     assert queued(engine) == 4 + 20
+
+
+def test_pages_without_the_state_behind_them_are_not_counted_as_cached() -> None:
+    """Of a model with recurrent states: the prompt would be computed again from the last record on."""
+    world = World(limits_of(chunk=8, running=2, states=StateLimits(4, 1)), num_pages=128, page_size=2)
+    bench = Bench.of(world, world.shadow())
+    bench.link.put(Submit(0, PROMPTS[0], resolved(1)))
+    bench.drain(50)
+    kv = bench.scheduler.state.kv
+    assert kv.records is not None
+    assert len(kv.match(array("i", PROMPTS[0]), 18, "")) == 9
+    assert cached_anywhere(kv, array("i", PROMPTS[0]), 18, "") == 16
+    for node in list(kv.tree.nodes()):
+        if node.record >= 0:
+            kv.records.forget(node)
+    assert cached_anywhere(kv, array("i", PROMPTS[0]), 18, "") == 0

@@ -127,3 +127,20 @@ def test_what_an_offloaded_request_reads_on_the_disk_counts() -> None:
     stored = bench.taken * world.page_size
     assert 40 <= stored < 61
     assert reusable(bench, tokens) == stored
+
+
+def test_whether_two_prompts_begin_alike_does_not_depend_on_what_was_asked_before() -> None:
+    """They are compared piece by piece, and what was found of a pair is remembered."""
+    length = 3000
+    base = prompt(1, length)
+    prompts = [base] + [(*base[:at], base[at] + 1, *base[at + 1 :]) for at in (0, 1023, 1024, 1976, 2500, 2999)]
+    prompts += [base[:2000], base[:1]]
+    requests = [Request(Submit(number, tokens, resolved(2))) for number, tokens in enumerate(prompts)]
+    other_key = Request(Submit(99, base, resolved(2), extra_key="mine"))
+    places = (1, 1000, 2000, 2999, 3000, 1024)
+    for one in requests:
+        assert not any(one.begins_like(other_key, place) for place in places)
+        for place in (*places, *reversed(places)):
+            for other in requests:
+                is_alike = place <= len(other.tokens) and one.tokens[:place] == other.tokens[:place]
+                assert one.begins_like(other, place) == (is_alike and place <= len(one.tokens))

@@ -341,17 +341,25 @@ class KVManager:
         return path
 
     def usable(self, path: Sequence[Node]) -> int:
-        """Return how many nodes of a matched path a request can take; behind them it goes on."""
+        """Return how many nodes of a matched path a request can take; behind them it goes on. The answer for a path
+        stays the same until `usable_version` changes."""
         if self.windows is None and self.records is None:
             return len(path)
         window_pages = 0 if self.windows is None else self.windows.needed
-        return usable(path, window_pages, needs_record=self.records is not None)
+        record_every = 0 if self.records is None else self.records.grid // self.page_size
+        return usable(path, window_pages, record_every=record_every)
 
-    def next_page(self, tokens: array[int], path: Sequence[Node], extra_key: str) -> tuple[object, ...]:
-        """Return a name for the first page of `tokens` behind `path`. Equal names mean equal tokens from the beginning
-        on."""
-        size, start = self.page_size, len(path) * self.page_size
-        return (extra_key, path[-1] if path else None, tokens[start : start + size].tobytes())
+    @property
+    def usable_version(self) -> int:
+        """Grows whenever a node gets or loses a record or a page of windows."""
+        windows = 0 if self.windows is None else self.windows.version
+        return windows if self.records is None else windows + self.records.version
+
+    def next_page(self, tokens: array[int], path: Sequence[Node], count: int, extra_key: str) -> tuple[object, ...]:
+        """Return a name for the first page of `tokens` behind the first `count` nodes of `path`. Equal names mean equal
+        tokens from the beginning on."""
+        size, start = self.page_size, count * self.page_size
+        return (extra_key, path[count - 1] if count else None, tokens[start : start + size].tobytes())
 
     def acquire(self, path: Sequence[Node], extra_key: str) -> ResidentLease:
         """Hold a matched path: its pages can no longer be evicted."""

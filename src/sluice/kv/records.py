@@ -49,6 +49,8 @@ class Records:
         self._order = _Order()
         self._read: set[Node] = set()
         """Nodes from which the plan that is being made opens slots."""
+        self.version = 0
+        """Grows whenever a node gets or loses a record."""
 
     @property
     def num_free(self) -> int:
@@ -92,6 +94,7 @@ class Records:
             self.give(record)
             return
         node.record = record
+        self.version += 1
         self._nodes[node] = position
         self._order.add(node)
 
@@ -101,6 +104,7 @@ class Records:
         self._read.discard(node)
         self._order.remove(node)
         record, node.record = node.record, NOWHERE
+        self.version += 1
         self.give(record)
 
     def read(self, node: Node) -> int:

@@ -7,22 +7,25 @@ from collections.abc import Sequence
 from sluice.kv.nodes import Node
 
 
-def usable(path: Sequence[Node], window_pages: int, *, needs_record: bool = False) -> int:
+def usable(path: Sequence[Node], window_pages: int, *, record_every: int = 0) -> int:
     """Return the most nodes, from the beginning of a matched path on, behind which a request can go on.
 
     Args:
         path: nodes with a page of the device.
         window_pages: how many of the last nodes must have a page of the layers with a window, as far as there are so
             many; 0: no layer has pages of its own.
-        needs_record: whether layers have recurrent states, so that the last node must have a record.
+        record_every: if layers have recurrent states, the last node must have a record, and one node in so many may
+            have one; 0: no layer has a state.
     """
-    count = index = len(path)
+    count = whole = len(path)  # the nodes from `whole` to `count` have pages of windows
     while True:
-        while needs_record and count and path[count - 1].record < 0:
-            count -= 1
-        index = min(index, count)
-        if index <= max(0, count - window_pages):
+        if record_every:
+            count -= count % record_every
+            while count and path[count - 1].record < 0:
+                count -= record_every
+        first = max(0, count - window_pages)
+        hole = next((index for index in range(first, min(whole, count)) if path[index].window < 0), None)
+        if hole is None:
             return count
-        index -= 1
-        if path[index].window < 0:
-            count = index  # all that end behind this node, and have been looked at, need its page
+        # All ends that have this hole in their window are passed over at once, most of them without a look.
+        count, whole = hole, first

@@ -41,6 +41,8 @@ class WindowPages:
         """Nodes whose page no window holds, least recently used first."""
         self._ends: dict[Node, None] = {}
         """Those of them that are before a place where a request has ended or begun."""
+        self.version = 0
+        """Grows whenever a node gets or loses a page."""
 
     @property
     def num_cached(self) -> int:
@@ -68,6 +70,7 @@ class WindowPages:
         """Give a node that has no page of windows the page of a request, which goes on to hold it."""
         assert node.window < 0 and not node.window_refs, f"{node} has a page of windows"
         node.window = page
+        self.version += 1
         node.window_refs = 1
 
     def hold(self, nodes: Sequence[Node]) -> None:
@@ -96,6 +99,7 @@ class WindowPages:
         assert not node.window_refs, f"a window holds {node}"
         del (self._ends if node.is_end else self._passed)[node]
         page, node.window = node.window, NOWHERE
+        self.version += 1
         self.pool.give([page])
 
 

@@ -19,7 +19,7 @@ from sluice.kv.nodes import Node
 from sluice.scheduler.budget import UNLIMITED
 from sluice.scheduler.preempt import preempt_for
 from sluice.scheduler.prefill import AddResult, PrefillAdder
-from sluice.scheduler.prefix_match import cached_len, is_offloaded, usable_path
+from sluice.scheduler.prefix_match import cached_len, is_offloaded, usable_pages
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
 from sluice.types import Bound, why_none_longer
@@ -59,7 +59,7 @@ class Resident:
     takes_prefill = True
 
     def needs(self, state: SchedulerState, request: Request) -> int:
-        return state.kv.pages_for(state.reservation.tokens_at_admission(request)) - state.kv.usable(request.path)
+        return state.kv.pages_for(state.reservation.tokens_at_admission(request)) - usable_pages(state.kv, request)
 
     def loadable(self, state: SchedulerState, request: Request) -> list[Node]:
         return state.kv.loadable(request.tokens, request.path, request.cacheable, request.extra_key)
@@ -248,7 +248,7 @@ def hold_prefix(adder: PrefillAdder, request: Request, needed: int, to_load: int
     if needed > kv.available or not adder.reserved.fit_beside_loads((request,), to_load):
         adder.note(Bound.KV_PAGES)
         return None
-    lease = kv.acquire(usable_path(kv, request), request.extra_key)
+    lease = kv.acquire(request.path[: usable_pages(kv, request)], request.extra_key)
     if needed > kv.available:
         adder.note(Bound.KV_PAGES)
         lease.release(request.tokens, lease.capacity)

@@ -27,8 +27,8 @@ def _cached_len(kv: KVManager, request: Request) -> int:
 
 
 def cached_anywhere(kv: KVManager, tokens: array[int], most: int, extra_key: str) -> int:
-    """Return how many of a prompt's first tokens, at most `most`, are in whole cached pages, on the device or behind
-    it."""
+    """Return how many of a prompt's first tokens, at most `most`, it would not have to compute: those in whole cached
+    pages, on the device or behind it."""
     found: list[Node] = []
     kv.tree.match_any(found, tokens, most, extra_key)
-    return len(found) * kv.page_size
+    return kv.usable(found) * kv.page_size

@@ -30,7 +30,7 @@ from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.budget import UNLIMITED
 from sluice.scheduler.prefill import AddResult, PrefillAdder
 from sluice.scheduler.prefix_dedup import are_duplicates, is_follower
-from sluice.scheduler.prefix_match import reusable_len
+from sluice.scheduler.prefix_match import reusable_len, usable_pages
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
 from sluice.types import SchedulerLimits
@@ -233,7 +233,7 @@ def takes_turns(state: SchedulerState, adder: PrefillAdder, first: Request) -> b
 def remaining(state: SchedulerState, request: Request) -> int:
     """Return the uncached tokens left to plan. The path of a waiting request was just brought up to date."""
     if request.status is Status.WAITING:
-        return request.horizon - state.kv.usable(request.path) * state.kv.page_size
+        return request.horizon - usable_pages(state.kv, request) * state.kv.page_size
     return request.extend_len
 
 

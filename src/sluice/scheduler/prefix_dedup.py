@@ -12,33 +12,32 @@ common tokens.
 from __future__ import annotations
 
 from sluice.kv.manager import KVManager
-from sluice.scheduler.prefix_match import cached_path, usable_path
+from sluice.scheduler.prefix_match import cached_pages, usable_pages
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
-from sluice.scheduler.states import is_prefix
 
 
 def is_follower(state: SchedulerState, request: Request) -> bool:
     """Return whether the next page that a waiting request needs is being computed or loaded for another one. Brings
     the request's `path` up to date."""
     kv = state.kv
-    path = cached_path(kv, request)
+    count = cached_pages(kv, request)
     if state.states is not None:
         by_deadline, due = state.waiting.by_deadline, request.ttft_deadline
         leaders = (other for other in state.computing.values() if not by_deadline or other.ttft_deadline <= due)
-        return state.states.awaits_record(request, len(path) * kv.page_size, leaders)
-    end = (len(path) + 1) * kv.page_size
+        return state.states.awaits_record(request, count * kv.page_size, leaders)
+    end = (count + 1) * kv.page_size
     if end > request.cacheable or not kv.tree.enabled:
         return False
     if kv.tiers.num_loading and kv.is_loading(request.tokens, request.path, request.cacheable, request.extra_key):
         return True
     if not state.computing:
         return False
-    wanted = kv.next_page(request.tokens, path, request.extra_key)
+    wanted = kv.next_page(request.tokens, request.path, count, request.extra_key)
     return any(
         other.lease is not None
-        and len(other.lease.path) == len(path)
-        and kv.next_page(other.tokens, other.lease.path, other.extra_key) == wanted
+        and len(other.lease.path) == count
+        and kv.next_page(other.tokens, other.lease.path, count, other.extra_key) == wanted
         for other in state.computing.values()
         if not state.waiting.by_deadline or other.scheduled >= end or other.ttft_deadline <= request.ttft_deadline
     )
@@ -49,10 +48,11 @@ def are_duplicates(kv: KVManager, one: Request, other: Request) -> bool:
     Their paths must be up to date."""
     if not (one.status is other.status is Status.WAITING and kv.tree.enabled):
         return False
-    path, its = usable_path(kv, one), usable_path(kv, other)
+    count, its = usable_pages(kv, one), usable_pages(kv, other)
     if kv.records is not None:
         place = (one.prompt_len - 1) // kv.records.grid * kv.records.grid
-        return len(its) * kv.page_size < place and is_prefix(one, other, place)
-    return (len(path) + 1) * kv.page_size <= min(one.cacheable, other.cacheable) and (
-        kv.next_page(one.tokens, path, one.extra_key) == kv.next_page(other.tokens, its, other.extra_key)
+        return its * kv.page_size < place <= other.cacheable and one.begins_like(other, place)
+    return (count + 1) * kv.page_size <= min(one.cacheable, other.cacheable) and (
+        kv.next_page(one.tokens, one.path, count, one.extra_key)
+        == kv.next_page(other.tokens, other.path, its, other.extra_key)
     )

@@ -13,20 +13,29 @@ FOUND_AT_ONCE = 4096
 def cached_len(kv: KVManager, request: Request) -> int:
     """Return how many tokens of a waiting request are cached on the device now, as far as it may use them. Brings its
     `path` up to date."""
-    return len(cached_path(kv, request)) * kv.page_size
+    return cached_pages(kv, request) * kv.page_size
 
 
-def cached_path(kv: KVManager, request: Request) -> list[Node]:
-    """Return the nodes of these tokens: of the request's `path`, which it brings up to date, those behind which it can
-    go on."""
+def cached_pages(kv: KVManager, request: Request) -> int:
+    """Return how many nodes these tokens have: of the request's `path`, which it brings up to date, those behind which
+    it can go on."""
     kv.match(request.tokens, request.cacheable, request.extra_key, request.path)
-    return usable_path(kv, request)
+    return usable_pages(kv, request)
 
 
-def usable_path(kv: KVManager, request: Request) -> list[Node]:
-    """Return the same of a request whose `path` is up to date."""
-    count = kv.usable(request.path)
-    return request.path if count == len(request.path) else request.path[:count]
+def usable_pages(kv: KVManager, request: Request) -> int:
+    """Return the same of a request whose `path` is up to date. Asked several times a step for each that waits."""
+    name = usable_name(kv, request)
+    if request.usable_name != name:
+        request.usable, request.usable_name = kv.usable(request.path), name
+    return request.usable
+
+
+def usable_name(kv: KVManager, request: Request) -> tuple[int, int, Node | None]:
+    """Return a name for the path of a request and for what its nodes have. Under an equal name the count of those that
+    it can use is the same: the last node tells which the others are."""
+    path = request.path
+    return (kv.usable_version, len(path), path[-1] if path else None)
 
 
 def find_anywhere(kv: KVManager, request: Request, most: int = FOUND_AT_ONCE) -> None:

@@ -10,6 +10,9 @@ from sluice.kv.manager import Lease
 from sluice.kv.nodes import Node
 from sluice.types import Chunk, FinishReason, SchedulerLimits, Submit
 
+COMPARED = 1024
+"""Tokens of two requests that are compared at once."""
+
 
 class Status(Enum):
     """Where a request is; it has exactly one status at any time."""
@@ -136,6 +139,13 @@ class Request:
     """Tokens not found in the cache when they were last counted. They are counted only with --max-queued-tokens."""
     path: list[Node] = field(default_factory=list)
     """Cached pages found for it so far, while it waits. They are not held, and may be gone."""
+    usable: int = 0
+    """Nodes of the path behind which it could go on, when they were last counted."""
+    usable_name: tuple[int, int, Node | None] | None = None
+    """What was counted then (`prefix_match.usable_name`). None: nothing."""
+    alike: tuple[Request, int] | None = field(default=None, repr=False)
+    """The request that it was last found to begin like, while it waits, and how many tokens they have in common at
+    least."""
     found: list[Node] = field(default_factory=list)
     """The path and the nodes behind it on any tier, while it waits and if its cached length on all tiers is asked for.
     As the path, it may be out of date."""
@@ -187,6 +197,19 @@ class Request:
         """Most tokens that may come from the cache. At least one is left to compute, since its logits are needed, and
         so is each token whose successor's log-probability is still to be sent."""
         return len(self.tokens) - 1 if self.prompt_logprobs_sent == self.num_targets else self.prompt_logprobs_sent
+
+    def begins_like(self, other: Request, length: int) -> bool:
+        """Return whether the first `length` tokens are those of another request of the same namespace. Long prompts are
+        compared once, and from the end, where most of them differ."""
+        if length > min(len(self.tokens), len(other.tokens)) or self.extra_key != other.extra_key:
+            return False
+        same = self.alike[1] if self.alike is not None and self.alike[0] is other else 0
+        for end in range(length, same, -COMPARED):
+            start = max(same, end - COMPARED)
+            if self.tokens[start:end] != other.tokens[start:end]:
+                return False
+        self.alike = (other, max(same, length))
+        return True
 
     def targets(self, start: int, end: int) -> tuple[int, ...]:
         """Return the prompt tokens that a chunk from `start` to `end` scores: none if all of theirs were sent."""

@@ -357,6 +357,7 @@ class SchedulerState:
         if self.states is not None:
             self.states.seated(request)
         request.path = []
+        request.usable_name = request.alike = None
         request.found = []
         request.prefill_end = len(request.tokens)
         self._count_cached(request)

@@ -195,7 +195,7 @@ class StatePlanner:
         """Return whether one of other requests, which compute their prompts, will make a record that a waiting request
         can go on from, behind more than the `cached` tokens that it can go on from now."""
         return self._keeps and any(
-            place > max(cached, other.computed) and is_prefix(other, request, place)
+            max(cached, other.computed) < place <= request.cacheable and request.begins_like(other, place)
             for other in others
             for place in other.record_at
         )
@@ -208,10 +208,3 @@ class StatePlanner:
             path = list(path)
             self._kv.match(request.tokens, position, request.extra_key, path)
         return path[count - 1] if count <= len(path) else None
-
-
-def is_prefix(one: Request, other: Request, length: int) -> bool:
-    """Return whether the first `length` tokens of one request are those of another one, which may use them."""
-    if length > min(other.cacheable, len(one.tokens)) or one.extra_key != other.extra_key:
-        return False
-    return one.tokens[:length] == other.tokens[:length]

@@ -8,6 +8,7 @@ from sluice.kv.flights import NodeStore, OffloadStore
 from sluice.kv.nodes import Node
 from sluice.kv.offload import OffloadLease
 from sluice.kv.tiers import Tiers
+from sluice.scheduler.prefix_match import usable_name
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
 from sluice.testing.laws.pages import LawBroken
@@ -62,6 +63,9 @@ def found_nodes_are_found_again(state: SchedulerState) -> None:
                 tree.match_any(found, request.tokens, request.cacheable, request.extra_key)
             if remembered != anew:
                 raise LawBroken(f"law 3: request {request.id} remembers {len(remembered)} of {len(anew)} nodes")
+        count = state.kv.usable(request.path)
+        if request.usable_name == usable_name(state.kv, request) and request.usable != count:
+            raise LawBroken(f"law 3: request {request.id} remembers {request.usable} usable nodes, there are {count}")
 
 
 def offloaded_pages(view: View) -> list[tuple[list[Node], list[int]]]:
