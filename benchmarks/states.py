@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sluice.attention.states import BLOCK, StatePool, StateRows, StateSpec, anchor_of
+from sluice.attention.states import BLOCK, StatePool, StateRows, StateSpec, StateStep, anchor_of
 from sluice.kernels.cpu.library import Kernels, Library
 from sluice.models.native_ops import NativeOps
 from sluice.models.ops import Norm, Ops
-from sluice.models.recurrence import DeltaHeads, DeltaInputs
+from sluice.models.recurrence import ConvWeights, DeltaHeads, DeltaInputs
 
 HEADS, HEAD_DIM, TAPS, LAYERS = 16, 128, 4, 18
 INNER = HEADS * HEAD_DIM
@@ -46,13 +46,13 @@ class Layers:
         steps, rates = torch.randn(2, count, HEADS, generator=noise)
         weight = torch.randn(TAPS, 3 * INNER, generator=noise).t()
         heads, norm = DeltaHeads(-torch.ones(HEADS) / 10, torch.ones(HEADS)), Norm(torch.ones(HEAD_DIM), 1e-6)
+        ops, conv = self.ops.of_states(SPEC), ConvWeights(weight, None, "silu")
         for state in self.pool.layers:
-            columns = self._timed(
-                "convolution", lambda s=state: self.ops.causal_conv(x, weight, None, "silu", s, rows, q_lens)
-            )
+            place = StateStep(state, rows, q_lens)
+            columns = self._timed("convolution", lambda at=place: ops.causal_conv(x, conv, at))
             q, k, v = (part.unflatten(1, (HEADS, HEAD_DIM)) for part in columns.chunk(3, dim=1))
             given = DeltaInputs(q, k, v, steps, rates)
-            out = self._timed("recurrence", lambda s=state, g=given: self.ops.delta_net(g, heads, s, rows, q_lens))
+            out = self._timed("recurrence", lambda at=place, g=given: ops.delta_net(g, heads, at))
             self._timed("gated norm", lambda o=out: self.ops.gated_norm(o, gate, norm, gates_first=False))
 
     def _timed(self, part: str, work: Callable[[], torch.Tensor]) -> torch.Tensor:

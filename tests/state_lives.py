@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sluice.attention.states import LayerState, StatePool, StateRows, StateSpec, anchor_of
+from sluice.attention.states import LayerState, StatePool, StateRows, StateSpec, StateStep, anchor_of
 from sluice.models.ops import Ops
-from sluice.models.recurrence import Tokens
+from sluice.models.recurrence import ConvWeights, Tokens
 
 EDGES = (1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 
@@ -101,8 +101,9 @@ class Slots:
         rows = StateRows(slots, tuple(piece.start for _, piece, _ in pieces), anchors, after, exports)
         q_lens = tuple(piece.end - piece.start for _, piece, _ in pieces)
         batch = joined([inputs.part(piece.start, piece.end) for _, piece, inputs in pieces])
-        columns = self.ops.causal_conv(batch.x, self.weight, self.bias, activation, self.state, rows, q_lens)
-        out = self.ops.recurrence(*batch.tokens, self.state, rows, q_lens)
+        ops, step = self.ops.of_states(self.state.spec), StateStep(self.state, rows, q_lens)
+        columns = ops.causal_conv(batch.x, ConvWeights(self.weight, self.bias, activation), step)
+        out = ops.recurrence(batch.tokens, step)
         self.anchors.update(zip(slots, after, strict=True))
         return list(zip(columns.split(q_lens), out.split(q_lens), strict=True))
 

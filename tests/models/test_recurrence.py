@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from sluice.attention.states import StatePool, StateRows, StateSpec
+from sluice.attention.states import StatePool, StateRows, StateSpec, StateStep
 from sluice.models.ops import Norm, Ops
-from sluice.models.recurrence import DeltaHeads, DeltaInputs, Mamba2Heads, Mamba2Inputs, Tokens
+from sluice.models.recurrence import ConvWeights, DeltaHeads, DeltaInputs, Mamba2Heads, Mamba2Inputs, Tokens
 from tests.state_checks import check_batch, check_cuts, check_drafts, check_records, check_values, whole
 from tests.state_lives import Inputs, Slots, state_spec, token_by_token
 
@@ -53,7 +53,9 @@ def test_a_convolution_alone_has_no_activation() -> None:
     slots = Slots.of(OPS, spec, 1)
     inputs = Inputs.random(state_spec(torch.float64, taps=3), 9, 1)
     rows = StateRows.fresh((0,), (9,))
-    found = OPS.causal_conv(inputs.x, slots.weight, None, None, slots.state, rows, (9,))
+    found = OPS.of_states(spec).causal_conv(
+        inputs.x, ConvWeights(slots.weight, None, None), StateStep(slots.state, rows, (9,))
+    )
     expected = sum(functional.pad(inputs.x, (0, 0, 2 - i, 0))[:9] * slots.weight[:, i] for i in range(3))
     torch.testing.assert_close(found, expected)
 
@@ -71,10 +73,11 @@ def _normal(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def _fresh(spec: StateSpec) -> StatePool:
+def _fresh(spec: StateSpec, count: int) -> StateStep:
+    """Return a step of the first tokens of a row."""
     pool = StatePool(spec, 1, 1, 0, 0, torch.device("cpu"))
     pool.open(0, 0, None)
-    return pool
+    return StateStep(pool.layers[0], StateRows.fresh((0,), (count,)), (count,))
 
 
 def test_a_delta_net_scales_q_and_k_and_takes_decays_and_rates_from_its_projections() -> None:
@@ -82,8 +85,7 @@ def test_a_delta_net_scales_q_and_k_and_takes_decays_and_rates_from_its_projecti
     q, k = (_normal(count, 2, 16, seed=seed) for seed in (1, 2))
     v, steps, rates = _normal(count, 4, 24, seed=3), _normal(count, 4, seed=4), _normal(count, 4, seed=5)
     heads = DeltaHeads(-_normal(4, seed=6).exp(), _normal(4, seed=7))
-    rows = StateRows.fresh((0,), (count,))
-    found = OPS.delta_net(DeltaInputs(q, k, v, steps, rates), heads, _fresh(spec).layers[0], rows, (count,))
+    found = OPS.of_states(spec).delta_net(DeltaInputs(q, k, v, steps, rates), heads, _fresh(spec, count))
     g = heads.decay_rates * torch.log1p((steps + heads.step_bias).exp())
     beta = 1 / (1 + (-rates).exp())
     q, k = (x / (x.norm(dim=-1, keepdim=True).square() + 1e-6).sqrt() for x in (q, k))
@@ -96,8 +98,7 @@ def test_mamba2_counts_v_times_its_step_and_adds_it() -> None:
     q, k = (_normal(count, 2, 16, seed=seed) for seed in (1, 2))
     v, steps = _normal(count, 4, 24, seed=3), _normal(count, 4, seed=4)
     heads = Mamba2Heads(-_normal(4, seed=6).exp(), _normal(4, seed=7), _normal(4, seed=8), (0.5, 1.5))
-    rows = StateRows.fresh((0,), (count,))
-    found = OPS.mamba2(Mamba2Inputs(q, k, v, steps), heads, _fresh(spec).layers[0], rows, (count,))
+    found = OPS.of_states(spec).mamba2(Mamba2Inputs(q, k, v, steps), heads, _fresh(spec, count))
     step = torch.log1p((steps + heads.step_bias).exp()).clamp(0.5, 1.5)
     inputs = Inputs(q, Tokens(q, k, v * step[..., None], heads.decay_rates * step, None))
     expected, _ = token_by_token(inputs, spec)

@@ -18,9 +18,9 @@ request that begins with a cached prefix opens its slot from the record at the p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import Generic, NamedTuple, Self, TypeVar
 
 import torch
 
@@ -274,3 +274,38 @@ class StateTable:
         self.rows.copy_(torch.tensor(places, dtype=torch.int32))
         if made:
             self.exports[: len(made)] = torch.tensor(made, dtype=torch.int32)
+
+
+class StateStep(NamedTuple):
+    """What an operation of a layer with a state works on: the layer's state, and a step's rows, which have theirs in
+    it."""
+
+    state: LayerState
+    rows: StateRows
+    q_lens: tuple[int, ...]
+    """[B] tokens of each row"""
+
+    def split(self) -> Iterator[StateRow]:
+        """Yield the rows."""
+        return self.rows.split(self.q_lens)
+
+
+Made = TypeVar("Made")
+
+
+class OncePerStep(Generic[Made]):
+    """What kernels need of the rows of a step, made for its first layer and kept for the others.
+
+    Args:
+        make: makes it.
+    """
+
+    def __init__(self, make: Callable[[StateStep], Made]) -> None:
+        self._make = make
+        self._last: tuple[StateRows, tuple[int, ...], Made] | None = None
+
+    def of(self, step: StateStep) -> Made:
+        """Return it for the rows of a step."""
+        if self._last is None or self._last[0] is not step.rows or self._last[1] is not step.q_lens:
+            self._last = step.rows, step.q_lens, self._make(step)
+        return self._last[2]

@@ -8,14 +8,14 @@ from torch.nn import functional
 from sluice.attention.base import PagedKV
 from sluice.attention.int8 import PackedInt8KV
 from sluice.attention.packed import STEPS, PackedKV, dense_heads
-from sluice.attention.states import LayerState, StateRows
-from sluice.kernels.cpu.abi import CODES, LoraCall, NormCall, SiluMulCall
+from sluice.attention.states import StateSpec
+from sluice.kernels.cpu.abi import CODES, GatedNormCall, LoraCall, NormCall, SiluMulCall
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.blocks.lora import LoraSlots
 from sluice.models.fp8_rows import Rows, plain
 from sluice.models.native_states import NativeStates, has_kernel
 from sluice.models.ops import ACTIVATIONS, Angles, HeadNorms, Norm, Ops, dense_rows
-from sluice.models.recurrence import DeltaHeads, DeltaInputs, Mamba2Heads, Mamba2Inputs, Tokens
+from sluice.models.state_ops import StateOps
 
 
 class NativeOps(Ops):
@@ -97,53 +97,31 @@ class NativeOps(Ops):
         self._kernels.lora(call)
         return gated
 
-    def causal_conv(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        activation: str | None,
-        state: LayerState,
-        rows: StateRows,
-        q_lens: tuple[int, ...],
-    ) -> torch.Tensor:
-        if not has_kernel(state.spec):
-            return super().causal_conv(x, weight, bias, activation, state, rows, q_lens)
-        return self._states.causal_conv(x, weight, bias, activation, state, rows, q_lens)
-
-    def recurrence(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor | None,
-        state: LayerState,
-        rows: StateRows,
-        q_lens: tuple[int, ...],
-    ) -> torch.Tensor:
-        if not has_kernel(state.spec):
-            return super().recurrence(q, k, v, g, beta, state, rows, q_lens)
-        return self._states.recurrence(Tokens(q, k, v, g, beta), state, rows, q_lens)
-
-    def delta_net(
-        self, given: DeltaInputs, heads: DeltaHeads, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]
-    ) -> torch.Tensor:
-        if not has_kernel(state.spec):
-            return super().delta_net(given, heads, state, rows, q_lens)
-        return self._states.delta_net(given, heads, state, rows, q_lens)
-
-    def mamba2(
-        self, given: Mamba2Inputs, heads: Mamba2Heads, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]
-    ) -> torch.Tensor:
-        if not has_kernel(state.spec):
-            return super().mamba2(given, heads, state, rows, q_lens)
-        return self._states.mamba2(given, heads, state, rows, q_lens)
+    def of_states(self, spec: StateSpec) -> StateOps:
+        return self._states if has_kernel(spec) else super().of_states(spec)
 
     def gated_norm(self, x: torch.Tensor, gate: torch.Tensor, norm: Norm, *, gates_first: bool) -> torch.Tensor:
         if gate.dtype not in STEPS:
             return super().gated_norm(x, gate, norm, gates_first=gates_first)
-        return self._states.gated_norm(x, gate, norm, gates_first=gates_first)
+        x, gate = x.contiguous(), dense_heads(gate)
+        count, groups, size = x.shape
+        out = torch.empty(count, groups * size, dtype=gate.dtype)
+        call = GatedNormCall(
+            x=x.data_ptr(),
+            gate=gate.data_ptr(),
+            weight=norm.weight.data_ptr(),
+            out=out.data_ptr(),
+            gate_stride=gate.stride(0),
+            weight_stride=size if norm.weight.dim() == 2 else 0,
+            rows=count * groups,
+            groups=groups,
+            size=size,
+            is_bf16=gate.dtype == torch.bfloat16,
+            gates_first=gates_first,
+            eps=norm.eps,
+        )
+        self._kernels.gated_norm(call)
+        return out
 
     def _norm(self, x: torch.Tensor, delta: torch.Tensor | None, norm: Norm) -> torch.Tensor:
         assert norm.weight.dtype == torch.float32, "the kernel reads float32"

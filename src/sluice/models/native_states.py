@@ -6,12 +6,13 @@ import math
 
 import torch
 
-from sluice.attention.packed import STEPS
-from sluice.attention.states import LayerState, StateRows, StateSpec, StateTable
-from sluice.kernels.cpu.abi import CODES, CausalConvCall, GatedNormCall, RecurrenceCall
+from sluice.attention.packed import STEPS, dense_heads
+from sluice.attention.states import OncePerStep, StateSpec, StateStep, StateTable
+from sluice.kernels.cpu.abi import CODES, CausalConvCall, RecurrenceCall
 from sluice.kernels.cpu.library import Kernels
-from sluice.models.ops import Norm, dense_heads, dense_rows
-from sluice.models.recurrence import LENGTH_EPS, DeltaHeads, DeltaInputs, Mamba2Heads, Mamba2Inputs, Tokens
+from sluice.models.ops import dense_rows
+from sluice.models.recurrence import LENGTH_EPS, ConvWeights, DeltaHeads, DeltaInputs, Mamba2Heads, Mamba2Inputs, Tokens
+from sluice.models.state_ops import StateOps
 
 MAX_TAPS = 16
 LANES = 16
@@ -24,27 +25,17 @@ def has_kernel(spec: StateSpec) -> bool:
     return spec.dtype in STEPS and spec.taps <= MAX_TAPS and sizes
 
 
-class NativeStates:
-    """The operations of `Ops` for layers that have kernels, with the rows of the last step, which all layers share."""
+class NativeStates(StateOps):
+    """The operations for layers that have kernels."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._last: tuple[StateRows, tuple[int, ...], StateTable] | None = None
+        self._tables = OncePerStep(lambda step: StateTable.of(step.rows, step.q_lens))
 
-    def causal_conv(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        activation: str | None,
-        state: LayerState,
-        rows: StateRows,
-        q_lens: tuple[int, ...],
-    ) -> torch.Tensor:
-        """As `Ops.causal_conv`."""
-        x, table = dense_rows(x), self._table(rows, q_lens)
-        taps = weight.t().to(torch.float32).contiguous()
-        bias = None if bias is None else bias.to(torch.float32)
+    def causal_conv(self, x: torch.Tensor, conv: ConvWeights, step: StateStep) -> torch.Tensor:
+        x, table, state = dense_rows(x), self._table(step), step.state
+        taps = conv.weight.t().to(torch.float32).contiguous()
+        bias = None if conv.bias is None else conv.bias.to(torch.float32)
         out = torch.empty(x.shape, dtype=x.dtype)
         call = CausalConvCall(
             x=x.data_ptr(),
@@ -60,28 +51,24 @@ class NativeStates:
             columns_stride=state.columns.stride(0),
             anchor_stride=state.anchor_columns.stride(0),
             record_stride=state.records_columns.stride(0),
-            count=len(q_lens),
+            count=len(step.q_lens),
             tokens=len(x),
             channels=x.shape[1],
             taps=len(taps),
             ring=state.columns.shape[1],
-            activation=CODES[activation],
+            activation=CODES[conv.activation],
             is_bf16=x.dtype == torch.bfloat16,
         )
         self._kernels.causal_conv(call)
         return out
 
-    def recurrence(self, tokens: Tokens, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]) -> torch.Tensor:
-        """As `Ops.recurrence`."""
+    def recurrence(self, tokens: Tokens, step: StateStep) -> torch.Tensor:
         g = tokens.g.float().contiguous()
         beta = None if tokens.beta is None else tokens.beta.float().contiguous()
         call = RecurrenceCall(g=g.data_ptr(), beta=None if beta is None else beta.data_ptr())
-        return self._run(call, tokens.q, tokens.k, tokens.v, state, self._table(rows, q_lens))
+        return self._run(call, tokens.q, tokens.k, tokens.v, step)
 
-    def delta_net(
-        self, given: DeltaInputs, heads: DeltaHeads, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]
-    ) -> torch.Tensor:
-        """As `Ops.delta_net`."""
+    def delta_net(self, given: DeltaInputs, heads: DeltaHeads, step: StateStep) -> torch.Tensor:
         steps, rates = dense_rows(given.steps), dense_rows(given.rates)
         call = RecurrenceCall(
             steps=steps.data_ptr(),
@@ -92,15 +79,12 @@ class NativeStates:
             rates_stride=rates.stride(0),
             is_bf16_steps=steps.dtype == torch.bfloat16,
             length_eps=LENGTH_EPS,
-            q_scale=state.spec.key_dim**-0.5,
+            q_scale=step.state.spec.key_dim**-0.5,
             most_step=math.inf,
         )
-        return self._run(call, given.q, given.k, given.v, state, self._table(rows, q_lens))
+        return self._run(call, given.q, given.k, given.v, step)
 
-    def mamba2(
-        self, given: Mamba2Inputs, heads: Mamba2Heads, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]
-    ) -> torch.Tensor:
-        """As `Ops.mamba2`."""
+    def mamba2(self, given: Mamba2Inputs, heads: Mamba2Heads, step: StateStep) -> torch.Tensor:
         steps = dense_rows(given.steps)
         call = RecurrenceCall(
             steps=steps.data_ptr(),
@@ -112,39 +96,12 @@ class NativeStates:
             least_step=heads.limits[0],
             most_step=heads.limits[1],
         )
-        return self._run(call, given.q, given.k, given.v, state, self._table(rows, q_lens))
-
-    def gated_norm(self, x: torch.Tensor, gate: torch.Tensor, norm: Norm, *, gates_first: bool) -> torch.Tensor:
-        """As `Ops.gated_norm`."""
-        x, gate = x.contiguous(), dense_heads(gate)
-        count, groups, size = x.shape
-        out = torch.empty(count, groups * size, dtype=gate.dtype)
-        call = GatedNormCall(
-            x=x.data_ptr(),
-            gate=gate.data_ptr(),
-            weight=norm.weight.data_ptr(),
-            out=out.data_ptr(),
-            gate_stride=gate.stride(0),
-            weight_stride=size if norm.weight.dim() == 2 else 0,
-            rows=count * groups,
-            groups=groups,
-            size=size,
-            is_bf16=gate.dtype == torch.bfloat16,
-            gates_first=gates_first,
-            eps=norm.eps,
-        )
-        self._kernels.gated_norm(call)
-        return out
+        return self._run(call, given.q, given.k, given.v, step)
 
     def _run(
-        self,
-        call: RecurrenceCall,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        state: LayerState,
-        table: StateTable,
+        self, call: RecurrenceCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: StateStep
     ) -> torch.Tensor:
+        state, table = step.state, self._table(step)
         q, k, v = dense_heads(q), dense_heads(k), dense_heads(v)
         spec, out = state.spec, torch.empty(v.shape, dtype=torch.float32)
         call.q, call.k, call.v, call.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
@@ -163,10 +120,8 @@ class NativeStates:
         self._kernels.recurrence(call)
         return out
 
-    def _table(self, rows: StateRows, q_lens: tuple[int, ...]) -> StateTable:
-        if rows.table is not None:
-            return rows.table
+    def _table(self, step: StateStep) -> StateTable:
+        if step.rows.table is not None:
+            return step.rows.table
         assert not self._kernels.are_reported, "rows that a replay would not find"
-        if self._last is None or self._last[0] is not rows or self._last[1] is not q_lens:
-            self._last = rows, q_lens, StateTable.of(rows, q_lens)
-        return self._last[2]
+        return self._tables.of(step)

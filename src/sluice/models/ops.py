@@ -13,18 +13,10 @@ import torch
 from torch.nn import functional
 
 from sluice.attention.base import PagedKV
-from sluice.attention.states import LayerState, StateRows
+from sluice.attention.states import StateSpec
 from sluice.models.blocks.lora import LoraSlots, add_lora
 from sluice.models.fp8_rows import Rows, fp8_rows
-from sluice.models.recurrence import (
-    DeltaHeads,
-    DeltaInputs,
-    Mamba2Heads,
-    Mamba2Inputs,
-    Tokens,
-    causal_conv,
-    recurrence,
-)
+from sluice.models.state_ops import TORCH_STATE_OPS, StateOps
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -165,77 +157,9 @@ class Ops:
         gate, up = y.chunk(2, dim=-1)
         return (ACTIVATIONS[activation](gate) * up).to(torch.bfloat16)
 
-    def causal_conv(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        activation: str | None,
-        state: LayerState,
-        rows: StateRows,
-        q_lens: tuple[int, ...],
-    ) -> torch.Tensor:
-        """Return the convolution over each token of x [N, channels] and those before it in its row, and keep the
-        columns that later steps need.
-
-        Sums are in float32 (float64 for float64), over tokens in ascending order, and are rounded once.
-
-        Args:
-            x: the raw columns, in the model's dtype.
-            weight: [channels, taps]; the last one is of the token itself.
-            bias: [channels].
-            activation: "silu" or None.
-            state: the layer's.
-            rows: where the rows begin and their slots.
-            q_lens: [B] tokens of each row.
-        """
-        return causal_conv(x, weight, bias, activation, state, rows, q_lens)
-
-    def recurrence(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor | None,
-        state: LayerState,
-        rows: StateRows,
-        q_lens: tuple[int, ...],
-    ) -> torch.Tensor:
-        """Return what each token reads of its row's state, [N, value_heads, value_dim] in the state's dtype, and
-        update the state (`models/recurrence.py`).
-
-        Args:
-            q, k: [N, key_heads, key_dim], normalised and scaled as the model does.
-            v: [N, value_heads, value_dim].
-            g: [N, value_heads], the logarithm of each token's decay, at most 0, in the state's dtype.
-            beta: [N, value_heads], the rate at which a delta net learns; None: Mamba-2.
-            state: the layer's.
-            rows: where the rows begin and their slots.
-            q_lens: [B] tokens of each row.
-        """
-        return recurrence(Tokens(q, k, v, g, beta), state, rows, q_lens)
-
-    def delta_net(
-        self, given: DeltaInputs, heads: DeltaHeads, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]
-    ) -> torch.Tensor:
-        """Return the `recurrence` of a gated delta net.
-
-        q and k are divided by their lengths, and q by the root of `key_dim`. The decay is
-        `decay_rates * softplus(steps + step_bias)`, and beta is `sigmoid(rates)`. Rows of inputs may be strided.
-        """
-        return self.recurrence(*given.tokens(heads), state, rows, q_lens)
-
-    def mamba2(
-        self, given: Mamba2Inputs, heads: Mamba2Heads, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]
-    ) -> torch.Tensor:
-        """Return the `recurrence` of Mamba-2, and `skip * v` added to it.
-
-        A step is `softplus(steps + step_bias)` within the limits, the decay is `decay_rates * step`, and v counts times
-        its step. Rows of inputs may be strided.
-        """
-        found = self.recurrence(*given.tokens(heads), state, rows, q_lens)
-        return found + given.v.to(found.dtype) * heads.skip.unsqueeze(-1)
+    def of_states(self, spec: StateSpec) -> StateOps:
+        """Return the operations of layers with states of these sizes."""
+        return TORCH_STATE_OPS
 
     def gated_norm(self, x: torch.Tensor, gate: torch.Tensor, norm: Norm, *, gates_first: bool) -> torch.Tensor:
         """Return the root mean square norm of each group of x, times the gate's silu.
@@ -259,11 +183,6 @@ class Ops:
 def dense_rows(x: torch.Tensor) -> torch.Tensor:
     """Return x [N, size] with a contiguous last dimension."""
     return x if x.stride(1) == 1 else x.contiguous()
-
-
-def dense_heads(x: torch.Tensor) -> torch.Tensor:
-    """Return x [N, heads, size] with heads one behind the other in each row."""
-    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
 def rotate(x: torch.Tensor, angles: Angles | None) -> torch.Tensor:

@@ -24,36 +24,39 @@ from typing import NamedTuple, Self
 import torch
 from torch.nn import functional
 
-from sluice.attention.states import BLOCK, LayerState, StateRow, StateRows, StateSpec
+from sluice.attention.states import BLOCK, LayerState, StateRow, StateSpec, StateStep
 
 LENGTH_EPS = 1e-6
 """Added to the square of the length by which a gated delta net divides q and k."""
 
 
-def causal_conv(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str | None,
-    state: LayerState,
-    rows: StateRows,
-    q_lens: tuple[int, ...],
-) -> torch.Tensor:
-    """See `Ops.causal_conv`."""
-    wide = state.spec.state_dtype
-    taps = weight.to(wide).unbind(1)
+class ConvWeights(NamedTuple):
+    """What a convolution computes with."""
+
+    weight: torch.Tensor
+    """[channels, taps]; the last one is of the token itself"""
+    bias: torch.Tensor | None
+    """[channels]"""
+    activation: str | None
+    """"silu" or None"""
+
+
+def causal_conv(x: torch.Tensor, conv: ConvWeights, step: StateStep) -> torch.Tensor:
+    """See `StateOps.causal_conv`."""
+    wide = step.state.spec.state_dtype
+    taps = conv.weight.to(wide).unbind(1)
     total = torch.zeros(x.shape, dtype=wide, device=x.device)
-    for row in rows.split(q_lens):
-        columns = _columns(x[row.tokens], state, row)
+    for row in step.split():
+        columns = _columns(x[row.tokens], step.state, row)
         length = row.end - row.start
         sums = columns[:length].to(wide) * taps[0]
         for i in range(1, len(taps)):
             sums = sums + columns[i : i + length].to(wide) * taps[i]
         total[row.tokens] = sums
-    if bias is not None:
-        total = total + bias.to(wide)
-    if activation is not None:
-        assert activation == "silu", f"a convolution with {activation}"
+    if conv.bias is not None:
+        total = total + conv.bias.to(wide)
+    if conv.activation is not None:
+        assert conv.activation == "silu", f"a convolution with {conv.activation}"
         # Not torch's silu: its last elements on a CPU may have other bits than those before.
         total = total / (1 + torch.exp(-total))
     return total.to(x.dtype)
@@ -80,13 +83,18 @@ def _ring(start: int, end: int, size: int, device: torch.device) -> torch.Tensor
 
 
 class Tokens(NamedTuple):
-    """Inputs of the recurrence for some tokens [T, ...], as of `Ops.recurrence`."""
+    """Inputs of the recurrence for some tokens. Rows may be strided."""
 
     q: torch.Tensor
+    """[N, key_heads, key_dim], normalised and scaled as the model does"""
     k: torch.Tensor
+    """[N, key_heads, key_dim], normalised as the model does"""
     v: torch.Tensor
+    """[N, value_heads, value_dim]"""
     g: torch.Tensor
+    """[N, value_heads], the logarithm of each token's decay, at most 0, in the state's dtype"""
     beta: torch.Tensor | None
+    """[N, value_heads], the rate at which a delta net learns; None: Mamba-2"""
 
     def part(self, tokens: slice) -> Tokens:
         """Return those of some tokens."""
@@ -155,11 +163,11 @@ def _of_length_1(heads: torch.Tensor) -> torch.Tensor:
     return heads * torch.rsqrt(heads.pow(2).sum(-1, keepdim=True) + LENGTH_EPS)
 
 
-def recurrence(tokens: Tokens, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]) -> torch.Tensor:
-    """See `Ops.recurrence`."""
-    out = torch.zeros(tokens.v.shape, dtype=state.spec.state_dtype, device=tokens.v.device)
-    for row in rows.split(q_lens):
-        _walk(tokens.part(row.tokens), state, row, out[row.tokens])
+def recurrence(tokens: Tokens, step: StateStep) -> torch.Tensor:
+    """See `StateOps.recurrence`."""
+    out = torch.zeros(tokens.v.shape, dtype=step.state.spec.state_dtype, device=tokens.v.device)
+    for row in step.split():
+        _walk(tokens.part(row.tokens), step.state, row, out[row.tokens])
     return out
 
 

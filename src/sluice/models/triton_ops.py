@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sluice.attention.base import LayerKV, PagedKV
-from sluice.attention.states import LayerState, StateRows
+from sluice.attention.states import StateSpec
 from sluice.attention.triton.kv import TritonKV
 from sluice.kernels.triton.gates import CODES, gate_rows, gate_rows_to_fp8
 from sluice.kernels.triton.lora import LoraMatrices, add_lora
@@ -14,7 +14,7 @@ from sluice.kernels.triton.rotary import Destination, HeadNorm, rotate
 from sluice.models.blocks.lora import LoraSlots, wide_rows
 from sluice.models.fp8_rows import Fp8Rows, Rows
 from sluice.models.ops import Angles, HeadNorms, Norm, Ops, dense_rows
-from sluice.models.recurrence import Tokens
+from sluice.models.state_ops import StateOps
 from sluice.models.triton_states import TritonStates, has_triton_kernel
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -58,34 +58,8 @@ class TritonOps(Ops):
             kv.store(kv_slots, k, v)
         return q
 
-    def causal_conv(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        activation: str | None,
-        state: LayerState,
-        rows: StateRows,
-        q_lens: tuple[int, ...],
-    ) -> torch.Tensor:
-        if not has_triton_kernel(state.spec):
-            return super().causal_conv(x, weight, bias, activation, state, rows, q_lens)
-        return self._states.causal_conv(x, weight, bias, activation, state, rows, q_lens)
-
-    def recurrence(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor | None,
-        state: LayerState,
-        rows: StateRows,
-        q_lens: tuple[int, ...],
-    ) -> torch.Tensor:
-        if not has_triton_kernel(state.spec):
-            return super().recurrence(q, k, v, g, beta, state, rows, q_lens)
-        return self._states.recurrence(Tokens(q, k, v, g, beta), state, rows, q_lens)
+    def of_states(self, spec: StateSpec) -> StateOps:
+        return self._states if has_triton_kernel(spec) else super().of_states(spec)
 
     def gate_and_mul(self, gate: torch.Tensor, up: torch.Tensor, activation: str, *, to_fp8: bool = False) -> Rows:
         if gate.dtype not in TYPES or activation not in CODES or (to_fp8 and not _supports(gate)):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from sluice.attention.states import BLOCK, LayerState, StateRows, StateSpec, StateTable
+from sluice.attention.packed import dense_heads
+from sluice.attention.states import BLOCK, OncePerStep, StateSpec, StateStep, StateTable
 from sluice.kernels.triton.causal_conv import Columns, causal_conv
 from sluice.kernels.triton.recurrence import MAX_KEY_DIM, DeviceRows, HeadStates, recurrence
-from sluice.models.ops import dense_heads, dense_rows
-from sluice.models.recurrence import Tokens
+from sluice.models.ops import dense_rows
+from sluice.models.recurrence import ConvWeights, Tokens
+from sluice.models.state_ops import StateOps
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -18,39 +20,27 @@ def has_triton_kernel(spec: StateSpec) -> bool:
     return spec.dtype in TYPES and spec.key_dim <= MAX_KEY_DIM
 
 
-class TritonStates:
-    """The operations of `Ops` for layers that have kernels, with the rows of the last step, which all layers share."""
+class TritonStates(StateOps):
+    """The operations for layers that have kernels; torch computes what is around the recurrence."""
 
     def __init__(self) -> None:
-        self._last: tuple[StateRows, tuple[int, ...], DeviceRows] | None = None
+        self._rows = OncePerStep(device_rows)
 
-    def causal_conv(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        activation: str | None,
-        state: LayerState,
-        rows: StateRows,
-        q_lens: tuple[int, ...],
-    ) -> torch.Tensor:
-        """As `Ops.causal_conv`."""
-        taps = weight.t().float().contiguous()
-        bias = None if bias is None else bias.float()
+    def causal_conv(self, x: torch.Tensor, conv: ConvWeights, step: StateStep) -> torch.Tensor:
+        state, taps = step.state, conv.weight.t().float().contiguous()
+        bias = None if conv.bias is None else conv.bias.float()
         columns = Columns(state.columns, state.anchor_columns, state.records_columns)
-        return causal_conv(dense_rows(x), taps, bias, activation, columns, self._rows(rows, q_lens, x.device))
+        return causal_conv(dense_rows(x), taps, bias, conv.activation, columns, self._rows.of(step))
 
-    def recurrence(self, tokens: Tokens, state: LayerState, rows: StateRows, q_lens: tuple[int, ...]) -> torch.Tensor:
-        """As `Ops.recurrence`."""
-        q, k, v = dense_heads(tokens.q), dense_heads(tokens.k), dense_heads(tokens.v)
+    def recurrence(self, tokens: Tokens, step: StateStep) -> torch.Tensor:
+        q, k, v, state = dense_heads(tokens.q), dense_heads(tokens.k), dense_heads(tokens.v), step.state
         beta = None if tokens.beta is None else tokens.beta.float().contiguous()
-        places = self._rows(rows, q_lens, v.device)
         heads = HeadStates(state.s, state.k, state.u, state.g, state.records_s, BLOCK, state.spec.takes_turns)
-        return recurrence(q, k, v, tokens.g.float().contiguous(), beta, heads, places)
+        return recurrence(q, k, v, tokens.g.float().contiguous(), beta, heads, self._rows.of(step))
 
-    def _rows(self, rows: StateRows, q_lens: tuple[int, ...], device: torch.device) -> DeviceRows:
-        if self._last is None or self._last[0] is not rows or self._last[1] is not q_lens:
-            table = StateTable.of(rows, q_lens)
-            exports = table.exports if len(table.exports) else torch.zeros((1, 2), dtype=torch.int32)
-            self._last = rows, q_lens, DeviceRows(table.rows.to(device), exports.to(device))
-        return self._last[2]
+
+def device_rows(step: StateStep) -> DeviceRows:
+    """Return the rows of a step on the device of their states."""
+    table, device = StateTable.of(step.rows, step.q_lens), step.state.columns.device
+    exports = table.exports if len(table.exports) else torch.zeros((1, 2), dtype=torch.int32)
+    return DeviceRows(table.rows.to(device), exports.to(device))

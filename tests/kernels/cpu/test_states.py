@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compiled import all_kernels, level_name, library
-from sluice.attention.states import LayerState, StatePool, StateRows, StateSpec
+from sluice.attention.states import StatePool, StateRows, StateSpec, StateStep
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.native_ops import NativeOps
 from sluice.models.native_states import has_kernel
@@ -65,10 +65,11 @@ def test_bits_do_not_depend_on_the_threads(kernels: Kernels) -> None:
         assert torch.equal(one, shared)
 
 
-def _fresh(spec: StateSpec) -> LayerState:
+def _fresh(spec: StateSpec, count: int) -> StateStep:
+    """Return a step of the first tokens of a row."""
     pool = StatePool(spec, 1, 1, 0, 0, torch.device("cpu"))
     pool.open(0, 0, None)
-    return pool.layers[0]
+    return StateStep(pool.layers[0], StateRows.fresh((0,), (count,)), (count,))
 
 
 def _drawn(dtype: torch.dtype, count: int, seed: int, *shape: int) -> torch.Tensor:
@@ -89,8 +90,9 @@ def test_a_delta_net_takes_what_its_projections_give(kernels: Kernels, dtype: to
         _drawn(dtype, count, 5, 12),
     )
     heads = DeltaHeads(-torch.rand(12), torch.randn(12))
-    rows = StateRows.fresh((0,), (count,))
-    expected, found = (ops.delta_net(given, heads, _fresh(spec), rows, (count,)) for ops in (Ops(), NativeOps(kernels)))
+    expected, found = (
+        ops.of_states(spec).delta_net(given, heads, _fresh(spec, count)) for ops in (Ops(), NativeOps(kernels))
+    )
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -101,8 +103,9 @@ def test_mamba2_takes_what_its_projection_gives(kernels: Kernels, dtype: torch.d
     q, k = (_drawn(dtype, count, seed, 2, 48) / 7 for seed in (1, 2))
     given = Mamba2Inputs(q, k, _drawn(dtype, count, 3, 12, 80), _drawn(dtype, count, 4, 12))
     heads = Mamba2Heads(-torch.rand(12), torch.randn(12), torch.randn(12), (0.1, 1.0))
-    rows = StateRows.fresh((0,), (count,))
-    expected, found = (ops.mamba2(given, heads, _fresh(spec), rows, (count,)) for ops in (Ops(), NativeOps(kernels)))
+    expected, found = (
+        ops.of_states(spec).mamba2(given, heads, _fresh(spec, count)) for ops in (Ops(), NativeOps(kernels))
+    )
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 

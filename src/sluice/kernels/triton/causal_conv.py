@@ -119,7 +119,7 @@ def causal_conv(
     state: Columns,
     rows: DeviceRows,
 ) -> torch.Tensor:
-    """Compute the convolution of `Ops.causal_conv`, and keep columns.
+    """Compute the convolution of `StateOps.causal_conv`, and keep columns.
 
     Args:
         x: [N, channels], the last dimension without gaps.

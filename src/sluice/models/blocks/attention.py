@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
-from sluice.attention.states import LayerState, StateRows
+from sluice.attention.states import LayerState, StateStep
 from sluice.models.blocks.lora import LoraPart, LoraSlots
 from sluice.models.fp8_rows import Rows, plain
 from sluice.models.key_offset import key_offset
@@ -43,11 +43,11 @@ class LayerContext(NamedTuple):
     state: LayerState | None = None
     """The layer's state, where `batch.states` says; None: it has pages instead."""
 
-    def own_state(self) -> tuple[LayerState, StateRows]:
-        """Return the state of a layer that has one, and where the rows find theirs in it."""
+    def own_state(self) -> StateStep:
+        """Return the state of a layer that has one, with the rows of the step."""
         assert self.state is not None, "a layer without a state"
         assert self.batch.states is not None, "a batch without rows of states"
-        return self.state, self.batch.states
+        return StateStep(self.state, self.batch.states, self.batch.q_lens)
 
     def adapters_of(self, rows: torch.Tensor | None) -> torch.Tensor | None:
         """Return `adapters` of some tokens, or of all."""

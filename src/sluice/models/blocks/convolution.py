@@ -8,6 +8,7 @@ from torch import nn
 from sluice.models.blocks.attention import LayerContext
 from sluice.models.ops import compute_dtype
 from sluice.models.plan import StatePlan
+from sluice.models.recurrence import ConvWeights
 from sluice.models.spec import ModelSpec
 
 
@@ -34,5 +35,6 @@ class Convolution(nn.Module):
         Args:
             activation: "silu", or None.
         """
-        state, rows = context.own_state()
-        return context.ops.causal_conv(x, self.weight, self.bias, activation, state, rows, context.batch.q_lens)
+        step = context.own_state()
+        ops = context.ops.of_states(step.state.spec)
+        return ops.causal_conv(x, ConvWeights(self.weight, self.bias, activation), step)

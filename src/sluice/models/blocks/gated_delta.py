@@ -80,9 +80,9 @@ class GatedDelta(Block):
             each.unflatten(-1, (-1, size))
             for each, size in ((q, self._key_dim), (k, self._key_dim), (v, self._value_dim), (gate, self._value_dim))
         )
-        state, places = context.own_state()
+        step = context.own_state()
         heads = DeltaHeads(self.decay_rate, self.dt_bias)
-        y = context.ops.delta_net(DeltaInputs(q, k, v, steps, rates), heads, state, places, context.batch.q_lens)
+        y = context.ops.of_states(step.state.spec).delta_net(DeltaInputs(q, k, v, steps, rates), heads, step)
         if rows is not None:
             y, gate = y[rows], gate[rows]
         out: torch.Tensor = self.out_proj(context.ops.gated_norm(y, gate, self.output_norm.norm, gates_first=False))

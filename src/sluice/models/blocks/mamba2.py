@@ -68,9 +68,9 @@ class Mamba2(Block):
             each.unflatten(-1, (-1, size))
             for each, size in ((q, self._key_dim), (k, self._key_dim), (v, self._value_dim))
         )
-        state, places = context.own_state()
+        step = context.own_state()
         heads = Mamba2Heads(self.decay_rate, self.dt_bias, self.skip, self._limits)
-        y = context.ops.mamba2(Mamba2Inputs(q, k, v, steps), heads, state, places, context.batch.q_lens)
+        y = context.ops.of_states(step.state.spec).mamba2(Mamba2Inputs(q, k, v, steps), heads, step)
         if rows is not None:
             y, gate = y[rows], gate[rows]
         y, gate = (each.reshape(len(each), self._groups, -1) for each in (y, gate))
