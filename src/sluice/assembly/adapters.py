@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sluice.config import ConfigError
+from sluice.config import ConfigError, EngineConfig
 from sluice.models.adapter_bank import AdapterBank
 from sluice.models.base import PagedLM
 from sluice.models.decoder import Decoder
-from sluice.types.adapters import AdapterLimits
 
 
-def new_bank(model: PagedLM, limits: AdapterLimits, folder: Path) -> AdapterBank:
-    """Return the adapters beside a model, for which all memory is allocated now.
+def bank_of(config: EngineConfig, model: PagedLM, folder: Path) -> AdapterBank | None:
+    """Return the adapters beside a model, for which all memory is allocated now; None: the options ask for none.
 
     Args:
         folder: of the model, or its GGUF file.
@@ -20,6 +19,9 @@ def new_bank(model: PagedLM, limits: AdapterLimits, folder: Path) -> AdapterBank
     Raises:
         ConfigError: the model takes none.
     """
+    limits = config.lora.limits()
+    if limits is None:
+        return None
     if not isinstance(model, Decoder):
         raise ConfigError(
             f"--enable-lora: {model.spec.architecture} runs through transformers, beside whose weights there are no"

@@ -20,7 +20,7 @@ from sluice.assembly.load import load
 from sluice.assembly.loaded import LoadedModel
 from sluice.assembly.pacing import kept_costs, profiled
 from sluice.assembly.peers import NO_PEERS, Peers
-from sluice.assembly.rank_runners import NO_OTHERS, LedRanks, OtherRanks
+from sluice.assembly.rank_runners import NO_OTHERS, LedRanks, NoOthers, OtherRanks
 from sluice.assembly.ranks import layout_of, shown_sizes
 from sluice.assembly.tiers import (
     LOAD_BACK_PAGES,
@@ -163,17 +163,7 @@ def _build(
         ConfigError, MemoryShortage, CheckpointError: as `build_engine`.
     """
     led = NO_OTHERS if ranks is None else LedRanks(ranks)
-    loaded = load(
-        config,
-        progress=progress,
-        disabled=disabled,
-        heartbeat=heartbeat,
-        member=led.member,
-        agree=led.agree,
-        shares_pages=peers.remote is not None,
-    )
-    if peers.remote is not None:
-        loaded = with_remote_pages(loaded, peers.remote)
+    loaded = _loaded(config, led, peers, progress=progress, disabled=disabled, heartbeat=heartbeat)
     costs = kept_costs(loaded.info.config, loaded.info.device, loaded.graph_rows, follows=follows)
     if costs is not None and loaded.pacing is not None:
         loaded = replace(loaded, pacing=replace(loaded.pacing, learnt=costs.learnt))
@@ -205,6 +195,28 @@ def _build(
         engine.ring = lambda: ring_totals(runner.loads, runner.footprint().bounds_bytes)
         undo.pop_all()
     return engine, info
+
+
+def _loaded(
+    config: EngineConfig,
+    led: NoOthers | LedRanks,
+    peers: Peers,
+    *,
+    progress: bool,
+    disabled: Mapping[Tier, str],
+    heartbeat: Heartbeat | None,
+) -> LoadedModel:
+    """Load a model, or this rank's part of it, for an engine that may take pages of others."""
+    loaded = load(
+        config,
+        progress=progress,
+        disabled=disabled,
+        heartbeat=heartbeat,
+        member=led.member,
+        agree=led.agree,
+        shares_pages=peers.remote is not None,
+    )
+    return loaded if peers.remote is None else with_remote_pages(loaded, peers.remote)
 
 
 def _with_adapters(info: EngineInfo, engine: Engine, adapters: Sequence[AdapterInfo] | None) -> EngineInfo:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from sluice.assembly.adapters import new_bank
+from sluice.assembly.adapters import bank_of
 from sluice.assembly.devices import TORCH, resolve_here
 from sluice.assembly.diffusion import with_diffusion, with_pages_of_blocks
 from sluice.assembly.drafting import DraftSetup, load_drafter
@@ -123,8 +123,7 @@ def load(
     checkpoint = find_checkpoint(here.config.model, partial(heartbeat.loading, LoadingPart.FILES))
     here = with_fast_dtype(here, checkpoint.folder, device)
     weights = load_weights(here, checkpoint.folder, checkpoint.name, device, heartbeat, member, progress=progress)
-    limits = here.config.lora.limits()
-    adapters = None if limits is None else new_bank(weights.model, limits, checkpoint.folder)
+    adapters = bank_of(here.config, weights.model, checkpoint.folder)
     adapter_bytes = 0 if adapters is None else adapters.num_bytes
     for_model = _resolve_for_model(here, checkpoint, weights, progress=progress)
     planned = partial(plan_memory, place=member.place, adapter_bytes=adapter_bytes, shares_pages=shares_pages)

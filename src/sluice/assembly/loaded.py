@@ -24,7 +24,7 @@ from sluice.assembly.states import state_limits
 from sluice.assembly.tiers import NO_TIERS, OpenTiers, TierSetup
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.ticking import TickingAttention
-from sluice.device.transport import transport_for
+from sluice.device.transport import Transport, transport_for
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import Heartbeat, LoadingPart, Phase
@@ -191,23 +191,8 @@ class LoadedModel:
         target = self.model if self.draft is None or drafter is None else self.draft.over(self.model, drafter)
         model, drafted = (NanFaultModel(each, nan_faults) if nan_faults else each for each in (self.model, target))
         forwards: Forwards = EagerForwards(drafted, state, attention)
-        has_adapters = self.adapters is not None
-        if self.graph_rows and not nan_faults:
-            far = partial(heartbeat.loading, LoadingPart.GRAPHS)
-            forwards = captured_graphs(
-                forwards,
-                drafted,
-                state,
-                attention,
-                transport,
-                self.graph_rows,
-                busy,
-                far,
-                with_adapters=has_adapters,
-            )
-        elif self._captures_calls and not nan_faults:
-            assert self.kernels is not None, "only the kernels' calls are captured"
-            forwards = cpu_graphs(forwards, drafted, state, attention, self.kernels, busy, with_adapters=has_adapters)
+        if not nan_faults:
+            forwards = self._captured(forwards, drafted, state, attention, transport, heartbeat)
         offload = None
         if self.offload is not None and tiers is not NO_TIERS:
             unplanned = TickingAttention(self.backend.make_unplanned(device, self.kernels, busy), busy)
@@ -226,6 +211,28 @@ class LoadedModel:
             elsewhere=elsewhere,
             drafter=drafter,
         )
+
+    def _captured(
+        self,
+        eager: Forwards,
+        model: Model,
+        state: DeviceState,
+        attention: TickingAttention,
+        transport: Transport,
+        heartbeat: Heartbeat,
+    ) -> Forwards:
+        """Return forwards that replay captured steps, where there are such, and leave the others to `eager`."""
+        busy, with_adapters = partial(heartbeat.tick, Phase.BUSY), self.adapters is not None
+        if self.graph_rows:
+            far = partial(heartbeat.loading, LoadingPart.GRAPHS)
+            rows = self.graph_rows
+            return captured_graphs(
+                eager, model, state, attention, transport, rows, busy, far, with_adapters=with_adapters
+            )
+        if self._captures_calls:
+            assert self.kernels is not None, "only the kernels' calls are captured"
+            return cpu_graphs(eager, model, state, attention, self.kernels, busy, with_adapters=with_adapters)
+        return eager
 
     def _layers(self, model: Model, state: DeviceState, attention: TickingAttention) -> LayerSlices | None:
         """Return what computes chunks that are divided among steps, if there are to be any."""

@@ -108,23 +108,9 @@ def plan_memory(
     windowed, why_no_windows = windows_of(config, model, spec, backend, shares_pages=shares_pages)
     kv_sizes, window_sizes = group_sizes(config, spec, backend, windowed)
     of_windows = window_request(config, spec, windowed, window_sizes)
-    page_dtype = kv_dtype(config.model.kv_cache_dtype, backend) or spec.dtype
-    page_size, running = config.cache.page_size, config.scheduler.max_running_requests
-    assert page_size is not None and running is not None, f"not resolved: {config}"
-    shape = DeviceShape.of(
-        spec,
-        device,
-        num_slots=running,
-        num_pages=1,
-        page_size=page_size,
-        row_pages=-(-spec.max_model_len // page_size),
-        scratch_pages=1 if rows or kernels_compute(backend, spec) else 0,
-        reach=reach_of(config),
-    )
-    vocabulary = place.vocabulary(spec.vocab_size) if place.layout.tensor_size > 1 else None
-    shape = with_windows(replace(shape, kv_dtype=page_dtype, vocabulary=vocabulary), windowed, of_windows)
+    shape = with_windows(_one_page(config, spec, backend, device, place, rows), windowed, of_windows)
     if device.type == "cuda":
-        samples = _most_samples(config, spec, running)
+        samples = _most_samples(config, spec, shape.num_slots)
         passes_on = None if place.is_last else elsewhere
         trial = StepTrial(model, replace(shape, num_slots=samples), backend, logit_ops, passes_on, draft)
         room = _cuda_room(config, model, spec, device, trial, rows, ring_bytes(config.offload, kv_sizes), samples)
@@ -139,8 +125,34 @@ def plan_memory(
         why |= states.reasons
     shape, why_pool = _with_pool(shape, config, spec, token_bytes, room, of_windows)
     shape = with_windows(shape, windowed, of_windows)
-    why_windows = why_no_windows if shape.window is None else shown_windows(shape.window, page_size)
+    why_windows = why_no_windows if shape.window is None else shown_windows(shape.window, shape.page_size)
     return Memory(shape, kv_sizes, rows, {**why, **because(why_pool, why_windows)}, window_sizes, of_windows)
+
+
+def _one_page(
+    config: EngineConfig,
+    spec: ModelSpec,
+    backend: AttentionBackend,
+    device: torch.device,
+    place: Place,
+    graph_rows: Sequence[int],
+) -> DeviceShape:
+    """Return the shape that the options ask for, but for the number of pages: it has one."""
+    page_size, running = config.cache.page_size, config.scheduler.max_running_requests
+    assert page_size is not None and running is not None, f"not resolved: {config}"
+    shape = DeviceShape.of(
+        spec,
+        device,
+        num_slots=running,
+        num_pages=1,
+        page_size=page_size,
+        row_pages=-(-spec.max_model_len // page_size),
+        scratch_pages=1 if graph_rows or kernels_compute(backend, spec) else 0,
+        reach=reach_of(config),
+    )
+    vocabulary = place.vocabulary(spec.vocab_size) if place.layout.tensor_size > 1 else None
+    page_dtype = kv_dtype(config.model.kv_cache_dtype, backend) or spec.dtype
+    return replace(shape, kv_dtype=page_dtype, vocabulary=vocabulary)
 
 
 def reach_of(config: EngineConfig) -> int:
