@@ -8,18 +8,16 @@ import torch
 from torch import nn
 
 from sluice.models.blocks.attention import LayerContext
-from sluice.models.blocks.convolution import Convolution
+from sluice.models.blocks.state_mixer import StateMixer
 from sluice.models.fp8_rows import Rows, plain
 from sluice.models.layers import RMSNorm
 from sluice.models.linear import EmptyLinear, Layer, Packer, WideLinear
 from sluice.models.ops import compute_dtype
 from sluice.models.plan import DecoderConfig, StatePlan
 from sluice.models.recurrence import DeltaHeads, DeltaInputs
-from sluice.models.shards import Block
-from sluice.parallel.member import Member
 
 
-class GatedDelta(Block):
+class GatedDelta(StateMixer):
     """A convolution, and a recurrence that replaces what a key stands for."""
 
     decay_rate: torch.Tensor
@@ -38,8 +36,8 @@ class GatedDelta(Block):
     )
     cuts = MappingProxyType(dict.fromkeys(names))
 
-    def __init__(self, config: DecoderConfig, plan: StatePlan, member: Member) -> None:
-        super().__init__()
+    def __init__(self, config: DecoderConfig, plan: StatePlan) -> None:
+        super().__init__(config, plan)
         spec, state = config.spec, config.spec.state
         assert state is not None, "a model without states"
         hidden, dtype, wide = spec.hidden_size, spec.dtype, compute_dtype(spec.dtype)
@@ -51,28 +49,17 @@ class GatedDelta(Block):
         # Few rows, whose errors would grow from token to token.
         self.in_proj_b: Layer = WideLinear(hidden, heads, bias=plan.proj_bias, dtype=dtype)
         self.in_proj_a: Layer = WideLinear(hidden, heads, bias=plan.proj_bias, dtype=dtype)
-        self.conv = Convolution(spec, plan)
         for name in ("decay_rate", "dt_bias"):
             self.register_parameter(name, nn.Parameter(torch.empty(heads, dtype=wide)))
         self.output_norm = RMSNorm(state.value_dim, plan.norm_eps, dtype)
-        self.out_proj: Layer = EmptyLinear(plan.inner_size, hidden, bias=plan.proj_bias, dtype=dtype)
 
-    @property
-    def first(self) -> nn.Module:
-        """The largest layer that takes the inputs, once it is packed."""
-        found: nn.Module = self.in_proj
-        return found
-
-    def pack(self, packer: Packer) -> None:
+    def pack_inputs(self, packer: Packer) -> None:
         """Join q, k, v and the gate into one layer, and the numbers of each head into another."""
-        self.conv.pack()
-        self.in_proj: Layer = packer.linear(self.in_proj_qkv, self.in_proj_z)
+        self.in_proj = packer.linear(self.in_proj_qkv, self.in_proj_z)
         self.in_proj_ba: Layer = packer.linear(self.in_proj_b, self.in_proj_a)
         del self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a
-        self.out_proj = packer.linear(self.out_proj)
 
     def forward(self, x: Rows, context: LayerContext, rows: torch.Tensor | None) -> torch.Tensor:
-        """[N, hidden_size] to the same, or to those of `rows`."""
         columns, gate = self.in_proj(x).split((sum(self._mixed), self._mixed[-1]), dim=-1)
         rates, steps = self.in_proj_ba(plain(x)).chunk(2, dim=-1)
         q, k, v = self.conv(columns, context, "silu").split(self._mixed, dim=-1)

@@ -17,6 +17,7 @@ from sluice.models.blocks.gated_delta import GatedDelta
 from sluice.models.blocks.mamba2 import Mamba2
 from sluice.models.blocks.moe import MoE
 from sluice.models.blocks.short_conv import ShortConv
+from sluice.models.blocks.state_mixer import StateMixer
 from sluice.models.fp8_rows import Rows, plain
 from sluice.models.layers import MLP, RMSNorm
 from sluice.models.linear import Packer
@@ -25,7 +26,6 @@ from sluice.models.plan import DecoderConfig, LayerPlan, StateKind
 from sluice.models.shards import Block
 from sluice.parallel.member import Member
 
-StateMixer = ShortConv | Mamba2 | GatedDelta
 STATE_MIXERS: Mapping[StateKind, type[StateMixer]] = {
     StateKind.SHORT_CONV: ShortConv,
     StateKind.MAMBA2: Mamba2,
@@ -55,7 +55,7 @@ class DecoderLayer(Block):
         if plan.has_kv:
             self.self_attn = GroupedAttention(config, plan, member)
         elif plan.state is not None:
-            self.state = STATE_MIXERS[plan.state.kind](config, plan.state, member)
+            self.state = STATE_MIXERS[plan.state.kind](config, plan.state)
         self.mlp: MLP | MoE
         if plan.has_mlp:
             self.mlp = MLP(config, member, plan.inner_size)

@@ -8,18 +8,16 @@ import torch
 from torch import nn
 
 from sluice.models.blocks.attention import LayerContext
-from sluice.models.blocks.convolution import Convolution
+from sluice.models.blocks.state_mixer import StateMixer
 from sluice.models.fp8_rows import Rows
 from sluice.models.layers import RMSNorm
-from sluice.models.linear import EmptyLinear, Layer, Packer
+from sluice.models.linear import EmptyLinear, Layer
 from sluice.models.ops import compute_dtype
 from sluice.models.plan import DecoderConfig, StatePlan
 from sluice.models.recurrence import Mamba2Heads, Mamba2Inputs
-from sluice.models.shards import Block
-from sluice.parallel.member import Member
 
 
-class Mamba2(Block):
+class Mamba2(StateMixer):
     """A convolution, and a recurrence whose decay depends on the token. The state-space model's names are other ones:
     its C is q here, its B is k, and its x is v."""
 
@@ -32,8 +30,8 @@ class Mamba2(Block):
         dict.fromkeys(("in_proj", "conv", "decay_rate", "skip", "dt_bias", "output_norm", "out_proj"))
     )
 
-    def __init__(self, config: DecoderConfig, plan: StatePlan, member: Member) -> None:
-        super().__init__()
+    def __init__(self, config: DecoderConfig, plan: StatePlan) -> None:
+        super().__init__(config, plan)
         spec, state = config.spec, config.spec.state
         assert state is not None, "a model without states"
         hidden, dtype, wide = spec.hidden_size, spec.dtype, compute_dtype(spec.dtype)
@@ -42,26 +40,12 @@ class Mamba2(Block):
         self._mixed = (plan.inner_size, keys, keys)
         self._key_dim, self._value_dim = state.key_dim, state.value_dim
         self.in_proj: Layer = EmptyLinear(hidden, sum(self._parts), bias=plan.proj_bias, dtype=dtype)
-        self.conv = Convolution(spec, plan)
         for name in ("decay_rate", "skip", "dt_bias"):
             self.register_parameter(name, nn.Parameter(torch.empty(state.value_heads, dtype=wide)))
         self.output_norm = RMSNorm(plan.inner_size, plan.norm_eps, dtype)
-        self.out_proj: Layer = EmptyLinear(plan.inner_size, hidden, bias=plan.proj_bias, dtype=dtype)
         self._groups, self._limits = plan.groups, plan.time_step_limit
 
-    @property
-    def first(self) -> nn.Module:
-        """The layer that takes the inputs, once it is packed."""
-        found: nn.Module = self.in_proj
-        return found
-
-    def pack(self, packer: Packer) -> None:
-        """Pack both matrices."""
-        self.conv.pack()
-        self.in_proj, self.out_proj = packer.linear(self.in_proj), packer.linear(self.out_proj)
-
     def forward(self, x: Rows, context: LayerContext, rows: torch.Tensor | None) -> torch.Tensor:
-        """[N, hidden_size] to the same, or to those of `rows`."""
         gate, columns, steps = self.in_proj(x).split(self._parts, dim=-1)
         v, k, q = self.conv(columns, context, "silu").split(self._mixed, dim=-1)
         q, k, v = (
