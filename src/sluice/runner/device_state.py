@@ -257,7 +257,7 @@ class DeviceState:
             return f"{pages} pages in a row of {shape.row_pages}"
         if chunk.start + chunk.length > pages * shape.page_size:
             return f"{pages} pages do not hold {chunk.end} tokens"
-        return _problem_of_windows(chunk, shape)
+        return _problem_of_windows(chunk, shape) if new_pages or chunk.new_window_pages else None
 
     def apply(self, plan: BatchPlan) -> TableChanges:
         """Take over new slots and pages of a checked plan on the host. Return the arrays that `change` needs."""

@@ -37,7 +37,7 @@ def advance(state: SchedulerState, request: Request, chunk: Chunk, row: Output, 
         request.lease.publish(request.tokens, end)
     if chunk.checkpoints and state.states is not None:
         state.states.computed(request, chunk)
-    if isinstance(request.lease, ResidentLease):
+    if state.kv.windows is not None and isinstance(request.lease, ResidentLease):
         request.lease.leave(request.tokens, end)
     reason = FinishReason.STOP if chunk.embeds else reason
     outputs: list[Output] = []
