@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from benchmarks.checkpoint.qwen35 import Qwen35Shape
-from benchmarks.checkpoint.tensors import TensorShape
+from benchmarks.checkpoint.tensors import DecoderShape, TensorShape
 
 
 class ModelShape(Protocol):
@@ -90,19 +90,11 @@ def _conv1d(name: str, inputs: int, outputs: int) -> Iterator[TensorShape]:
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaShape:
+class LlamaShape(DecoderShape):
     """Llama and Qwen3: RMS norms, rotary positions, grouped queries, no biases, tied head."""
 
     architecture: str
     model_type: str
-    vocab_size: int
-    max_positions: int
-    hidden_size: int
-    inner_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: Mapping[str, Any] | None = None
@@ -115,16 +107,7 @@ class LlamaShape:
         return {
             "architectures": [self.architecture],
             "model_type": self.model_type,
-            "vocab_size": self.vocab_size,
-            "max_position_embeddings": self.max_positions,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.inner_size,
-            "num_hidden_layers": self.num_layers,
-            "num_attention_heads": self.num_heads,
-            "num_key_value_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
-            "hidden_act": "silu",
-            "attention_bias": False,
+            **self.sizes(),
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,
             "rope_scaling": None if self.rope_scaling is None else dict(self.rope_scaling),
@@ -133,23 +116,14 @@ class LlamaShape:
         }
 
     def tensors(self) -> Iterator[TensorShape]:
-        hidden, inner = self.hidden_size, self.inner_size
-        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        hidden = self.hidden_size
         yield TensorShape("model.embed_tokens.weight", (self.vocab_size, hidden))
         for layer in range(self.num_layers):
             block = f"model.layers.{layer}"
             yield TensorShape(f"{block}.input_layernorm.weight", (hidden,), 1.0)
-            yield TensorShape(f"{block}.self_attn.q_proj.weight", (queries, hidden))
-            yield TensorShape(f"{block}.self_attn.k_proj.weight", (keys, hidden))
-            yield TensorShape(f"{block}.self_attn.v_proj.weight", (keys, hidden))
-            yield TensorShape(f"{block}.self_attn.o_proj.weight", (hidden, queries))
-            if self.qk_norm:
-                yield TensorShape(f"{block}.self_attn.q_norm.weight", (self.head_dim,), 1.0)
-                yield TensorShape(f"{block}.self_attn.k_norm.weight", (self.head_dim,), 1.0)
+            yield from self.attention(block, norm=1.0 if self.qk_norm else None)
             yield TensorShape(f"{block}.post_attention_layernorm.weight", (hidden,), 1.0)
-            yield TensorShape(f"{block}.mlp.gate_proj.weight", (inner, hidden))
-            yield TensorShape(f"{block}.mlp.up_proj.weight", (inner, hidden))
-            yield TensorShape(f"{block}.mlp.down_proj.weight", (hidden, inner))
+            yield from self.mlp(block)
         yield TensorShape("model.norm.weight", (hidden,), 1.0)
 
     def tiny(self) -> LlamaShape:

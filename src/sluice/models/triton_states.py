@@ -7,7 +7,8 @@ import torch
 from sluice.attention.packed import dense_heads
 from sluice.attention.states import BLOCK, OncePerStep, StateSpec, StateStep, StateTable
 from sluice.kernels.triton.causal_conv import Columns, causal_conv
-from sluice.kernels.triton.recurrence import MAX_KEY_DIM, DeviceRows, HeadStates, recurrence
+from sluice.kernels.triton.recurrence import MAX_KEY_DIM, HeadStates, recurrence
+from sluice.kernels.triton.state_rows import DeviceRows
 from sluice.models.ops import dense_rows
 from sluice.models.recurrence import ConvWeights, Tokens
 from sluice.models.state_ops import StateOps

@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from sluice.kernels.triton.recurrence import DeviceRows, places_of
 from sluice.kernels.triton.rounding import to_type
+from sluice.kernels.triton.state_rows import DeviceRows, export_at, exports_of, row_of, token_of
 
 
 class Columns(NamedTuple):
@@ -27,33 +27,104 @@ TOKENS, CHANNELS = 16, 64
 """Of a tile."""
 
 
+class _Inputs(NamedTuple):
+    """Inputs and output of a launch."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor
+    out: torch.Tensor
+    stride: int
+    """Of x."""
+
+
+class _Slots(NamedTuple):
+    """`Columns` with their strides, and the number of columns in a slot."""
+
+    columns: torch.Tensor
+    anchors: torch.Tensor
+    records: torch.Tensor
+    columns_stride: int
+    anchor_stride: int
+    record_stride: int
+    ring: int
+
+
+class _Part(NamedTuple):
+    """Channels in a kernel that a program computes."""
+
+    c: tl.tensor
+    inside: tl.tensor
+    count: tl.tensor
+    """Of all channels."""
+    columns: tl.tensor
+    """A pointer to those of the slot."""
+    ring: tl.tensor
+
+
 @triton.jit
-def _column(x_ptr, columns_ptr, position, c, first, start, x_stride, ring, channels, mask):
+def _column(inputs, row, part, position, mask):
     """Return columns [T, C] of tokens: inputs of this launch, or what an earlier one has left."""
-    token = (first + position - start).to(tl.int64)
-    is_new = (position >= start)[:, None] & mask
-    given = tl.load(x_ptr + token[:, None] * x_stride + c[None, :], mask=is_new, other=0.0)
-    place = ((position + ring) % ring).to(tl.int64)
-    is_held = (position < start)[:, None] & mask
-    return given + tl.load(columns_ptr + place[:, None] * channels + c[None, :], mask=is_held, other=0.0)
+    token = token_of(row, position)[:, None] * inputs.stride
+    is_new = (position >= row.start)[:, None] & mask
+    given = tl.load(inputs.x + token + part.c[None, :], mask=is_new, other=0.0)
+    place = ((position + part.ring) % part.ring).to(tl.int64)[:, None] * part.count
+    is_held = (position < row.start)[:, None] & mask
+    return given + tl.load(part.columns + place + part.c[None, :], mask=is_held, other=0.0)
+
+
+@triton.jit
+def _store_out(inputs, row, part, position, TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_SILU: tl.constexpr):
+    """Compute and store the output of tokens."""
+    mask = (position < row.stop)[:, None] & part.inside[None, :]
+    total = tl.zeros(mask.shape, tl.float32)
+    for i in tl.static_range(TAPS):
+        tap = tl.load(inputs.weight + i * part.count + part.c, mask=part.inside, other=0.0)
+        column = _column(inputs, row, part, position - (TAPS - 1) + i, mask)
+        total += column.to(tl.float32) * tap[None, :]
+    if HAS_BIAS:
+        total += tl.load(inputs.bias + part.c, mask=part.inside, other=0.0)[None, :]
+    if IS_SILU:
+        total = total / (1 + tl.exp(-total))
+    to = inputs.out + token_of(row, position)[:, None] * part.count + part.c[None, :]
+    tl.store(to, to_type(total, inputs.x.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _copy_before(inputs, slots, rows, row, part, TAPS: tl.constexpr, BEFORE: tl.constexpr):
+    """Copy the columns before positions: to the records that the row makes there, and to a new anchor."""
+    i = tl.arange(0, BEFORE)
+    are_kept = (i < TAPS - 1)[:, None] & part.inside[None, :]
+    places = i[:, None] * part.count + part.c[None, :]
+    export, count = exports_of(rows, tl.program_id(0))
+    for _ in range(count):
+        position, record, export = export_at(export, slots.record_stride)
+        made = _column(inputs, row, part, position - (TAPS - 1) + i, are_kept)
+        tl.store(slots.records + record + places, made, mask=are_kept)
+    if row.new_anchor > row.anchor:
+        moved = _column(inputs, row, part, row.new_anchor - (TAPS - 1) + i, are_kept)
+        tl.store(slots.anchors + row.slot * slots.anchor_stride + places, moved, mask=are_kept)
+
+
+@triton.jit
+def _store_columns(inputs, row, part, TOKENS: tl.constexpr):
+    """Store the columns of the last tokens of a row in its slot."""
+    begin = tl.maximum(row.start, row.stop - part.ring)
+    while begin < row.stop:
+        position = begin + tl.arange(0, TOKENS)
+        mask = (position < row.stop)[:, None] & part.inside[None, :]
+        token = token_of(row, position)[:, None] * inputs.stride
+        column = tl.load(inputs.x + token + part.c[None, :], mask=mask, other=0.0)
+        place = (position % part.ring).to(tl.int64)[:, None] * part.count
+        tl.store(part.columns + place + part.c[None, :], column, mask=mask)
+        begin += TOKENS
 
 
 @triton.jit
 def _causal_conv(
-    x_ptr,
-    weight_ptr,
-    bias_ptr,
-    out_ptr,
-    columns_ptr,
-    anchors_ptr,
-    records_ptr,
-    rows_ptr,
-    exports_ptr,
-    x_stride,
-    columns_stride,
-    anchor_stride,
-    record_stride,
-    ring,
+    inputs,
+    slots,
+    rows,
     channels,
     TAPS: tl.constexpr,
     BEFORE: tl.constexpr,
@@ -62,53 +133,16 @@ def _causal_conv(
     TOKENS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    slot, anchor, start, stop, new_anchor, first = places_of(rows_ptr, row)
-    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    row = row_of(rows, tl.program_id(0))
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = c < channels
-    columns_ptr += slot * columns_stride
-    begin = start
-    while begin < stop:
-        position = begin + tl.arange(0, TOKENS)
-        mask = (position < stop)[:, None] & inside[None, :]
-        total = tl.zeros((TOKENS, CHANNELS), tl.float32)
-        for i in tl.static_range(TAPS):
-            tap = tl.load(weight_ptr + i * channels + c, mask=inside, other=0.0)
-            seen = position - (TAPS - 1) + i
-            column = _column(x_ptr, columns_ptr, seen, c, first, start, x_stride, ring, channels, mask)
-            total += column.to(tl.float32) * tap[None, :]
-        if HAS_BIAS:
-            total += tl.load(bias_ptr + c, mask=inside, other=0.0)[None, :]
-        if IS_SILU:
-            total = total / (1 + tl.exp(-total))
-        token = (first + position - start).to(tl.int64)
-        tl.store(out_ptr + token[:, None] * channels + c[None, :], to_type(total, dtype), mask=mask)
+    part = _Part(c, c < channels, channels, slots.columns + row.slot * slots.columns_stride, slots.ring)
+    begin = row.start
+    while begin < row.stop:
+        _store_out(inputs, row, part, begin + tl.arange(0, TOKENS), TAPS, HAS_BIAS, IS_SILU)
         begin += TOKENS
-    i = tl.arange(0, BEFORE)
-    are_kept = (i < TAPS - 1)[:, None] & inside[None, :]
-    places = i[:, None] * channels + c[None, :]
-    export = exports_ptr + 2 * tl.load(rows_ptr + row * 8 + 6)
-    for _ in range(tl.load(rows_ptr + row * 8 + 7)):
-        before = tl.load(export) - (TAPS - 1) + i
-        made = _column(x_ptr, columns_ptr, before, c, first, start, x_stride, ring, channels, are_kept)
-        record = tl.load(export + 1).to(tl.int64) * record_stride
-        tl.store(records_ptr + record + places, made, mask=are_kept)
-        export += 2
-    if new_anchor > anchor:
-        of_anchor = new_anchor - (TAPS - 1) + i
-        moved = _column(x_ptr, columns_ptr, of_anchor, c, first, start, x_stride, ring, channels, are_kept)
-        tl.store(anchors_ptr + slot * anchor_stride + places, moved, mask=are_kept)
+    _copy_before(inputs, slots, rows, row, part, TAPS, BEFORE)
     tl.debug_barrier()
-    begin = tl.maximum(start, stop - ring)
-    while begin < stop:
-        position = begin + tl.arange(0, TOKENS)
-        mask = (position < stop)[:, None] & inside[None, :]
-        token = (first + position - start).to(tl.int64)
-        column = tl.load(x_ptr + token[:, None] * x_stride + c[None, :], mask=mask, other=0.0)
-        place = (position % ring).to(tl.int64)
-        tl.store(columns_ptr + place[:, None] * channels + c[None, :], column, mask=mask)
-        begin += TOKENS
+    _store_columns(inputs, row, part, TOKENS)
 
 
 def causal_conv(
@@ -128,22 +162,12 @@ def causal_conv(
         activation: "silu" or None.
         rows: of the step.
     """
+    columns, anchors, records = state
     channels, out = x.shape[1], torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _causal_conv[(len(rows.rows), triton.cdiv(channels, CHANNELS))](
-        x,
-        taps,
-        taps if bias is None else bias,
-        out,
-        state.columns,
-        state.anchors,
-        state.records,
-        rows.rows,
-        rows.exports,
-        x.stride(0),
-        state.columns.stride(0),
-        state.anchors.stride(0),
-        state.records.stride(0),
-        state.columns.shape[1],
+        _Inputs(x, taps, taps if bias is None else bias, out, x.stride(0)),
+        _Slots(*state, columns.stride(0), anchors.stride(0), records.stride(0), columns.shape[1]),
+        rows,
         channels,
         TAPS=len(taps),
         BEFORE=triton.next_power_of_2(max(1, len(taps) - 1)),

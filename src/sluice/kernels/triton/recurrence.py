@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from sluice.kernels.triton.state_rows import DeviceRows, export_at, exports_of, row_of, token_of
+
 COLUMNS = 32
 """Of value_dim, for a program."""
 MAX_KEY_DIM = 256
@@ -31,39 +33,132 @@ class HeadStates(NamedTuple):
     takes_turns: bool
 
 
-class DeviceRows(NamedTuple):
-    """A `StateTable` on the device."""
+class _Tokens(NamedTuple):
+    """Inputs and output of a launch."""
 
-    rows: torch.Tensor
-    """[B, 8] int32"""
-    exports: torch.Tensor
-    """[at least 1, 2] int32"""
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    g: torch.Tensor
+    beta: torch.Tensor
+    out: torch.Tensor
+    q_stride: int
+    k_stride: int
+    v_stride: int
+
+
+class _Slots(NamedTuple):
+    """Tensors of `HeadStates` with their strides."""
+
+    s: torch.Tensor
+    k: torch.Tensor
+    u: torch.Tensor
+    g: torch.Tensor
+    records: torch.Tensor
+    s_stride: int
+    k_stride: int
+    u_stride: int
+    g_stride: int
+    record_stride: int
+
+
+class _Sizes(NamedTuple):
+    """What kernels are compiled for."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    tokens: int
+    """Of a block."""
+    keys: int
+    """`key_dim` or more, a power of two."""
+
+
+class _Part(NamedTuple):
+    """A value head in a kernel, and the columns of rows that a program has of it and of its key head."""
+
+    head: tl.tensor
+    key: tl.tensor
+    value: tl.tensor
+    in_key: tl.tensor
+    in_value: tl.tensor
+
+
+class _Tail(NamedTuple):
+    """Pointers to the tail of one slot."""
+
+    k: tl.tensor
+    u: tl.tensor
+    g: tl.tensor
+
+
+class _Block(NamedTuple):
+    """Tokens of a row in a kernel, [T] each."""
+
+    position: tl.tensor
+    token: tl.tensor
+    """Where new ones are in the step."""
+    held: tl.tensor
+    """Where known ones are in the tail."""
+    is_known: tl.tensor
+    is_new: tl.tensor
+
+
+class _Decays(NamedTuple):
+    """Decays of a block in a kernel."""
+
+    g: tl.tensor
+    """[T], their logarithms up to each token."""
+    decay: tl.tensor
+    """[T, 1]"""
+    between: tl.tensor
+    """[T, T], from the token of a column to that of a row; 0 if it comes later."""
 
 
 @triton.jit
-def places_of(rows_ptr, row):
-    """Return slot, anchor, start, end and new anchor of a row, and its first token of the step."""
-    fields = rows_ptr + row * 8
-    slot, anchor, start = tl.load(fields).to(tl.int64), tl.load(fields + 1), tl.load(fields + 2)
-    return slot, anchor, start, tl.load(fields + 3), tl.load(fields + 4), tl.load(fields + 5)
+def _export(rows, number, slots, position, places, s, mask):
+    """Copy the state behind a position to the records that the row with a number makes there."""
+    export, count = exports_of(rows, number)
+    for _ in range(count):
+        at, record, export = export_at(export, slots.record_stride)
+        tl.store(slots.records + record + places, s, mask=mask & (at == position))
 
 
 @triton.jit
-def _export(exports_ptr, records_ptr, record_stride, rows_ptr, row, position, places, state, mask):
-    """Copy the state behind a position to the records that the row makes there."""
-    export = exports_ptr + 2 * tl.load(rows_ptr + row * 8 + 6)
-    for _ in range(tl.load(rows_ptr + row * 8 + 7)):
-        record = tl.load(export + 1).to(tl.int64) * record_stride
-        tl.store(records_ptr + record + places, state, mask=mask & (tl.load(export) == position))
-        export += 2
+def _block_of(row, begin, TOKENS: tl.constexpr):
+    """Return the `_Block` that begins at a position."""
+    position = begin + tl.arange(0, TOKENS)
+    is_known, is_new = position < row.start, (position >= row.start) & (position < row.stop)
+    return _Block(position, token_of(row, position), (position - row.anchor).to(tl.int64), is_known, is_new)
 
 
 @triton.jit
-def _rows_of(old_ptr, old_row, old_stride, new_ptr, new_row, new_stride, column, is_old, is_new, inside):
-    """Return rows [T, C] of which some are in the tail and others in an input."""
-    old = tl.load(old_ptr + old_row[:, None] * old_stride + column, mask=is_old[:, None] & inside, other=0.0)
-    new = tl.load(new_ptr + new_row[:, None] * new_stride + column, mask=is_new[:, None] & inside, other=0.0)
+def _rows_of(old_ptr, old_stride, new_ptr, new_stride, column, block, inside):
+    """Return rows [T, C] of a block, of which some are in the tail and others in an input."""
+    is_old, is_new = block.is_known[:, None] & inside, block.is_new[:, None] & inside
+    old = tl.load(old_ptr + block.held[:, None] * old_stride + column, mask=is_old, other=0.0)
+    new = tl.load(new_ptr + block.token[:, None] * new_stride + column, mask=is_new, other=0.0)
     return old + new.to(tl.float32)
+
+
+@triton.jit
+def _keys_of(tokens, tail, part, block, sizes: tl.constexpr):
+    """Return k [T, KEYS] of a block."""
+    stride: tl.constexpr = sizes.key_heads * sizes.key_dim
+    return _rows_of(tail.k, stride, tokens.k, tokens.k_stride, part.key, block, part.in_key)
+
+
+@triton.jit
+def _decays_of(tokens, tail, part, block, sizes: tl.constexpr):
+    """Return the `_Decays` of a block."""
+    # The decays of tokens alone are kept, so that this sum over the whole block has one order.
+    g = tl.load(tail.g + block.held * sizes.value_heads, mask=block.is_known, other=0.0)
+    new = tl.load(tokens.g + block.token * sizes.value_heads + part.head, mask=block.is_new, other=0.0)
+    g = tl.cumsum(g + new, 0)
+    j = tl.arange(0, sizes.tokens)
+    between = tl.exp(tl.where(j[:, None] >= j[None, :], g[:, None] - g[None, :], float("-inf")))
+    return _Decays(g, tl.exp(g)[:, None], between)
 
 
 @triton.jit
@@ -82,129 +177,104 @@ def _solved(u, from_state, factors, j, known, count):
 
 
 @triton.jit
-def _recur(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    g_ptr,
-    beta_ptr,
-    out_ptr,
-    s_ptr,
-    k_tail_ptr,
-    u_tail_ptr,
-    g_tail_ptr,
-    records_ptr,
-    rows_ptr,
-    exports_ptr,
-    q_stride,
-    k_stride,
-    v_stride,
-    s_stride,
-    k_tail_stride,
-    u_tail_stride,
-    g_tail_stride,
-    record_stride,
-    KEY_HEADS: tl.constexpr,
-    VALUE_HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    TAKES_TURNS: tl.constexpr,
-    IS_DELTA: tl.constexpr,
-    TOKENS: tl.constexpr,
-    KEYS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    row, head = tl.program_id(0), tl.program_id(1)
-    key_head = head % KEY_HEADS if TAKES_TURNS else head // (VALUE_HEADS // KEY_HEADS)
-    slot, anchor, start, stop, new_anchor, first = places_of(rows_ptr, row)
-    j, d = tl.arange(0, TOKENS), tl.arange(0, KEYS)
-    c = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    in_key, in_value = (d < KEY_DIM)[None, :], (c < VALUE_DIM)[None, :]
-    key, value = key_head * KEY_DIM + d[None, :], head * VALUE_DIM + c[None, :]
-    places = head * KEY_DIM * VALUE_DIM + d[:, None] * VALUE_DIM + c[None, :]
-    in_state = (d < KEY_DIM)[:, None] & in_value
-    k_tail, u_tail = k_tail_ptr + slot * k_tail_stride, u_tail_ptr + slot * u_tail_stride
-    g_tail = g_tail_ptr + slot * g_tail_stride + head
-    state = tl.load(s_ptr + slot * s_stride + places, mask=in_state, other=0.0)
-    begin = anchor
-    while begin < stop:
-        position = begin + j
-        is_known, is_new = position < start, (position >= start) & (position < stop)
-        token, held = (first + position - start).to(tl.int64), (position - anchor).to(tl.int64)
-        k = _rows_of(k_tail, held, KEY_HEADS * KEY_DIM, k_ptr, token, k_stride, key, is_known, is_new, in_key)
-        v = tl.load(v_ptr + token[:, None] * v_stride + value, mask=is_new[:, None] & in_value, other=0.0)
-        held_u = u_tail + held[:, None] * (VALUE_HEADS * VALUE_DIM) + value
-        u = tl.load(held_u, mask=is_known[:, None] & in_value, other=0.0)
-        # The decays of tokens alone are kept, so that this sum over the whole block has one order.
-        g = tl.load(g_tail + held * VALUE_HEADS, mask=is_known, other=0.0)
-        g = tl.cumsum(g + tl.load(g_ptr + token * VALUE_HEADS + head, mask=is_new, other=0.0), 0)
-        decay = tl.exp(g)[:, None]
-        between = tl.exp(tl.where(j[:, None] >= j[None, :], g[:, None] - g[None, :], float("-inf")))
-        if IS_DELTA:
-            beta = tl.load(beta_ptr + token * VALUE_HEADS + head, mask=is_new, other=0.0)[:, None]
-            from_state = beta * (v.to(tl.float32) - decay * tl.dot(k, state, input_precision="tf32x3"))
-            factors = beta * between * tl.dot(k, tl.trans(k), input_precision="tf32x3")
-            u = _solved(u, from_state, factors, j, tl.maximum(start - begin, 0), tl.minimum(stop - begin, TOKENS))
-        else:
-            u += v.to(tl.float32)
-        q = tl.load(q_ptr + token[:, None] * q_stride + key, mask=is_new[:, None] & in_key, other=0.0).to(tl.float32)
-        products = between * tl.dot(q, tl.trans(k), input_precision="tf32x3")
-        out = decay * tl.dot(q, state, input_precision="tf32x3") + tl.dot(products, u, input_precision="tf32x3")
-        to = out_ptr + token[:, None] * (VALUE_HEADS * VALUE_DIM) + value
-        tl.store(to, out, mask=is_new[:, None] & in_value)
-        tl.debug_barrier()
-        if begin >= new_anchor:
-            kept = (position - new_anchor).to(tl.int64)[:, None] * (VALUE_HEADS * VALUE_DIM) + value
-            tl.store(u_tail + kept, u, mask=(position < stop)[:, None] & in_value)
-        begin += TOKENS
-        if (begin <= new_anchor) | (begin < stop):
-            last = tl.sum(tl.where(j == TOKENS - 1, g, 0.0), 0)
-            # Read once more: the registers are full.
-            k = _rows_of(k_tail, held, KEY_HEADS * KEY_DIM, k_ptr, token, k_stride, key, is_known, is_new, in_key)
-            k *= tl.exp(last - g)[:, None]
-            state = tl.exp(last) * state + tl.dot(tl.trans(k), u, input_precision="tf32x3")
-            if begin == new_anchor:
-                tl.store(s_ptr + slot * s_stride + places, state, mask=in_state)
-            _export(exports_ptr, records_ptr, record_stride, rows_ptr, row, begin, places, state, in_state)
+def _updates(tokens, tail, row, part, block, begin, s, k, decays, sizes: tl.constexpr, IS_DELTA: tl.constexpr):
+    """Return u [T, C] of a block, of which the tail has the rows of known tokens."""
+    mask = block.is_new[:, None] & part.in_value
+    v = tl.load(tokens.v + block.token[:, None] * tokens.v_stride + part.value, mask=mask, other=0.0)
+    held = tail.u + block.held[:, None] * (sizes.value_heads * sizes.value_dim) + part.value
+    u = tl.load(held, mask=block.is_known[:, None] & part.in_value, other=0.0)
+    if IS_DELTA:
+        beta = tl.load(tokens.beta + block.token * sizes.value_heads + part.head, mask=block.is_new, other=0.0)
+        beta = beta[:, None]
+        from_state = beta * (v.to(tl.float32) - decays.decay * tl.dot(k, s, input_precision="tf32x3"))
+        factors = beta * decays.between * tl.dot(k, tl.trans(k), input_precision="tf32x3")
+        known, count = tl.maximum(row.start - begin, 0), tl.minimum(row.stop - begin, sizes.tokens)
+        u = _solved(u, from_state, factors, tl.arange(0, sizes.tokens), known, count)
+    else:
+        u += v.to(tl.float32)
+    return u
 
 
 @triton.jit
-def _keep(
-    k_ptr,
-    g_ptr,
-    k_tail_ptr,
-    g_tail_ptr,
-    rows_ptr,
-    k_stride,
-    k_tail_stride,
-    g_tail_stride,
-    KEY_HEADS: tl.constexpr,
-    VALUE_HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr,
-    TOKENS: tl.constexpr,
-    KEYS: tl.constexpr,
+def _store_out(tokens, part, block, s, k, u, decays, sizes: tl.constexpr):
+    """Compute and store the output of new tokens of a block."""
+    in_key, in_value = block.is_new[:, None] & part.in_key, block.is_new[:, None] & part.in_value
+    q = tl.load(tokens.q + block.token[:, None] * tokens.q_stride + part.key, mask=in_key, other=0.0).to(tl.float32)
+    products = decays.between * tl.dot(q, tl.trans(k), input_precision="tf32x3")
+    out = decays.decay * tl.dot(q, s, input_precision="tf32x3") + tl.dot(products, u, input_precision="tf32x3")
+    to = tokens.out + block.token[:, None] * (sizes.value_heads * sizes.value_dim) + part.value
+    tl.store(to, out, mask=in_value)
+
+
+@triton.jit
+def _state_behind(tokens, tail, part, block, s, u, g, sizes: tl.constexpr):
+    """Return the state behind a whole block, given that before it."""
+    last = tl.sum(tl.where(tl.arange(0, sizes.tokens) == sizes.tokens - 1, g, 0.0), 0)
+    # Read once more: the registers are full.
+    k = _keys_of(tokens, tail, part, block, sizes)
+    k *= tl.exp(last - g)[:, None]
+    return tl.exp(last) * s + tl.dot(tl.trans(k), u, input_precision="tf32x3")
+
+
+@triton.jit
+def _recur(
+    tokens,
+    slots,
+    rows,
+    sizes: tl.constexpr,
+    TAKES_TURNS: tl.constexpr,
+    IS_DELTA: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
-    row, head = tl.program_id(0), tl.program_id(1)
-    slot, anchor, start, stop, new_anchor, first = places_of(rows_ptr, row)
-    j, d = tl.arange(0, TOKENS), tl.arange(0, KEYS)
-    key, in_key = head * KEY_DIM + d[None, :], (d < KEY_DIM)[None, :] & (head < KEY_HEADS)
+    row, head = row_of(rows, tl.program_id(0)), tl.program_id(1)
+    key_head = head % sizes.key_heads if TAKES_TURNS else head // (sizes.value_heads // sizes.key_heads)
+    d, c = tl.arange(0, sizes.keys), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    key, value = key_head * sizes.key_dim + d[None, :], head * sizes.value_dim + c[None, :]
+    part = _Part(head, key, value, (d < sizes.key_dim)[None, :], (c < sizes.value_dim)[None, :])
+    places = head * sizes.key_dim * sizes.value_dim + d[:, None] * sizes.value_dim + c[None, :]
+    in_state = (d < sizes.key_dim)[:, None] & part.in_value
+    k_tail, u_tail = slots.k + row.slot * slots.k_stride, slots.u + row.slot * slots.u_stride
+    tail = _Tail(k_tail, u_tail, slots.g + row.slot * slots.g_stride + head)
+    s = tl.load(slots.s + row.slot * slots.s_stride + places, mask=in_state, other=0.0)
+    begin = row.anchor
+    while begin < row.stop:
+        block = _block_of(row, begin, sizes.tokens)
+        k = _keys_of(tokens, tail, part, block, sizes)
+        decays = _decays_of(tokens, tail, part, block, sizes)
+        u = _updates(tokens, tail, row, part, block, begin, s, k, decays, sizes, IS_DELTA)
+        _store_out(tokens, part, block, s, k, u, decays, sizes)
+        tl.debug_barrier()
+        if begin >= row.new_anchor:
+            kept = (block.position - row.new_anchor).to(tl.int64)[:, None] * (sizes.value_heads * sizes.value_dim)
+            tl.store(tail.u + kept + value, u, mask=(block.position < row.stop)[:, None] & part.in_value)
+        begin += sizes.tokens
+        if (begin <= row.new_anchor) | (begin < row.stop):
+            s = _state_behind(tokens, tail, part, block, s, u, decays.g, sizes)
+            if begin == row.new_anchor:
+                tl.store(slots.s + row.slot * slots.s_stride + places, s, mask=in_state)
+            _export(rows, tl.program_id(0), slots, begin, places, s, in_state)
+
+
+@triton.jit
+def _keep(tokens, slots, rows, sizes: tl.constexpr):
+    row, head = row_of(rows, tl.program_id(0)), tl.program_id(1)
+    d = tl.arange(0, sizes.keys)
+    key, in_key = head * sizes.key_dim + d[None, :], (d < sizes.key_dim)[None, :] & (head < sizes.key_heads)
     one = tl.zeros((1, 1), tl.int32)
-    k_tail = k_tail_ptr + slot * k_tail_stride
-    g_tail = g_tail_ptr + slot * g_tail_stride + head
-    begin = new_anchor
-    while begin < stop:
-        position = begin + j
-        is_known, is_new, is_there = position < start, (position >= start) & (position < stop), position < stop
-        token, held = (first + position - start).to(tl.int64), (position - anchor).to(tl.int64)
-        kept = (position - new_anchor).to(tl.int64)[:, None]
-        k = _rows_of(k_tail, held, KEY_HEADS * KEY_DIM, k_ptr, token, k_stride, key, is_known, is_new, in_key)
-        g = _rows_of(g_tail, held, VALUE_HEADS, g_ptr + head, token, VALUE_HEADS, one, is_known, is_new, one == 0)
+    k_tail, g_tail = slots.k + row.slot * slots.k_stride, slots.g + row.slot * slots.g_stride + head
+    k_width: tl.constexpr = sizes.key_heads * sizes.key_dim
+    begin = row.new_anchor
+    while begin < row.stop:
+        block = _block_of(row, begin, sizes.tokens)
+        is_there, kept = block.position < row.stop, (block.position - row.new_anchor).to(tl.int64)[:, None]
+        k = _rows_of(k_tail, k_width, tokens.k, tokens.k_stride, key, block, in_key)
+        g = _rows_of(g_tail, sizes.value_heads, tokens.g + head, sizes.value_heads, one, block, one == 0)
         # All threads have read their part of these rows, and of those before.
         tl.debug_barrier()
-        tl.store(k_tail + kept * (KEY_HEADS * KEY_DIM) + key, k, mask=is_there[:, None] & in_key)
-        tl.store(g_tail + kept * VALUE_HEADS + one, g, mask=is_there[:, None])
+        tl.store(k_tail + kept * k_width + key, k, mask=is_there[:, None] & in_key)
+        tl.store(g_tail + kept * sizes.value_heads + one, g, mask=is_there[:, None])
         tl.debug_barrier()
-        begin += TOKENS
+        begin += sizes.tokens
 
 
 def recurrence(
@@ -225,52 +295,21 @@ def recurrence(
     """
     (_, key_heads, key_dim), (_, value_heads, value_dim), count = k.shape, v.shape, len(rows.rows)
     out = torch.empty(v.shape, dtype=torch.float32, device=v.device)
+    strides = (each.stride(0) for each in (q, k, v))
+    tokens = _Tokens(q, k, v, g, g if beta is None else beta, out, *strides)
+    tensors = state.s, state.k, state.u, state.g, state.records
+    slots = _Slots(*tensors, *(each.stride(0) for each in tensors))
     keys = max(16, triton.next_power_of_2(key_dim))
-    tails = state.k.stride(0), state.u.stride(0), state.g.stride(0)
+    sizes = _Sizes(key_heads, value_heads, key_dim, value_dim, state.block, keys)
     _recur[(count, value_heads, triton.cdiv(value_dim, COLUMNS))](
-        q,
-        k,
-        v,
-        g,
-        g if beta is None else beta,
-        out,
-        state.s,
-        state.k,
-        state.u,
-        state.g,
-        state.records,
-        rows.rows,
-        rows.exports,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        state.s.stride(0),
-        *tails,
-        state.records.stride(0),
-        KEY_HEADS=key_heads,
-        VALUE_HEADS=value_heads,
-        KEY_DIM=key_dim,
-        VALUE_DIM=value_dim,
+        tokens,
+        slots,
+        rows,
+        sizes,
         TAKES_TURNS=state.takes_turns,
         IS_DELTA=beta is not None,
-        TOKENS=state.block,
-        KEYS=keys,
         COLUMNS=COLUMNS,
         num_warps=8,
     )
-    _keep[(count, value_heads)](
-        k,
-        g,
-        state.k,
-        state.g,
-        rows.rows,
-        k.stride(0),
-        tails[0],
-        tails[2],
-        KEY_HEADS=key_heads,
-        VALUE_HEADS=value_heads,
-        KEY_DIM=key_dim,
-        TOKENS=state.block,
-        KEYS=keys,
-    )
+    _keep[(count, value_heads)](tokens, slots, rows, sizes)
     return out
