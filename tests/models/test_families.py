@@ -51,6 +51,7 @@ def load(folder: Path, dtype: str = "float64") -> Decoder:
     return model
 
 
+@functools.cache
 def expected_logits(folder: Path, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     model = tiny_families.load_reference(folder, dtype)
     return [tiny_models.logits(model, prompt) for prompt in PROMPTS]
