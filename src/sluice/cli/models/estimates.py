@@ -61,8 +61,7 @@ def _of_gguf(file: Path, model: ModelConfig) -> tuple[Estimate, str]:
     computes_blocks = model.device == "cpu" and model.cpu_kernels != TORCH and model.dtype in ("auto", "bfloat16")
     estimate = found.estimate(asked, computes_blocks=computes_blocks)
     if estimate.stored is not None:
-        others = f"; {found.dequantized} in 16 bits" if found.dequantized else ""
-        return estimate, f"{found.numbers / 1e6:.0f} million numbers, computed as stored: {found.types}{others}"
+        return estimate, f"{found.numbers / 1e6:.0f} million numbers, computed as stored: {found.types}"
     numbers = _numbers(found.sizes, found.numbers, estimate.quantization)
     return estimate, f"{numbers}, made of {found.types}"
 

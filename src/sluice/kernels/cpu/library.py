@@ -107,6 +107,7 @@ class Library:
         self.functions.sluice_pack_linear.argtypes = packing
         self.functions.sluice_pack_int4.argtypes = packing
         self.functions.sluice_pack_int8.argtypes = [*packing, ctypes.c_void_p]
+        self.functions.sluice_take_grids.argtypes = [ctypes.c_void_p]
         self.functions.sluice_packed_bytes.argtypes = [ctypes.c_int, ctypes.c_int64]
         self.functions.sluice_packed_bytes.restype = ctypes.c_int64
         self.functions.sluice_crc32c.argtypes = [ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
@@ -307,6 +308,14 @@ class Kernels:
             kind: a `StoredType` of `abi.h`.
         """
         return int(self._functions.sluice_packed_bytes(kind, in_features))
+
+    def take_grids(self, grids: int) -> None:
+        """Take the grids of the types that have one, which `pack_blocks` and `embed_rows` need first.
+
+        Args:
+            grids: their address, in the form of `Grids` in `rare_blocks.h`. They are copied once for all levels.
+        """
+        self._functions.sluice_take_grids(grids)
 
     def pack_blocks(self, call: PackBlocksCall) -> None:
         """Pack the blocks of a GGUF file for `grouped_linear`, on all threads."""
