@@ -120,10 +120,11 @@ def check(reply: Reply, *, allowed: ToolUse) -> None:
     assert {call.name for call in reply.calls} <= {tool.name for tool in allowed.callable}
 
 
+@pytest.mark.parametrize("seeds", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "marked"), [(name, marked) for name in FORMATS for marked in (True, False) if marked or name != "openai"]
 )
-def test_what_is_allowed_is_read(name: str, marked: bool) -> None:
+def test_what_is_allowed_is_read(name: str, marked: bool, seeds: int) -> None:
     """A call that was forced would come back as text, or with arguments that the schema forbids."""
     made_by = tokenizer(marked=marked)
     format = ReplyFormat(FORMATS[name])
@@ -131,7 +132,7 @@ def test_what_is_allowed_is_read(name: str, marked: bool) -> None:
         shape = format.shape(use, "", None, made_by.token_to_id if marked else lambda _: None)
         assert shape is not None
         grammar = grammar_of(shape)
-        for seed in range(4):
+        for seed in range(seeds):
             text = sampled(grammar, made_by, seed)
             reply = parsed(format, use, text)
             check(reply, allowed=use)
