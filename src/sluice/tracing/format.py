@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
@@ -226,11 +226,12 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     ends: tuple[End, ...] = ()
 
 
-Record = (
-    Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Loaded | Compiled | AdapterLoaded | Restored | Step
-)
-STRUCTS = (Abort, Nothing, FlushCache, ForgetDevice, Copied, Loaded, Compiled, AdapterLoaded, Restored, Step)
-KINDS: Mapping[str, type[Record]] = {"add": Add} | {str(kind.__struct_config__.tag): kind for kind in STRUCTS}
+Call = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Loaded | Compiled | AdapterLoaded | Restored
+"""What is recorded of one call. A step is recorded when it ends, and stands for two."""
+Record = Call | Step
+KINDS: Mapping[str, type[Record]] = {"add": Add} | {
+    str(kind.__struct_config__.tag): kind for kind in get_args(Record) if kind is not Add
+}
 
 
 class _Head(msgspec.Struct):
