@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from sluice.bench.presets import PRESETS
-from sluice.config import ConfigError, Option, check_values, flag, option, options_of
+from sluice.config import ConfigError, check_values, flag, option, options_of
+from sluice.config.arguments import add_fields, help_of
 
 ENDPOINTS = ("completions", "chat")
 PROMPT_FORMATS = ("ids", "text")
@@ -26,9 +27,7 @@ FAMILIES: tuple[frozenset[str], ...] = (
 class WorkloadOptions:
     """Which requests are sent, and when. `resolve_workload` fills in the options that are not given."""
 
-    preset: str | None = option(
-        None, "named workload; other options change it", unset="none", choices=tuple(PRESETS), metavar="NAME"
-    )
+    preset: str | None = option(None, "named workload; other options change it", unset="none", choices=tuple(PRESETS))
     num_requests: int | None = option(
         None, "number of requests, or of conversations with --turns", unset="32, or all in the schedule", positive=True
     )
@@ -170,26 +169,10 @@ def _add_groups(parser: argparse.ArgumentParser) -> None:
 
 def add_option_group(shown: argparse._ArgumentGroup, group: type, without: Collection[str] = ()) -> None:
     """Add the flags of one group of options, but those named."""
-    for item in fields(group):
-        if item.name in without:
-            continue
-        shown.add_argument(flag(item.name), dest=item.name, **_settings(item))
-
-
-def _settings(item: Field[Any]) -> dict[str, Any]:
-    """Return what argparse takes for one option."""
-    meta: Option = item.metadata["option"]
-    shown = ("off", "on")[item.default] if isinstance(item.default, bool) else item.default
-    settings: dict[str, Any] = {"help": f"{meta.help} (default: {meta.unset or shown})"}
-    type_name = str(item.type)
-    if "bool" in type_name:
-        return settings | {"action": argparse.BooleanOptionalAction}
-    if meta.choices:
-        return settings | {"choices": meta.choices, "metavar": "|".join(meta.choices)}
-    if item.name in SEVERAL:
-        settings["nargs"] = "+"
-    kind = float if "float" in type_name else int if "int" in type_name else str
-    return settings | {"type": kind, "metavar": meta.metavar}
+    add_fields(shown, group, {*without, *SEVERAL})
+    for name, meta in options_of(group):
+        if name in SEVERAL:
+            shown.add_argument(flag(name), dest=name, nargs="+", metavar=meta.metavar, help=help_of(meta, None))
 
 
 def options_from(given: Mapping[str, Any]) -> BenchOptions:
