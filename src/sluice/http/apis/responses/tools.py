@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from sluice.http.apis.responses.names import flat_name
 from sluice.http.base.body import kind_of
 from sluice.http.base.errors import bad_request, require
 from sluice.http.base.unknown_fields import ignore
@@ -152,3 +151,12 @@ def _tools(place: str, content: dict[str, Any], namespace: str = "") -> Iterator
             yield Tool(
                 flat_name(namespace, name), description, parameters, strict, f"{place}.parameters", namespace=namespace
             )
+
+
+SEPARATOR = "__"
+"""Between a namespace and a name, as in the names that clients of MCP make."""
+
+
+def flat_name(namespace: str, name: str) -> str:
+    """Return the name of a tool as the model sees it."""
+    return f"{namespace}{SEPARATOR}{name}" if namespace else name
