@@ -90,7 +90,7 @@ def tools_of(tools: list[dict[str, Any]], choice: Any, *, is_parallel: bool) -> 
         ApiError: 400, naming the field.
     """
     found = [tool for index, each in enumerate(tools) for tool in _tools(f"tools[{index}]", each)]
-    checked = checked_tools("tools", found, names=("name", "parameters"))
+    checked = checked_tools(found, names=("name", "parameters"))
     if isinstance(choice, dict):
         return _chosen(checked, choice, is_parallel=is_parallel)
     got = shown(choice) if isinstance(choice, str) else kind_of(choice)
