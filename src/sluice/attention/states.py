@@ -281,7 +281,6 @@ class StateStep(NamedTuple):
     """[B] tokens of each row"""
 
     def split(self) -> Iterator[StateRow]:
-        """Yield the rows."""
         return self.rows.split(self.q_lens)
 
 

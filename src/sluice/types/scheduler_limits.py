@@ -148,7 +148,6 @@ class WorkItems(NamedTuple):
         return wide * (self.wide_groups + 1) + (layer - wide) * (self.groups + 1)
 
     def groups_of(self, layer: int) -> int:
-        """Return the groups of a layer."""
         return self.wide_groups if layer < self.wide_layers else self.groups
 
     def rests(self, count: int) -> int:
