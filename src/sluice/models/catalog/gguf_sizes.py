@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-            sizes,
-            _counted(model),
 from pathlib import Path
 from typing import NamedTuple
 
 from sluice.models.block_types import BLOCK_TYPES
 from sluice.models.catalog.estimate import Estimate, StoredBytes
-            sizes,
-            _counted(model),
+from sluice.models.catalog.read_sizes import sizes_of
+from sluice.models.catalog.sizes import NUMBER_BYTES, ModelSizes
+from sluice.models.checkpoint import Fields
+from sluice.models.formats.gguf_config import METHOD, model_config
 from sluice.models.formats.gguf_open import open_gguf
 from sluice.text.gguf.file import TensorInfo
 from sluice.text.gguf.model import GGUFModel
