@@ -62,7 +62,7 @@ def _waits(results: Path) -> Panel:
     }
     return Panel(
         "Four answers are written while prompts of 2,000 tokens are read: the wait for a next token",
-        "99% of all waits are no longer. SmolLM2-135M in eight bits (vLLM: bfloat16). Others wait longer with their defaults.",
+        "99% of all waits are no longer. SmolLM2-135M in eight bits (vLLM: bfloat16). Others' defaults wait longer.",
         [Bar(name, found[label]["decoders' ITL p99"], name.startswith("Sluice")) for label, name in names.items()],
     )
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from sluice.assembly.adapters import bank_of
+from sluice.assembly.adapter_loader import bank_of
 from sluice.assembly.devices import TORCH, resolve_here
 from sluice.assembly.diffusion import with_diffusion, with_pages_of_blocks
 from sluice.assembly.drafting import DraftSetup, load_drafter

@@ -32,7 +32,7 @@ from sluice.models.quantized import QuantizedLinear
 from sluice.models.stored_blocks import StoredBlocks
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
-from sluice.testing.groups import thread_members
+from thread_groups import thread_members
 
 LIBRARY = library()
 
