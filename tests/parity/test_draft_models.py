@@ -25,7 +25,7 @@ from sluice.scheduler.request import Request
 PROMPTS = [tiny_models.prompt(length, seed) for seed, length in enumerate((61, 5, 34, 1))]
 PROMPTS += [PROMPTS[0][:40] + PROMPTS[2], PROMPTS[0], PROMPTS[2]]
 """With prefixes in common, so that some come from the cache."""
-ENDLESS = {"max_tokens": 24, "ignore_eos": True}
+ENDLESS = {"max_tokens": 16, "ignore_eos": True}
 PARAMS = [
     SamplingParams(**ENDLESS, temperature=0.0),
     SamplingParams(**ENDLESS, seed=3),
@@ -33,7 +33,7 @@ PARAMS = [
     SamplingParams(**ENDLESS, seed=5, temperature=1.2, top_p=0.9),
     SamplingParams(**ENDLESS, seed=6, frequency_penalty=0.8, repetition_penalty=1.4),
     SamplingParams(**ENDLESS, temperature=0.0, n=2),
-    SamplingParams(max_tokens=40, seed=9, min_p=0.05, logit_bias={2: 3}, min_tokens=5),
+    SamplingParams(max_tokens=24, seed=9, min_p=0.05, logit_bias={2: 3}, min_tokens=5),
 ]
 MODES: dict[str, dict[str, Any]] = {
     "plain": {"max_total_tokens": 1024, "page_size": 16},
