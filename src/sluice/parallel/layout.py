@@ -31,6 +31,10 @@ class Layout:
         """Return the place of a rank."""
         return Place(self, *divmod(rank, self.tensor_size))
 
+    def stages(self, num_layers: int) -> tuple[range, ...]:
+        """Return the layers of each stage."""
+        return tuple(Place(self, stage).layers(num_layers) for stage in range(self.pipeline_size))
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
