@@ -51,25 +51,25 @@ def panels(results: Path) -> list[Panel]:
 
 def _waits(results: Path) -> Panel:
     """How long streams wait beside long prompts, by `interference.py`."""
-    ours, vllm = (_read(results / name)["medians_in_seconds"] for name in ("qwen3-0.6b.json", "qwen3-0.6b-vllm.json"))
-    p99 = "decoders' ITL p99"
+    found = read(results / "interference-smollm2.json")["medians_in_seconds"]
+    names = {
+        "sluice-int8-4x": "Sluice, --itl-target 4x",
+        "openvino-int8-f32-64": "OpenVINO 2026.4, chunks of 64",
+        "sluice-int8-default": "Sluice, the default (8x)",
+        "sluice-int8-128": "Sluice, chunks of 128",
+        "vllm-bf16-64": "vLLM 0.32, chunks of 64",
+        "llama.cpp-q8_0-64": "llama.cpp, chunks of 64",
+    }
     return Panel(
-        "Four answers are written while prompts of 4,000 tokens are read: the wait for a next token",
-        "99% of all waits are no longer. Qwen3-0.6B shape, bfloat16; Sluice: medians of two rounds, vLLM: one round.",
-        [
-            Bar("Sluice, chunks of 128 (default)", ours["128"][p99], is_ours=True),
-            Bar("Sluice, chunks of 256", ours["256"][p99], is_ours=True),
-            Bar("vLLM 0.32, chunks of 256", vllm["256"][p99], is_ours=False),
-            Bar("vLLM 0.32, chunks of 2,048", vllm["2048"][p99], is_ours=False),
-            Bar("Sluice, no chunks", ours["off"][p99], is_ours=True),
-            Bar("vLLM 0.32, no chunks", vllm["off"][p99], is_ours=False),
-        ],
+        "Four answers are written while prompts of 2,000 tokens are read: the wait for a next token",
+        "99% of all waits are no longer. SmolLM2-135M in eight bits (vLLM: bfloat16). Others' defaults wait longer.",
+        [Bar(name, found[label]["decoders' ITL p99"], name.startswith("Sluice")) for label, name in names.items()],
     )
 
 
 def _int8(results: Path) -> list[Panel]:
     """Steps with weights of eight bits, by `cpu_peers.py`."""
-    rows = _read(results / "cpu_peers_int8.json")["rows"]
+    rows = read(results / "cpu_peers_int8.json")["rows"]
     names = {"sluice:int8": "Sluice", "openvino:int8": "OpenVINO 2026.4", "llama.cpp:q8_0": "llama.cpp"}
 
     def bars(row: str, value: str, suffix: str) -> list[Bar]:
@@ -94,16 +94,16 @@ def chart(shown: Sequence[Panel]) -> str:
     """Return the SVG."""
     parts, y = [], 0.0
     for panel in shown:
-        parts += [_text(16, y + 26, panel.title, "head"), _text(16, y + 43, panel.note, "note")]
+        parts += [text(16, y + 26, panel.title, "head"), text(16, y + 43, panel.note, "note")]
         y += TITLE + 8
         longest = max(bar.seconds for bar in panel.bars)
         for bar in panel.bars:
             length = bar.seconds / longest * (WIDTH - LEFT - RIGHT)
             kind, weight = ("ours", "bold") if bar.is_ours else ("other", "")
             parts += [
-                _text(LEFT - 10, y + 14, bar.label, weight, "end"),
+                text(LEFT - 10, y + 14, bar.label, weight, "end"),
                 f'<rect class="{kind}" x="{LEFT}" y="{y:g}" width="{length:.1f}" height="{BAR}" rx="2"/>',
-                _text(LEFT + length + 8, y + 14, in_words(bar.seconds), weight),
+                text(LEFT + length + 8, y + 14, in_words(bar.seconds), weight),
             ]
             y += BAR + GAP
         y += SPACE
@@ -119,7 +119,7 @@ def chart(shown: Sequence[Panel]) -> str:
             f"<style>{STYLE}</style>",
             f'<rect class="page" width="{WIDTH}" height="{height:g}" rx="12"/>',
             *parts,
-            _text(16, height - 14, foot, "note"),
+            text(16, height - 14, foot, "note"),
             "</svg>\n",
         ]
     )
@@ -129,12 +129,12 @@ def in_words(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.{0 if seconds >= 0.1 else 1}f} ms"
 
 
-def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
     of = f' class="{kind}"' if kind else ""
     return f'<text{of} x="{x:.1f}" y="{y:g}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
-def _read(path: Path) -> Any:
+def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 

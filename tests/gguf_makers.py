@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import gguf_states
 
 WITHOUT_QUANTIZER = {
-    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), slice(0, 2)),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S"), slice(0, 2)),
     "Q4_K": slice(0, 4),
     "Q2_K": slice(80, 84),
     "Q3_K": slice(108, 110),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from sluice.kv.digests import page_digests
@@ -99,7 +100,11 @@ def named(node: Node) -> tuple[bytes, Page]:
     path = [node]
     while path[-1].parent is not None and path[-1].parent.parent is not None:
         path.append(path[-1].parent)
-    keys = [tokens_of(each.key) for each in reversed(path)]
-    extra_key = namespace_of(node)
+    return _named_by(tuple(each.key for each in reversed(path)), namespace_of(node))
+
+
+@lru_cache(1 << 14)
+def _named_by(path: tuple[bytes, ...], extra_key: str) -> tuple[bytes, Page]:
+    keys = [tokens_of(key) for key in path]
     digests = list(page_digests([token for key in keys for token in key], len(keys[0]), extra_key))
     return digests[-1], Page(digests[-2] if len(digests) > 1 else None, keys[-1], extra_key)

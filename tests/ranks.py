@@ -34,9 +34,9 @@ from sluice.runner.parallel.tokens import exchange_last_tokens
 from sluice.runner.runner import TorchRunner
 from sluice.storage.copies import NoTiers, PageCopies
 from sluice.storage.host_tier import HostTier
-from sluice.testing.groups import thread_members
-from sluice.testing.links import ThreadLeaderLink
 from sluice.types import Submit
+from thread_groups import thread_members
+from thread_links import ThreadLeaderLink
 from worlds import Bench
 
 

@@ -30,7 +30,7 @@ def loaded(**options: Any) -> LoadedModel:
 
 def scored(**options: Any) -> torch.Tensor:
     """Log-probabilities of the prompt's tokens, computed in two chunks."""
-    params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, prompt_logprobs=0)
+    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, prompt_logprobs=0)
     with LLM(any_checkpoint(), **SMALL, chunked_prefill_size=8, **options) as llm:
         (result,) = llm.generate([PROMPT], params)
     assert result.prompt_logprobs is not None

@@ -50,7 +50,7 @@ ARROWS = {
         "fleet": "types config kv engine models assembly process routing http",
         "llm": "types config engine text assembly process",
         "cli": "version types config text models device storage tracing assembly bench sim http fleet llm",
-        "testing": "types kv scheduler engine parallel attention device runner",
+        "testing": "types kv scheduler engine attention device runner",
         "__init__": "types config llm",
         "__main__": "cli",
     }.items()

@@ -10,6 +10,7 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -149,10 +150,20 @@ def logits(reference: transformers.PreTrainedModel, token_ids: Sequence[int]) ->
         return reference(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
 
 
-def greedy(reference: transformers.PreTrainedModel, token_ids: Sequence[int], max_tokens: int) -> list[int]:
-    """Return transformers' most likely continuation, each token from a full forward without a cache."""
+def greedy(
+    reference: transformers.PreTrainedModel, token_ids: Sequence[int], max_tokens: int, guess: Sequence[int] = ()
+) -> list[int]:
+    """Return transformers' most likely continuation, each token from a full forward without a cache.
+
+    Args:
+        guess: a continuation, right or wrong, such as ours. Up to its first wrong token one forward is enough for all.
+    """
     tokens = list(token_ids)
-    for _ in range(max_tokens):
+    if guess:
+        likeliest = logits(reference, [*token_ids, *guess[: max_tokens - 1]])[len(token_ids) - 1 :].argmax(-1).tolist()
+        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(guess, likeliest, strict=False)))
+        tokens += likeliest[: right + 1]
+    while len(tokens) < len(token_ids) + max_tokens:
         tokens.append(int(logits(reference, tokens)[-1].argmax()))
     return tokens[len(token_ids) :]
 

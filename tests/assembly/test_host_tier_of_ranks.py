@@ -31,9 +31,9 @@ from sluice.engine.engine import Engine
 from sluice.engine.messages import Submit
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import Member
-from sluice.testing.groups import thread_members
-from sluice.testing.links import ThreadFollowerLink, ThreadLeaderLink
 from sluice.types.request_limits import LimitError
+from thread_groups import thread_members
+from thread_links import ThreadFollowerLink, ThreadLeaderLink
 from tier_schedules import BlockingLink, greedy, run_out
 
 PROMPTS = [tiny_models.prompt(40, seed) for seed in range(4)]

@@ -112,7 +112,7 @@ def test_a_server_that_streams_nothing_ends_with_1(capsys: pytest.CaptureFixture
         (["bench", "--model", "m", "--endpoint", "chat"], "--endpoint chat and --prompt-format text need --url"),
         (["bench", "--model", "m", "--api-key", "k"], "--api-key needs --url, got --model"),
         (["bench", "--model", "m", "--page-size", "3"], "page"),
-        (["bench", "--url", "http://a", "--preset", "x"], "invalid choice: 'x'"),
+        (["bench", "--url", "http://a", "--preset", "x"], "--preset must be one of rosellm, "),
         (["bench", "--url", "http://a", "--goodput", "speed:1"], "--goodput takes NAME:MILLISECONDS"),
         (["bench", "--url", "http://a", "--prompt-tokens", "many"], "--prompt-tokens must be a number of tokens"),
         (["bench", "--url", "http://a", "--json", "nowhere/at/all.json"], "--json must name a file in a folder that"),

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.bench.options import PRESETS, options_from, resolve_workload
+from sluice.bench.options import options_from, resolve_workload
+from sluice.bench.presets import PRESETS
 from sluice.bench.workload import (
     FixedLength,
     LogNormal,

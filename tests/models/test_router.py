@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
-from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
-from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
-from transformers.models.granitemoe.modeling_granitemoe import GraniteMoeTopKRouter
-from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeTopKRouter
-from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
-from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeTopKRouter
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
-from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextTopKRouter
 
 import tiny_models
 from sluice.models.router import Router, Score
@@ -41,35 +31,37 @@ SIZES: dict[str, Any] = {
 COMMON: dict[str, Any] = {"experts": EXPERTS, "chosen": CHOSEN}
 GROUPED: dict[str, Any] = {"groups": 4, "chosen_groups": 2, "scale": 2.5}
 V3: dict[str, Any] = {"score": Score.SIGMOID, "has_select_bias": True, "group_score": 2, "renorm_eps": 1e-20, **GROUPED}
-CASES: dict[str, tuple[Callable[[Any], torch.nn.Module], dict[str, Any], dict[str, Any]]] = {
-    "qwen3-moe": (Qwen3MoeTopKRouter, {"norm_topk_prob": False}, {}),
-    "qwen3-moe, normed": (Qwen3MoeTopKRouter, {}, {"renorm_eps": 0.0}),
-    "qwen3-next": (Qwen3NextTopKRouter, {}, {"renorm_eps": 0.0}),
-    "qwen3.5-moe": (Qwen3_5MoeTopKRouter, {}, {"renorm_eps": 0.0}),
-    "mixtral": (MixtralTopKRouter, {}, {"renorm_eps": 0.0}),
-    "gpt-oss": (GptOssTopKRouter, {}, {"chooses_first": True, "has_bias": True}),
-    "granite": (GraniteMoeTopKRouter, {}, {"chooses_first": True}),
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "qwen3-moe": ("qwen3_moe.Qwen3MoeTopKRouter", {"norm_topk_prob": False}, {}),
+    "qwen3-moe, normed": ("qwen3_moe.Qwen3MoeTopKRouter", {}, {"renorm_eps": 0.0}),
+    "qwen3-next": ("qwen3_next.Qwen3NextTopKRouter", {}, {"renorm_eps": 0.0}),
+    "qwen3.5-moe": ("qwen3_5_moe.Qwen3_5MoeTopKRouter", {}, {"renorm_eps": 0.0}),
+    "mixtral": ("mixtral.MixtralTopKRouter", {}, {"renorm_eps": 0.0}),
+    "gpt-oss": ("gpt_oss.GptOssTopKRouter", {}, {"chooses_first": True, "has_bias": True}),
+    "granite": ("granitemoe.GraniteMoeTopKRouter", {}, {"chooses_first": True}),
     "lfm2-moe": (
-        Lfm2MoeTopKRouter,
+        "lfm2_moe.Lfm2MoeTopKRouter",
         {},
         {"score": Score.SIGMOID, "has_select_bias": True, "renorm_eps": 1e-6, "scale": 2.5},
     ),
-    "deepseek-v2": (DeepseekV2TopkRouter, {}, {"scale": 2.5, "is_wide": True}),
+    "deepseek-v2": ("deepseek_v2.DeepseekV2TopkRouter", {}, {"scale": 2.5, "is_wide": True}),
     "deepseek-v2, groups": (
-        DeepseekV2TopkRouter,
+        "deepseek_v2.DeepseekV2TopkRouter",
         {"topk_method": "group_limited_greedy"},
         {"is_wide": True, **GROUPED},
     ),
-    "deepseek-v3": (DeepseekV3TopkRouter, {}, {"is_wide": True, **V3}),
-    "gemma4": (Gemma4TextRouter, {}, {"renorm_eps": 0.0}),
+    "deepseek-v3": ("deepseek_v3.DeepseekV3TopkRouter", {}, {"is_wide": True, **V3}),
+    "gemma4": ("gemma4.Gemma4TextRouter", {}, {"renorm_eps": 0.0}),
 }
-"""Name -> transformers' router, its config, and the options of ours."""
+"""Name -> transformers' router, which is imported when it is needed, its config, and the options of ours."""
 
 
 def theirs(name: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Return the logits that a router with random weights computes, their select bias, and its choice."""
     kind, fields, options = CASES[name]
-    module = kind(SimpleNamespace(**SIZES | fields)).double()
+    family, _, router = kind.partition(".")
+    modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    module = getattr(modeling, router)(SimpleNamespace(**SIZES | fields)).double()
     draw = torch.Generator().manual_seed(1)
     select_bias = torch.randn(EXPERTS, generator=draw) / 4 if options.get("has_select_bias") else None
     with tiny_models.exact(torch.float64), torch.no_grad():

@@ -26,7 +26,7 @@ from sluice.models.loader import load_model
 from sluice.models.packers import NativePacker
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import Member
-from sluice.testing.groups import run_ranks, thread_members
+from thread_groups import run_ranks, thread_members
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = tuple(tiny_models.prompt(length, seed) for seed, length in enumerate((25, 1, 12)))

@@ -19,7 +19,7 @@ from sluice.models.hub import resolve_checkpoint
 from sluice.models.quantized import QuantizedLinear
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
-from sluice.testing.groups import thread_members
+from thread_groups import thread_members
 
 INPUTS = (0, 0, 0, 1, 0, 0, 1)
 """Whether q, k, v, o, gate, up and down are cut by their inputs."""

@@ -7,7 +7,7 @@ import torch
 
 from sluice.parallel.group import Alone, Group, GroupError
 from sluice.parallel.layout import Layout
-from sluice.testing.groups import ThreadGroup, run_ranks
+from thread_groups import ThreadGroup, run_ranks
 
 
 def test_a_rank_that_is_alone_has_what_it_gives() -> None:

@@ -1,5 +1,8 @@
 """The same prompts in eight lives, in each of the families: token for token what transformers generates in float64.
 
+`make test` has two families in all lives, and the others in one each, by turns. The logits of each family, in chunks
+beside those of other prompts, are compared in `tests/models/test_families.py`.
+
 A prompt is computed whole, in chunks, from the prefix cache, beside others, again after it was preempted, again after
 the device's state was lost, with drafts of which most are rejected, and layer by layer between the steps of others.
 """
@@ -7,7 +10,7 @@ the device's state was lost, with drafts of which most are rejected, and layer b
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,8 @@ LONG = prompts_of(150, 70, 135, 12)
 """For families whose layers have a state: longer than a block of tokens behind which it is kept."""
 Life = Callable[[Path, Prompts], list[list[int]]]
 """Returns what the model in a folder generates for the prompts."""
+Expected = Callable[[str, list[list[int]]], list[list[int]]]
+"""Returns what transformers generates with a family; quickly, if that was guessed."""
 
 
 def room(prompts: Prompts) -> int:
@@ -187,21 +192,31 @@ def sliced(folder: Path, prompts: Prompts) -> list[list[int]]:
 LIVES: tuple[Life, ...] = (whole, chunked, cached, mixed, preempted, recovered, drafted, sliced)
 UNEQUAL = ("gemma4", "gemma4-31b")
 """Families whose layers have keys and values of different sizes, which tiers and draft models keep, too."""
-USUALLY = {"gemma3": LIVES, "lfm2": LIVES, "qwen3.5": (cached, drafted)}
-"""Families -> lives that are tested beside `mixed` and `chunked` each time."""
+IN_ALL = ("gemma3", "lfm2")
 
 
 def of_family(family: str) -> Prompts:
     return LONG if family in tiny_families.WITH_STATES else USUAL
 
 
-CASES = [
-    (family, life) if life in (mixed, chunked, *USUALLY.get(family, ())) else slow(family, life)
-    for family in tiny_families.FAMILIES
-    for life in LIVES
-    if not (family in tiny_families.WITH_STATES and life in (cached, preempted))  # see test_state_lives.py
-]
-CASES += [(family, life) for family in UNEQUAL for life in (guessed, from_host, from_disk)]
+def lives_of(family: str) -> Sequence[Life]:
+    """Return all lives of a family."""
+    if family in tiny_families.WITH_STATES:  # see test_state_lives.py
+        return [life for life in LIVES if life not in (cached, preempted)]
+    return LIVES
+
+
+def cases() -> Iterator[Any]:
+    """Yield families and lives, marked slow but for one life of each family and all of two families."""
+    for number, family in enumerate(tiny_families.FAMILIES):
+        every = lives_of(family)
+        for life in every:
+            # By this offset gated delta nets and Mamba-2 meet drafts that are rejected.
+            is_fast = family in IN_ALL or life is every[(number + 4) % len(every)]
+            yield (family, life) if is_fast else slow(family, life)
+    # Whether layers of different sizes reach each tier whole shows in one family of them.
+    for life in (guessed, from_host, from_disk):
+        yield from ((UNEQUAL[0], life), slow(UNEQUAL[1], life))
 
 
 @pytest.fixture(scope="module")
@@ -216,18 +231,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Callable[[str], Path]) -> Callable[[str], list[list[int]]]:
-    @functools.cache
-    def tokens(family: str) -> list[list[int]]:
-        reference = tiny_families.load_reference(folder(family), torch.float64)
-        return [tiny_models.greedy(reference, prompt, MAX_TOKENS) for prompt in of_family(family)]
+def expected(folder: Callable[[str], Path]) -> Expected:
+    known: dict[str, list[list[int]]] = {}
+
+    def tokens(family: str, guesses: list[list[int]]) -> list[list[int]]:
+        if family not in known:
+            reference = tiny_families.load_reference(folder(family), torch.float64)
+            prompts = zip(of_family(family), guesses, strict=True)
+            known[family] = [tiny_models.greedy(reference, prompt, MAX_TOKENS, guess) for prompt, guess in prompts]
+        return known[family]
 
     return tokens
 
 
-@pytest.mark.parametrize(("family", "life"), CASES, ids=lambda value: getattr(value, "__name__", value))
-def test_a_life_changes_no_token(
-    family: str, life: Life, folder: Callable[[str], Path], expected: Callable[[str], list[list[int]]]
-) -> None:
-    assert all(token < VOCAB_SIZE for tokens in expected(family) for token in tokens)
-    assert life(folder(family), of_family(family)) == expected(family)
+@pytest.mark.parametrize(("family", "life"), [*cases()], ids=lambda value: getattr(value, "__name__", value))
+def test_a_life_changes_no_token(family: str, life: Life, folder: Callable[[str], Path], expected: Expected) -> None:
+    found = life(folder(family), of_family(family))
+    assert all(token < VOCAB_SIZE for tokens in expected(family, found) for token in tokens)
+    assert found == expected(family, found)

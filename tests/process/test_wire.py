@@ -13,7 +13,6 @@ from sluice.config import EngineConfig
 from sluice.engine.messages import (
     Abort,
     AdapterRead,
-    Copied,
     LoadAdapter,
     OfferPages,
     PagesOffered,
@@ -52,7 +51,6 @@ from sluice.types import (
     AdapterInfo,
     AdapterUse,
     Bound,
-    CopyDone,
     FinishReason,
     Occupancy,
     Output,
@@ -207,7 +205,6 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Stats, IDS, OCCUPANCY, st.none() | RECORD, TOTALS, IDS, st.lists(PROMPT, max_size=2).map(tuple)),
     st.builds(Abort, IDS, REASONS),
     st.just(Shutdown()),
-    st.builds(Copied, st.lists(st.builds(CopyDone, IDS, IDS, st.none() | st.text()), max_size=3).map(tuple)),
     st.builds(Outputs, st.lists(OUTPUT, max_size=3).map(tuple)),
     st.builds(
         Ready,

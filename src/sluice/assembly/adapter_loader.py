@@ -10,11 +10,15 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
+from sluice.config import ConfigError, EngineConfig
 from sluice.engine.messages import AdapterLoaded, AdapterRead, LoadAdapter, Message
-from sluice.models.adapter_bank import AdapterBank
-from sluice.models.adapters import Adapter
+from sluice.models.adapters.adapter import Adapter
+from sluice.models.adapters.bank import AdapterBank
+from sluice.models.base import PagedLM
+from sluice.models.decoder import Decoder
 from sluice.runner.grammar.compiler import be_nicer
 from sluice.types import AdapterInfo, AdapterSwap
 
@@ -173,3 +177,28 @@ def in_one_line(error: Exception) -> str:
         return text
     LOGGER.error("an adapter could not be loaded", exc_info=error)
     return f"{type(error).__name__}: {text}"
+
+
+def bank_of(config: EngineConfig, model: PagedLM, folder: Path) -> AdapterBank | None:
+    """Return the adapters beside a model, for which all memory is allocated now; None: the options ask for none.
+
+    Args:
+        folder: of the model, or its GGUF file.
+
+    Raises:
+        ConfigError: the model takes none.
+    """
+    limits = config.lora.limits()
+    if limits is None:
+        return None
+    if not isinstance(model, Decoder):
+        raise ConfigError(
+            f"--enable-lora: {model.spec.architecture} runs through transformers, beside whose weights there are no"
+            " adapters; leave it out"
+        )
+    if model.spec.diffusion is not None:
+        raise ConfigError(
+            f"--enable-lora: adapters of {model.spec.architecture}, a model of block diffusion, are not"
+            " supported; leave it out"
+        )
+    return AdapterBank(model, limits, folder if folder.is_dir() else None)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from sluice.assembly.adapters import bank_of
+from sluice.assembly.adapter_loader import bank_of
 from sluice.assembly.devices import TORCH, resolve_here
 from sluice.assembly.diffusion import with_diffusion, with_pages_of_blocks
 from sluice.assembly.drafting import DraftSetup, load_drafter
@@ -284,8 +284,7 @@ def how_held(spec: ModelSpec, stored_as: Quantization) -> str:
     if spec.quantization == "none" or (is_in_blocks and not stored_as.kept):
         return f"dequantised to {_name(spec.dtype)}"
     if is_in_blocks:
-        others = f", but for {stored_as.dequantized}: dequantised to {_name(spec.dtype)}"
-        return "computed as stored" + (others if stored_as.dequantized else "")
+        return "computed as stored"
     kind = spec.quantization.removesuffix(AS_STORED)
     return f"{'computed in' if stored_as.kept else 'quantised again to'} {kind}"
 

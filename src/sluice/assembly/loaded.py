@@ -35,7 +35,7 @@ from sluice.engine.trace import ChunkLog, PacingLog, RecentSteps, TraceSink
 from sluice.engine.transfer import Handover
 from sluice.kernels.cpu.library import Kernels
 from sluice.kv.events import NO_EVENTS, EventLog, NoEvents
-from sluice.models.adapter_bank import AdapterBank
+from sluice.models.adapters.bank import AdapterBank
 from sluice.models.base import PagedLM
 from sluice.models.decoder import Decoder
 from sluice.models.spec import ModelSpec

@@ -60,19 +60,6 @@ class OtherRanks(Protocol):
         ...
 
 
-class Led(Protocol):
-    """What an engine's parts need to know of other ranks."""
-
-    member: Member
-    agree: Agree | None
-    publish: Publish
-    elsewhere: OtherRanksResult | None
-
-    def over(self, runner: TorchRunner) -> Runner:
-        """Return the runner of all ranks, once they await steps."""
-        ...
-
-
 class NoOthers:
     """For the engine of one process."""
 

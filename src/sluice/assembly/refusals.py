@@ -148,3 +148,17 @@ def _refuse_fraction(config: EngineConfig, device_type: str) -> None:
         )
     if tokens is not None:
         raise ConfigError(f"{name} {fraction} has no effect with --max-total-tokens {tokens}")
+
+
+def check_context(length: int | None, own: int) -> None:
+    """Check `--context-length`.
+
+    Args:
+        length: its value, in tokens.
+        own: the context of the model, in tokens.
+
+    Raises:
+        ConfigError: the model's context is shorter.
+    """
+    if length is not None and not 2 <= length <= own:
+        raise ConfigError(f"--context-length must be from 2 to the model's context of {own} tokens, got {length}")

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from sluice.assembly.context import check_context
 from sluice.assembly.devices import TORCH
 from sluice.assembly.diffusion import check_architecture
+from sluice.assembly.refusals import check_context
 from sluice.assembly.resolve import Resolution
 from sluice.assembly.small_operations import fuse_small_operations
 from sluice.config import MemoryShortage, ModelConfig

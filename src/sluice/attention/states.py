@@ -52,11 +52,6 @@ class StateSpec:
     """Which k head a value head h shares: with r value heads for each of n k heads, h // r; if True, h % n."""
 
     @property
-    def is_recurrent(self) -> bool:
-        """Whether there is an S, and not only columns."""
-        return self.value_heads > 0
-
-    @property
     def state_dtype(self) -> torch.dtype:
         """Of S and of the tail: float64 for a model in float64, else float32."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
@@ -286,7 +281,6 @@ class StateStep(NamedTuple):
     """[B] tokens of each row"""
 
     def split(self) -> Iterator[StateRow]:
-        """Yield the rows."""
         return self.rows.split(self.q_lens)
 
 

@@ -114,7 +114,7 @@ def itls(records: Iterable[Record]) -> list[float]:
     return [gap.seconds for record in records for gap in gaps(record)]
 
 
-def prefill_windows(records: Iterable[Record], kind: str = LONG) -> list[Span]:
+def prefill_windows(records: Iterable[Record]) -> list[Span]:
     """Return the periods from the send of each long request to its first token, or its end if none came.
 
     Those that overlap are joined.
@@ -123,7 +123,7 @@ def prefill_windows(records: Iterable[Record], kind: str = LONG) -> list[Span]:
     for start, end in sorted(
         (record.sent, record.ended if record.first_token is None else record.first_token)
         for record in records
-        if record.kind == kind
+        if record.kind == LONG
     ):
         if found and start <= found[-1].end:
             found[-1] = Span(found[-1].start, max(found[-1].end, end))

@@ -1,84 +1,18 @@
-"""The options of `sluice bench` and `sluice compare`, each defined once, and the presets. Loads nothing heavy."""
+"""The options of `sluice bench` and `sluice compare`, each defined once. Loads nothing heavy."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from sluice.config import ConfigError, Option, check_values, flag, option, options_of
+from sluice.bench.presets import PRESETS
+from sluice.config import ConfigError, check_values, flag, option, options_of
+from sluice.config.arguments import add_fields, help_of
 
 ENDPOINTS = ("completions", "chat")
 PROMPT_FORMATS = ("ids", "text")
-ROSELLM = {"prompt_tokens": "2", "max_new_tokens": 32, "ignore_eos": True}
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    # RoseLLM's published measurement of a prefill budget: three short prompts, then one 64 times as long.
-    "rosellm": ROSELLM | {"num_requests": 32, "submit_interval_ms": 20.0, "prompt_repeats": "1,1,1,64"},
-    # The same with prompts that are long for today's machines too.
-    "rosellm-long": ROSELLM | {"num_requests": 32, "submit_interval_ms": 20.0, "prompt_repeats": "1,1,1,384"},
-    # Bursts whose prompts are each within RoseLLM's budget of 224 tokens, and together more than three times over it.
-    "rosellm-burst": ROSELLM
-    | {"num_requests": 64, "burst_size": 16, "burst_interval_ms": 400.0, "prompt_repeats": "1,1,1,96"},
-    # Four streams, and two very long prompts that arrive among them.
-    "interference": {
-        "background": 4,
-        "background_prompt_tokens": "64",
-        "background_output_tokens": "128",
-        "at_ms": "2000,8000",
-        "prompt_tokens": "4000",
-        "max_new_tokens": 16,
-        "ignore_eos": True,
-    },
-    # One stream, and a prompt beside it that takes as long as a short film.
-    "victim": {
-        "background": 1,
-        "background_prompt_tokens": "64",
-        "background_output_tokens": "128",
-        "at_ms": "2000",
-        "prompt_tokens": "65536",
-        "max_new_tokens": 16,
-        "ignore_eos": True,
-    },
-    # Short prompts, each of which arrives behind a long one.
-    "head-of-line": {
-        "num_requests": 16,
-        "submit_interval_ms": 250.0,
-        "prompt_tokens": "128",
-        "prompt_repeats": "64,1,1,1",
-        "max_new_tokens": 16,
-        "ignore_eos": True,
-    },
-    # Agents at work: long histories that are cached, to which each turn adds a little.
-    "agents": {
-        "num_requests": 8,
-        "request_rate": 0.5,
-        "turns": 6,
-        "think_ms": 300.0,
-        "shared_prefix_tokens": 4096,
-        "prompt_tokens": "lognormal:150:0.8",
-        "output_tokens": "lognormal:60:0.6",
-    },
-    # People who read and answer, all with one system prompt.
-    "conversation": {
-        "num_requests": 16,
-        "request_rate": 1.0,
-        "turns": 4,
-        "think_ms": 500.0,
-        "shared_prefix_tokens": 256,
-        "prompt_tokens": "lognormal:60:0.8",
-        "output_tokens": "lognormal:100:0.6",
-    },
-    # Short questions about one long text that arrive together, as those of a call of /v1/decisions do.
-    "decisions": {
-        "num_requests": 64,
-        "concurrency": 64,
-        "shared_prefix_tokens": 7936,
-        "prompt_tokens": "25",
-        "max_new_tokens": 1,
-        "ignore_eos": True,
-    },
-}
 NUM_REQUESTS, CONCURRENCY, OUTPUT_TOKENS = 32, 4, "64"
 SCHEDULES = ("submit_interval_ms", "request_rate", "burst_size", "at_ms", "arrivals")
 """Options that set when requests arrive. At most one of them is given."""
@@ -93,9 +27,7 @@ FAMILIES: tuple[frozenset[str], ...] = (
 class WorkloadOptions:
     """Which requests are sent, and when. `resolve_workload` fills in the options that are not given."""
 
-    preset: str | None = option(
-        None, "named workload; other options change it", unset="none", choices=tuple(PRESETS), metavar="NAME"
-    )
+    preset: str | None = option(None, "named workload; other options change it", unset="none", choices=tuple(PRESETS))
     num_requests: int | None = option(
         None, "number of requests, or of conversations with --turns", unset="32, or all in the schedule", positive=True
     )
@@ -237,26 +169,10 @@ def _add_groups(parser: argparse.ArgumentParser) -> None:
 
 def add_option_group(shown: argparse._ArgumentGroup, group: type, without: Collection[str] = ()) -> None:
     """Add the flags of one group of options, but those named."""
-    for item in fields(group):
-        if item.name in without:
-            continue
-        shown.add_argument(flag(item.name), dest=item.name, **_settings(item))
-
-
-def _settings(item: Field[Any]) -> dict[str, Any]:
-    """Return what argparse takes for one option."""
-    meta: Option = item.metadata["option"]
-    shown = ("off", "on")[item.default] if isinstance(item.default, bool) else item.default
-    settings: dict[str, Any] = {"help": f"{meta.help} (default: {meta.unset or shown})"}
-    type_name = str(item.type)
-    if "bool" in type_name:
-        return settings | {"action": argparse.BooleanOptionalAction}
-    if meta.choices:
-        return settings | {"choices": meta.choices, "metavar": "|".join(meta.choices)}
-    if item.name in SEVERAL:
-        settings["nargs"] = "+"
-    kind = float if "float" in type_name else int if "int" in type_name else str
-    return settings | {"type": kind, "metavar": meta.metavar}
+    add_fields(shown, group, {*without, *SEVERAL})
+    for name, meta in options_of(group):
+        if name in SEVERAL:
+            shown.add_argument(flag(name), dest=name, nargs="+", metavar=meta.metavar, help=help_of(meta, None))
 
 
 def options_from(given: Mapping[str, Any]) -> BenchOptions:

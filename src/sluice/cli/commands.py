@@ -145,54 +145,17 @@ def compare(given: dict[str, Any]) -> int:
     return _run("compare", run_compare, given)
 
 
-def simulate(given: dict[str, Any]) -> int:
-    """`sluice simulate`."""
-    from sluice.sim.command import run_simulate
-
-    return _run("simulate", run_simulate, given)
-
-
-def tune(given: dict[str, Any]) -> int:
-    """`sluice tune`."""
-    from sluice.sim.tune_command import run_tune
-
-    return _run("tune", run_tune, given)
-
-
-def quantize(given: dict[str, Any]) -> int:
-    """`sluice quantize`."""
-    from sluice.cli.quantize.command import run_quantize
-
-    return _run("quantize", run_quantize, given)
-
-
-def trace(given: dict[str, Any]) -> int:
-    """`sluice trace`."""
-    from sluice.tracing.command import run_trace
-
-    return _run("trace", run_trace, given)
-
-
-def replay(given: dict[str, Any]) -> int:
-    """`sluice replay`."""
-    from sluice.tracing.command import run_replay
-
-    return _run("replay", run_replay, given)
-
-
-def cache_inspect(given: dict[str, Any]) -> int:
-    """`sluice cache inspect`."""
-    from sluice.storage.command import run_inspect
-
-    return _run("cache inspect", run_inspect, given)
-
-
 def _warn_of_namesakes() -> None:
     """Say so if another distribution has installed a package `sluice` over this one, or under it."""
     from sluice_namesakes import warning
 
     if (line := warning()) is not None:
         print(line, file=sys.stderr)
+
+
+def reporting(command: str, work: Callable[[dict[str, Any]], int]) -> Callable[[dict[str, Any]], int]:
+    """Return a command that reports its errors, made of one that raises them."""
+    return partial(_run, command, work)
 
 
 def _run(command: str, work: Callable[[dict[str, Any]], int], given: dict[str, Any]) -> int:

@@ -28,15 +28,15 @@ from sluice.cli.parsing import (
     add_plain_command,
     add_sampling_arguments,
 )
-from sluice.cli.quantize.command import add_quantize_arguments
+from sluice.cli.quantize.command import add_quantize_arguments, run_quantize
 from sluice.config import ENGINE_GROUPS, let_threads_sleep
 from sluice.config.arguments import add_foreign_flags, add_options
 from sluice.fleet.arguments import add_fleet_arguments
 from sluice.http.start import EarlyEngine
-from sluice.sim.command import add_simulate_arguments
-from sluice.sim.tune_command import add_tune_arguments
-from sluice.storage.command import add_inspect_arguments
-from sluice.tracing.command import add_replay_arguments, add_trace_arguments
+from sluice.sim.command import add_simulate_arguments, run_simulate
+from sluice.sim.tune_command import add_tune_arguments, run_tune
+from sluice.storage.command import add_inspect_arguments, run_inspect
+from sluice.tracing.command import add_replay_arguments, add_trace_arguments, run_replay, run_trace
 
 NOT_OF_BENCH = ("seed", "tokenizer", "generation_config", "override_generation_config")
 """Engine options without effect on a measurement, which sets the sampling itself, or that it has under other terms."""
@@ -150,7 +150,9 @@ def _add_explain(commands: Any) -> None:
 def _add_quantize(commands: Any) -> None:
     help = "write a quantised checkpoint, or report what quantisation costs"
     of_model = "folder or hub id of a checkpoint in safetensors (without one: SmolLM2-135M-Instruct)"
-    add_quantize_arguments(add_command(commands, "quantize", help, run.quantize, of_model=of_model))
+    add_quantize_arguments(
+        add_command(commands, "quantize", help, run.reporting("quantize", run_quantize), of_model=of_model)
+    )
 
 
 def _add_bench(commands: Any) -> None:
@@ -177,24 +179,28 @@ def _add_compare(commands: Any) -> None:
 def _add_simulate(commands: Any) -> None:
     usage = "sluice simulate [TRACE] [options]"
     help = "run traffic through the scheduler on a model of a machine"
-    add_simulate_arguments(add_plain_command(commands, "simulate", help, usage, run.simulate))
+    add_simulate_arguments(
+        add_plain_command(commands, "simulate", help, usage, run.reporting("simulate", run_simulate))
+    )
 
 
 def _add_tune(commands: Any) -> None:
     usage = "sluice tune TRACE --slo LIST [options]"
     help = "search for the settings that meet latency objectives, by simulation"
-    add_tune_arguments(add_plain_command(commands, "tune", help, usage, run.tune))
+    add_tune_arguments(add_plain_command(commands, "tune", help, usage, run.reporting("tune", run_tune)))
 
 
 def _add_trace(commands: Any) -> None:
     usage = "sluice trace FILE [options]"
-    add_trace_arguments(add_plain_command(commands, "trace", "summarize a trace file", usage, run.trace))
+    add_trace_arguments(
+        add_plain_command(commands, "trace", "summarize a trace file", usage, run.reporting("trace", run_trace))
+    )
 
 
 def _add_replay(commands: Any) -> None:
     usage = "sluice replay FILE"
     help = "plan the steps of a trace again and compare the plans"
-    add_replay_arguments(add_plain_command(commands, "replay", help, usage, run.replay))
+    add_replay_arguments(add_plain_command(commands, "replay", help, usage, run.reporting("replay", run_replay)))
 
 
 def _add_completion(commands: Any, program: argparse.ArgumentParser) -> None:
@@ -215,5 +221,11 @@ def _add_cache(commands: Any) -> None:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     usage = "sluice cache inspect PATH [options]"
     add_inspect_arguments(
-        add_plain_command(verbs, "inspect", "show the contents of a file of --kv-disk", usage, run.cache_inspect)
+        add_plain_command(
+            verbs,
+            "inspect",
+            "show the contents of a file of --kv-disk",
+            usage,
+            run.reporting("cache inspect", run_inspect),
+        )
     )

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Any
 
 from sluice.config.base import ConfigError, flag
-from sluice.config.json_flag import JsonFlag
-from sluice.config.kv_events import VLLM_EVENT_FIELDS
-from sluice.config.speculative import VLLM_FIELDS
+from sluice.config.json_flag import JsonFlag, fields_of_flag
+from sluice.config.kv_events import KvEventsConfig
+from sluice.config.speculative import SpeculativeConfig
 from sluice.types import MAX_LOGPROBS
 
 
@@ -127,7 +127,9 @@ FOREIGN: Mapping[str, Switch | Fixed | JsonFlag] = {
     "enable_hierarchical_cache": _on_or_off((False,), "--kv-host-bytes keeps KV in host memory"),
     "hicache_size": Fixed((0,), "--kv-host-bytes keeps KV in host memory"),
     "hicache_ratio": Fixed((), "--kv-host-bytes keeps KV in host memory"),
-    "kv_events_config": JsonFlag(VLLM_EVENT_FIELDS, accepted=MappingProxyType({"publisher": ("zmq",)})),
+    "kv_events_config": JsonFlag(
+        fields_of_flag("--kv-events-config", KvEventsConfig), accepted=MappingProxyType({"publisher": ("zmq",)})
+    ),
     "kv_transfer_config": Fixed((), NO_TRANSFER),
     "disaggregation_mode": Fixed(("null",), NO_TRANSFER),
     # Steps
@@ -141,7 +143,7 @@ FOREIGN: Mapping[str, Switch | Fixed | JsonFlag] = {
     "compilation_config": Fixed((), "--disable-cuda-graph and --cuda-graph-max-bs control CUDA graphs", "-O"),
     "enable_torch_compile": _on_or_off((False,), "leave it out; fused kernels are used where there are any"),
     "max_seq_len_to_capture": Fixed((), "leave it out; CUDA graphs hold contexts of every length"),
-    "speculative_config": JsonFlag(VLLM_FIELDS, "-sc"),
+    "speculative_config": JsonFlag(fields_of_flag("--speculative-config", SpeculativeConfig), "-sc"),
     "speculative_eagle_topk": Fixed((1,), NO_TREES),
     "speculative_ngram_min_bfs_breadth": Fixed((1,), NO_TREES),
     "speculative_ngram_max_bfs_breadth": Fixed((1,), NO_TREES),

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_type_hints
 
 from sluice.config.base import ConfigError, check_values, flag, options_of
 from sluice.config.compat import FOREIGN, Switch
@@ -52,28 +52,6 @@ def _types(group: type) -> Iterable[tuple[str, str]]:
     return ((item.name, str(item.type)) for item in fields(group))
 
 
-GROUPS: Mapping[str, type] = {
-    "model": ModelConfig,
-    "cache": CacheConfig,
-    "scheduler": SchedulerConfig,
-    "speculative": SpeculativeConfig,
-    "offload": OffloadConfig,
-    "diffusion": DiffusionConfig,
-    "parallel": ParallelConfig,
-    "kv_events": KvEventsConfig,
-    "lora": LoraConfig,
-    "trace": TraceConfig,
-    "server": ServerConfig,
-}
-ENGINE_GROUPS = (
-    *("model", "cache", "scheduler", "speculative", "offload", "diffusion", "parallel", "kv_events", "lora", "trace"),
-)
-
-
-LISTS = frozenset(name for group in ENGINE_GROUPS for name, type_ in _types(GROUPS[group]) if "tuple" in type_)
-"""Options that are given several times."""
-
-
 @dataclass(frozen=True)
 class EngineConfig:
     """All options of an engine. Those that are None are open until resolved."""
@@ -103,6 +81,13 @@ class EngineConfig:
         for group in ENGINE_GROUPS:
             check_values(getattr(config, group))
         return config
+
+
+GROUPS: Mapping[str, type] = {**get_type_hints(EngineConfig), "server": ServerConfig}
+"""The groups of options by name."""
+ENGINE_GROUPS = tuple(name for name in GROUPS if name != "server")
+LISTS = frozenset(name for group in ENGINE_GROUPS for name, type_ in _types(GROUPS[group]) if "tuple" in type_)
+"""Options that are given several times."""
 
 
 def canonical(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
-from sluice.config.base import ConfigError, flag
+from sluice.config.base import ConfigError, flag, options_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,12 @@ class JsonFlag:
                 known = ", ".join((*self.options, *self.accepted))
                 raise ConfigError(f"{flag(name)}: {key!r} is not supported; the fields that are: {known}")
             yield self.options[key], given
+
+
+def fields_of_flag(of_vllm: str, group: type) -> Mapping[str, str]:
+    """Return the fields of an object of vLLM's that options of a group name (`Option.vllm`) -> these options."""
+    named = ((meta.vllm.partition("."), name) for name, meta in options_of(group))
+    return MappingProxyType({field: name for (own, _, field), name in named if own == of_vllm})
 
 
 def _parsed(name: str, text: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from ipaddress import ip_address
@@ -83,18 +82,6 @@ class KvEventsConfig:
         vllm="--kv-events-config.topic",
         metavar="TEXT",
     )
-
-
-VLLM_EVENT_FIELDS: Mapping[str, str] = {
-    "enable_kv_cache_events": "kv_events",
-    "endpoint": "kv_events_endpoint",
-    "replay_endpoint": "kv_events_replay_endpoint",
-    "buffer_steps": "kv_events_buffer_steps",
-    "hwm": "kv_events_hwm",
-    "max_queue_size": "kv_events_max_queue_size",
-    "topic": "kv_events_topic",
-}
-"""Fields of vLLM's --kv-events-config -> options."""
 
 
 @dataclass(frozen=True, slots=True)

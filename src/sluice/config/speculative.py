@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sluice.config.base import option
@@ -38,6 +37,7 @@ class SpeculativeConfig:
             "EAGLE3": "eagle3",
         },
         sglang="--speculative-algorithm",
+        vllm="--speculative-config.method",
         metavar="WHAT",
     )
     speculative_draft_model: str | None = option(
@@ -118,13 +118,3 @@ class SpeculativeConfig:
         if shortest is None or longest is None or capacity is None:  # of another algorithm
             return DraftLimits(self.speculative_algorithm)
         return DraftLimits(self.speculative_algorithm, NgramLimits(shortest, longest, capacity))
-
-
-VLLM_FIELDS: Mapping[str, str] = {
-    "method": "speculative_algorithm",
-    "model": "speculative_draft_model",
-    "num_speculative_tokens": "speculative_num_steps",
-    "prompt_lookup_min": "speculative_ngram_min_match_window_size",
-    "prompt_lookup_max": "speculative_ngram_max_match_window_size",
-}
-"""Fields of vLLM's --speculative-config -> options."""

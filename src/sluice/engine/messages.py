@@ -164,7 +164,7 @@ class PagesTaken:
     """Why it takes none."""
 
 
-Message = (
+FromServer = (
     Submit
     | Abort
     | QueryStats
@@ -175,9 +175,7 @@ Message = (
     | UnloadAdapter
     | WatchSteps
     | Shutdown
-    | Copied
-    | BlocksLoaded
-    | Compiled
-    | AdapterRead
-    | AdapterLoaded
 )
+"""What an engine accepts from its server."""
+Message = FromServer | Copied | BlocksLoaded | Compiled | AdapterRead | AdapterLoaded
+"""The others are posted in the engine's own process."""

@@ -21,11 +21,9 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that are free."""
         return len(self._free)
 
     def free_pages(self) -> frozenset[int]:
-        """Return the free pages."""
         return frozenset(self._free)
 
     def take(self, count: int) -> list[int]:

@@ -106,7 +106,6 @@ class TierPages:
         self._tree = tree
 
     def of(self, tier: Tier) -> TierPool:
-        """Return the pool of a tier."""
         return next(pool for pool in self.pools if pool.tier is tier)
 
     def note(self, node: Node, digest: bytes | None = None) -> TierCopies:

@@ -1,6 +1,6 @@
 """The block types of GGUF files, as weights in groups.
 
-A row of a matrix is a sequence of blocks of 32 or 256 inputs. Fields are little-endian. The layouts are those of
+A row of a matrix is a sequence of blocks of 32 to 256 inputs. Fields are little-endian. The layouts are those of
 `ggml-common.h` in llama.cpp, and the values those that llama.cpp computes, bit for bit.
 """
 
@@ -11,19 +11,23 @@ from dataclasses import dataclass
 
 import torch
 
+from sluice.models.block_fields import (
+    MXFP4_VALUES,
+    SIGNED_ZERO,
+    Parts,
+    fields,
+    half,
+    looked_up,
+    nibbles,
+    planes,
+)
 from sluice.models.group_weight import GroupWeight
+from sluice.models.rare_blocks import RARE
 from sluice.text.gguf.tensor_types import TYPES
 
 Q4_0 = "Q4_0"
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """What four bits of IQ4_NL and IQ4_XS stand for."""
-MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""What four bits of MXFP4 stand for: twice the numbers of e2m1."""
-SIGNED_ZERO = 128
-"""Added to numbers with a sign."""
-
-Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""Numbers [N, inputs] uint8, scales [N, groups] float32, and minimums as the scales, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class BlockType:
     """How one type stores a block."""
 
     id: int
-    """Number of the type in the file, and in `kernels/cpu/stored_blocks.h`."""
+    """Number of the type in the file, and in `kernels/cpu/abi.h`."""
     size: int
     """Bytes of a block."""
     inputs: int
@@ -58,60 +62,38 @@ def group_weight(kind: str, blocks: torch.Tensor) -> GroupWeight:
     )
 
 
-def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """Return the float16 at a byte, [N, 1] float32."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
-
-
-def _nibbles(stored: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the numbers of runs of `size` bytes: first the lower halves of a run, then the upper ones."""
-    runs = stored.unflatten(1, (-1, size))
-    return torch.cat((runs & 15, runs >> 4), dim=2).flatten(1)
-
-
-def _bits(stored: torch.Tensor) -> torch.Tensor:
-    """Return the bits of bytes [N, size], the lowest first, as [N, 8 * size]."""
-    return ((stored[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(1)
-
-
-def _planes(stored: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return numbers of some bits in runs of 32 bytes: of each run, the lowest bits of all its bytes first."""
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
-    return ((stored.unflatten(1, (-1, 1, 32)) >> shifts) & ((1 << bits) - 1)).flatten(1)
-
-
 def _q4_0(blocks: torch.Tensor) -> Parts:
-    return _nibbles(blocks[:, 2:], 16), _half(blocks, 0), None
+    return nibbles(blocks[:, 2:], 16), half(blocks, 0), None
 
 
 def _q4_1(blocks: torch.Tensor) -> Parts:
-    return _nibbles(blocks[:, 4:], 16), _half(blocks, 0), _half(blocks, 2)
+    return nibbles(blocks[:, 4:], 16), half(blocks, 0), half(blocks, 2)
 
 
 def _q5_0(blocks: torch.Tensor) -> Parts:
-    return _nibbles(blocks[:, 6:], 16) | _bits(blocks[:, 2:6]) << 4, _half(blocks, 0), None
+    return nibbles(blocks[:, 6:], 16) | fields(blocks[:, 2:6], 1, 8) << 4, half(blocks, 0), None
 
 
 def _q5_1(blocks: torch.Tensor) -> Parts:
-    return _nibbles(blocks[:, 8:], 16) | _bits(blocks[:, 4:8]) << 4, _half(blocks, 0), _half(blocks, 2)
+    return nibbles(blocks[:, 8:], 16) | fields(blocks[:, 4:8], 1, 8) << 4, half(blocks, 0), half(blocks, 2)
 
 
 def _q8_0(blocks: torch.Tensor) -> Parts:
-    return blocks[:, 2:] ^ SIGNED_ZERO, _half(blocks, 0), None
+    return blocks[:, 2:] ^ SIGNED_ZERO, half(blocks, 0), None
 
 
 def _q2_k(blocks: torch.Tensor) -> Parts:
     codes = blocks[:, :16]
-    scales, minimums = _half(blocks, 80) * (codes & 15).float(), -_half(blocks, 82) * (codes >> 4).float()
-    return _planes(blocks[:, 16:80], 2), scales, minimums
+    scales, minimums = half(blocks, 80) * (codes & 15).float(), -half(blocks, 82) * (codes >> 4).float()
+    return planes(blocks[:, 16:80], 2), scales, minimums
 
 
 def _q3_k(blocks: torch.Tensor) -> Parts:
-    numbers = _planes(blocks[:, 32:96], 2) | _planes(blocks[:, :32], 1) << 2
+    numbers = planes(blocks[:, 32:96], 2) | planes(blocks[:, :32], 1) << 2
     codes = blocks[:, 96:108]
     low = torch.cat((codes[:, :8] & 15, codes[:, :8] >> 4), 1)
     high = ((codes[:, None, 8:] >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]) & 3).flatten(1)
-    return numbers, _half(blocks, 108) * ((low | high << 4).float() - 32), None
+    return numbers, half(blocks, 108) * ((low | high << 4).float() - 32), None
 
 
 def _k_codes(stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,42 +106,37 @@ def _k_codes(stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _q4_k(blocks: torch.Tensor) -> Parts:
     scales, minimums = _k_codes(blocks[:, 4:16])
-    return _nibbles(blocks[:, 16:], 32), _half(blocks, 0) * scales, -_half(blocks, 2) * minimums
+    return nibbles(blocks[:, 16:], 32), half(blocks, 0) * scales, -half(blocks, 2) * minimums
 
 
 def _q5_k(blocks: torch.Tensor) -> Parts:
     scales, minimums = _k_codes(blocks[:, 4:16])
-    numbers = _nibbles(blocks[:, 48:], 32) | _planes(blocks[:, 16:48], 1) << 4
-    return numbers, _half(blocks, 0) * scales, -_half(blocks, 2) * minimums
+    numbers = nibbles(blocks[:, 48:], 32) | planes(blocks[:, 16:48], 1) << 4
+    return numbers, half(blocks, 0) * scales, -half(blocks, 2) * minimums
 
 
 def _q6_k(blocks: torch.Tensor) -> Parts:
-    numbers = _nibbles(blocks[:, :128], 64) | _planes(blocks[:, 128:192], 2) << 4
+    numbers = nibbles(blocks[:, :128], 64) | planes(blocks[:, 128:192], 2) << 4
     scales = blocks[:, 192:208].contiguous().view(torch.int8).float()
-    return numbers, _half(blocks, 208) * scales, None
-
-
-def _looked_up(numbers: torch.Tensor, values: tuple[int, ...]) -> torch.Tensor:
-    table = torch.tensor([value + SIGNED_ZERO for value in values], dtype=torch.uint8)
-    return table[numbers.int()]
+    return numbers, half(blocks, 208) * scales, None
 
 
 def _iq4_nl(blocks: torch.Tensor) -> Parts:
-    return _looked_up(_nibbles(blocks[:, 2:], 16), IQ4_VALUES), _half(blocks, 0), None
+    return looked_up(nibbles(blocks[:, 2:], 16), IQ4_VALUES), half(blocks, 0), None
 
 
 def _iq4_xs(blocks: torch.Tensor) -> Parts:
-    low = _nibbles(blocks[:, 4:8], 1)
-    high = ((blocks[:, 2:4, None] >> torch.arange(0, 8, 2, dtype=torch.uint8)) & 3).flatten(1)
+    low = nibbles(blocks[:, 4:8], 1)
+    high = fields(blocks[:, 2:4], 2, 4)
     scales = (low | high << 4).float() - 32
-    return _looked_up(_nibbles(blocks[:, 8:], 16), IQ4_VALUES), _half(blocks, 0) * scales, None
+    return looked_up(nibbles(blocks[:, 8:], 16), IQ4_VALUES), half(blocks, 0) * scales, None
 
 
 def _mxfp4(blocks: torch.Tensor) -> Parts:
     """Scales are powers of two, 2 ** (e - 128), and subnormal numbers for e of 0 and 1."""
     exponents = blocks[:, :1].int()
     bits = torch.where(exponents < 2, 0x00200000 << exponents.clamp(max=1), exponents - 1 << 23)
-    return _looked_up(_nibbles(blocks[:, 1:], 16), MXFP4_VALUES), bits.view(torch.float32), None
+    return looked_up(nibbles(blocks[:, 1:], 16), MXFP4_VALUES), bits.view(torch.float32), None
 
 
 def _types(**of_names: tuple[int, Callable[[torch.Tensor], Parts]]) -> Mapping[str, BlockType]:
@@ -182,5 +159,6 @@ BLOCK_TYPES: Mapping[str, BlockType] = _types(
     IQ4_NL=(SIGNED_ZERO, _iq4_nl),
     IQ4_XS=(SIGNED_ZERO, _iq4_xs),
     MXFP4=(SIGNED_ZERO, _mxfp4),
+    **RARE,
 )
 """Types that the compiled kernels multiply, by their names in llama.cpp."""

@@ -45,7 +45,7 @@ class Decoder(CausalLM):
         super().__init__(spec, tied=config.tied, member=member)
         self.config = config
         self.has_adapters = False
-        """Whether its layers have slots for adapters (`adapter_bank.py`)."""
+        """Whether its layers have slots for adapters (`adapters/bank.py`)."""
         self.embed_tokens: Layer | None = (
             new_embedding(spec.vocab_size, spec.hidden_size, spec.dtype) if place.is_first else None
         )

@@ -13,6 +13,7 @@ from sluice.kernels.cpu.abi import EmbedRowsCall, GroupedLinearCall, GroupedPart
 from sluice.kernels.cpu.library import Kernels
 from sluice.models.block_types import BLOCK_TYPES
 from sluice.models.experts import ClampedSwiGLU
+from sluice.models.iq_grids import USERS, kernel_grids
 from sluice.models.native_rows import run_rows
 from sluice.models.stored_blocks import StoredBlocks
 
@@ -39,7 +40,7 @@ class PackedBlocks(NamedTuple):
 
 def pack_blocks(kernels: Kernels, weight: StoredBlocks) -> PackedBlocks:
     """Pack a weight, on all threads, and drop the pages of a mapped file that held it."""
-    kind, inputs, outputs = BLOCK_TYPES[weight.kind].id, weight.in_features, weight.out_features
+    kind, inputs, outputs = _type_of(weight, kernels), weight.in_features, weight.out_features
     packed = torch.empty((-(-outputs // BLOCK), kernels.packed_bytes(kind, inputs)), dtype=torch.uint8)
     call = PackBlocksCall(
         blocks=weight.blocks.data_ptr(),
@@ -54,6 +55,13 @@ def pack_blocks(kernels: Kernels, weight: StoredBlocks) -> PackedBlocks:
     )
     kernels.pack_blocks(call)
     return PackedBlocks(packed, weight.kind, inputs, outputs)
+
+
+def _type_of(weight: StoredBlocks, kernels: Kernels) -> int:
+    """Return the number of a weight's type for the kernels, which get the grids first if the type needs one."""
+    if weight.kind in USERS:
+        kernels.take_grids(kernel_grids().data_ptr())
+    return BLOCK_TYPES[weight.kind].id
 
 
 class GroupedLinear(nn.Module):
@@ -130,7 +138,7 @@ class StoredEmbedding(nn.Module):
             blocks=weight.blocks.data_ptr(),
             order=None if weight.order is None else weight.order.data_ptr(),
             stride=weight.blocks.stride(0),
-            type=BLOCK_TYPES[weight.kind].id,
+            type=_type_of(weight, kernels),
             in_features=weight.in_features,
         )
 

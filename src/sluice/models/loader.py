@@ -172,7 +172,7 @@ def _load_native(
     held = _held(quantization, stored_as, chosen, packer)
     whole.spec = replace(whole.spec, quantization=held, num_parameters=numbers)
     if stored_as is not None:
-        stored = Quantization(stored_as.name, stored_as.description, stored_as.level, stored_as.dequantized)
+        stored = Quantization(stored_as.name, stored_as.description, stored_as.level)
         whole.spec = replace(whole.spec, stored_as=stored)
     model.spec = whole.spec
     adds_one = stored_as is None or not stored_as.holds_sums

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import torch
 
-from sluice.models.checkpoint import CheckpointError, Fields
+from sluice.models.checkpoint import FULL, SLIDING, CheckpointError, Fields
 
 LOGGER = logging.getLogger("sluice.models")
 DEFAULT_THETA = 10_000.0
@@ -280,16 +280,14 @@ def read_rope(config: Fields, theta: float = DEFAULT_THETA, also: Sequence[str] 
     return _read(given, config, theta, also)
 
 
-def read_ropes(config: Fields, full: str, sliding: str, thetas: tuple[float, float], local: str) -> dict[str, Rope]:
+def read_ropes(config: Fields, thetas: tuple[float, float], local: str) -> dict[str, Rope]:
     """Read the RoPE of each of two kinds of layers.
 
     `rope_parameters` may have a section for each. Otherwise the fields are that of full attention, beside the theta of
     sliding attention, which is never scaled.
 
     Args:
-        full: name of the kind with full attention.
-        sliding: name of the other.
-        thetas: of both, where a config names none.
+        thetas: of full and of sliding attention, where a config names none.
         local: field of the theta of sliding attention in a config without sections.
 
     Raises:
@@ -298,11 +296,11 @@ def read_ropes(config: Fields, full: str, sliding: str, thetas: tuple[float, flo
     sections = config.section("rope_parameters")
     if sections is None or not all(isinstance(sections.get(name), dict) for name in sections):
         theta = config.number(local, thetas[1])
-        return {full: read_rope(config, thetas[0]), sliding: Rope(theta)}
-    if unknown := [name for name in sections if name not in (full, sliding)]:
-        raise CheckpointError(f"{sections.source}: {unknown[0]} is no kind of layer; known: {full}, {sliding}")
+        return {FULL: read_rope(config, thetas[0]), SLIDING: Rope(theta)}
+    if unknown := [name for name in sections if name not in (FULL, SLIDING)]:
+        raise CheckpointError(f"{sections.source}: {unknown[0]} is no kind of layer; known: {FULL}, {SLIDING}")
     ropes = {}
-    for kind, theta in zip((full, sliding), thetas, strict=True):
+    for kind, theta in zip((FULL, SLIDING), thetas, strict=True):
         section = sections.section(kind) or Fields({}, f"{sections.source}: {kind}")
         ropes[kind] = _read(section, Fields({**config.values, "rope_theta": None}, config.source), theta, ())
     return ropes

@@ -43,8 +43,6 @@ class Quantization:
     """Details such as "4-bit GPTQ in groups of 128"."""
     level: str = ""
     """How most matrices are stored, in a word: the method, or a type of GGUF."""
-    dequantized: str = ""
-    """Types of matrices, with their numbers, that no product takes as they are stored."""
     kept: int = 0
     """Weights that are held as they are stored."""
     number_bytes: float = 0.0

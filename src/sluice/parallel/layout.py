@@ -28,7 +28,6 @@ class Layout:
         return self.tensor_size * self.pipeline_size
 
     def place(self, rank: int) -> Place:
-        """Return the place of a rank."""
         return Place(self, *divmod(rank, self.tensor_size))
 
     def stages(self, num_layers: int) -> tuple[range, ...]:

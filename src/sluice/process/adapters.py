@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from sluice.config.lora import check_name
 from sluice.engine.adapter_names import AdapterNames, NameTaken
-from sluice.engine.messages import AdapterRead, LoadAdapter, Message, UnloadAdapter
+from sluice.engine.messages import AdapterRead, FromServer, LoadAdapter, UnloadAdapter
 from sluice.process.queries import Answer
 from sluice.types import AdapterInfo
 
@@ -28,7 +28,7 @@ class AdapterBook:
     """
 
     def __init__(
-        self, ask: Callable[[Callable[[int], Message]], Awaitable[Answer]], tell: Callable[[Message], None]
+        self, ask: Callable[[Callable[[int], FromServer]], Awaitable[Answer]], tell: Callable[[FromServer], None]
     ) -> None:
         self._ask = ask
         self._tell = tell

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from sluice.engine.clock import WallClock
-from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Stats, WatchSteps
+from sluice.engine.messages import Abort, FlushCache, FromServer, QueryStats, Stats, WatchSteps
 from sluice.engine.step_watch import StepsSeen
 from sluice.process.adapters import AdapterBook
 from sluice.process.delivery import Delivery
@@ -28,7 +28,7 @@ from sluice.process.start_rate import StartRate
 from sluice.process.wire import Delivered, KvEvents, Outputs
 from sluice.types import FinishReason, Output, Submit
 
-Send = Callable[[Message], None]
+Send = Callable[[FromServer], None]
 NO_ENGINE = "the engine died; another one is started"
 MAX_TOGETHER = 64
 """Outputs of a call that are handled, or requests that are aborted, without a pause for the rest of the event loop."""
@@ -232,7 +232,7 @@ class EngineClient:
         assert isinstance(answer, Stats), f"{answer} to {query}"
         return answer
 
-    async def ask(self, query: Callable[[int], Message]) -> Answer:
+    async def ask(self, query: Callable[[int], FromServer]) -> Answer:
         """Send a message that the engine answers between two steps, and return the answer.
 
         Args:
@@ -246,7 +246,7 @@ class EngineClient:
         query_id = self.next_id()
         return await self._queries.ask(self._send, query_id, query(query_id))
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: FromServer) -> None:
         """Send a message that is not answered; nothing happens without an engine."""
         if self._send is not None:
             self._send(message)

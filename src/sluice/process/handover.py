@@ -77,7 +77,6 @@ async def taken(client: EngineClient, offer: PageOffer) -> int:
 
 
 def encode_offer(offer: PageOffer) -> bytes:
-    """Return an offer as bytes."""
     return _ENCODER.encode(offer)
 
 

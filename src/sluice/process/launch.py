@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 
 from sluice.config import ServerConfig
-from sluice.engine.messages import Message, Shutdown
+from sluice.engine.messages import FromServer, Shutdown
 from sluice.process.activity import Activity, activity_of
 from sluice.process.child import AnyChild, EarlyChild, started
 from sluice.process.delivery import OutputOrderError
@@ -203,7 +203,7 @@ class EngineProcess:
     def _activity(self) -> Activity | None:
         return activity_of(self.pid)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: FromServer) -> None:
         self._channel.send(message)
 
     async def run(self, deliver: Deliver, on_reading: OnReading = lambda reading, silent: None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from sluice.engine.messages import AdapterRead, Message, PagesOffered, PagesTaken, Stats
+from sluice.engine.messages import AdapterRead, FromServer, PagesOffered, PagesTaken, Stats
 
 Answer = Stats | PagesOffered | PagesTaken | AdapterRead
 
@@ -16,7 +16,7 @@ class Queries:
     def __init__(self) -> None:
         self._open: dict[int, asyncio.Future[Answer]] = {}
 
-    async def ask(self, send: Callable[[Message], None], query_id: int, message: Message) -> Answer:
+    async def ask(self, send: Callable[[FromServer], None], query_id: int, message: FromServer) -> Answer:
         """Send a query and wait for its answer, or the error of `fail`."""
         self._open[query_id] = asyncio.get_running_loop().create_future()
         send(message)

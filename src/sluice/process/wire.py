@@ -7,33 +7,15 @@ builds only values that their types allow, and needs no pickle. No other module 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from sluice.config import EngineConfig, ServerConfig
-from sluice.engine.messages import (
-    Abort,
-    AdapterLoaded,
-    AdapterRead,
-    BlocksLoaded,
-    Compiled,
-    Copied,
-    FlushCache,
-    LoadAdapter,
-    Message,
-    OfferPages,
-    PagesOffered,
-    PagesTaken,
-    QueryStats,
-    Shutdown,
-    Stats,
-    TakePages,
-    UnloadAdapter,
-    WatchSteps,
-)
+from sluice.engine.messages import AdapterRead, FromServer, PagesOffered, PagesTaken, Stats
 from sluice.engine.step_watch import StepsSeen
 from sluice.types import AdapterInfo, Output, SamplingDefaults, Submit, Tier, TokenLogprobs
 from sluice.types.footprint import Footprint
@@ -139,39 +121,14 @@ class SubmitDelta:
 
 Delivered = Outputs | Stats | StepsSeen | KvEvents | PagesOffered | PagesTaken | AdapterRead
 """What an engine sends while it serves."""
-Frame = Message | Delivered | Start | Ready | Failed | SubmitDelta
+Frame = FromServer | Delivered | Start | Ready | Failed | SubmitDelta
 
-_TYPES: dict[str, Any] = {
-    "submit": Submit,
-    "abort": Abort,
-    "query_stats": QueryStats,
-    "flush_cache": FlushCache,
-    "load_adapter": LoadAdapter,
-    "adapter_read": AdapterRead,
-    "unload_adapter": UnloadAdapter,
-    "adapter_loaded": AdapterLoaded,
-    "watch_steps": WatchSteps,
-    "offer_pages": OfferPages,
-    "take_pages": TakePages,
-    "pages_offered": PagesOffered,
-    "pages_taken": PagesTaken,
-    "steps_seen": StepsSeen,
-    "kv_events": KvEvents,
-    "copied": Copied,
-    "blocks_loaded": BlocksLoaded,
-    "compiled": Compiled,
-    "stats": Stats,
-    "shutdown": Shutdown,
-    "outputs": tuple[Output, ...],
-    "start": Start,
-    "ready": Ready,
-    "failed": Failed,
-    "submit_delta": SubmitDelta,
-}
-_TAGS = {kind: tag for tag, kind in _TYPES.items() if tag != "outputs"}
+_TAGS: Mapping[type, str] = {kind: re.sub(r"\B(?=[A-Z])", "_", kind.__name__).lower() for kind in get_args(Frame)}
 _ENCODER = msgspec.msgpack.Encoder()
 _ENVELOPE = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
-_DECODERS = {tag: msgspec.msgpack.Decoder(kind) for tag, kind in _TYPES.items()}
+_DECODERS: Mapping[str, msgspec.msgpack.Decoder[Any]] = {
+    tag: msgspec.msgpack.Decoder(tuple[Output, ...] if kind is Outputs else kind) for kind, tag in _TAGS.items()
+}
 
 
 PACKED = 4096

@@ -21,19 +21,7 @@ import zmq
 import zmq.asyncio
 
 from sluice.engine.heartbeat import Phase
-from sluice.engine.messages import (
-    Abort,
-    FlushCache,
-    LoadAdapter,
-    Message,
-    OfferPages,
-    QueryStats,
-    Shutdown,
-    Stats,
-    TakePages,
-    UnloadAdapter,
-    WatchSteps,
-)
+from sluice.engine.messages import FromServer, Message, Stats
 from sluice.process.heartbeat import SharedHeartbeat
 from sluice.process.socket_folder import SocketFolder
 from sluice.process.wire import (
@@ -53,19 +41,6 @@ TICK_MS = 1000
 """Time between two ticks of an engine that waits for messages."""
 RECONNECT_MS = 20
 """Time between two attempts of the server to connect to an engine that has not bound its sockets yet."""
-FROM_SERVER = (
-    Submit
-    | Abort
-    | QueryStats
-    | FlushCache
-    | OfferPages
-    | TakePages
-    | LoadAdapter
-    | UnloadAdapter
-    | WatchSteps
-    | Shutdown
-)
-"""Messages that an engine accepts from its server."""
 
 
 class Mailbox:
@@ -208,7 +183,7 @@ class ZmqLink(_End):
                 return messages
             if isinstance(frame, Submit | SubmitDelta):
                 frame = self._shared.restore(frame)
-            if not isinstance(frame, FROM_SERVER):
+            if not isinstance(frame, FromServer):
                 raise WireError(f"not a message to an engine: {frame!r}")
             messages.append(frame)
 

@@ -127,7 +127,6 @@ class Policy(ABC):
     """Chooses replicas."""
 
     def add_replica(self, key: str) -> None:
-        """Add a replica."""
         return
 
     def remove_replica(self, key: str) -> None:

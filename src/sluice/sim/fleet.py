@@ -101,7 +101,6 @@ class ReplicaSpec(NamedTuple):
         return WorldTimes(self.world, self.setup, self.seed * self.replicas + index)
 
     def replica(self, index: int, times: SimulatedTimes) -> SimulatedReplica:
-        """Return the replica of an index."""
         every = self.publish_every
         return SimulatedReplica(
             self.setup,

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from sluice.assembly.resolve import resolve
 from sluice.config import ConfigError, EngineConfig
 from sluice.models.catalog.gguf_sizes import GGUFSizes
-from sluice.models.catalog.sizes import NUMBER_BYTES, ModelSizes, SizesError
+from sluice.models.catalog.read_sizes import read_sizes
+from sluice.models.catalog.sizes import NUMBER_BYTES, ModelSizes
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.formats.gguf_folder import gguf_at
 from sluice.scheduler.setup import SchedulerSetup
@@ -85,15 +86,15 @@ def predicted_machine(text: str, model: Path) -> Machine:
     device = parse_device(text)
     try:
         file = gguf_at(model)
-        sizes = ModelSizes.read(model) if file is None else GGUFSizes.read(file).sizes
-    except (CheckpointError, SizesError) as error:
+        sizes = read_sizes(model) if file is None else GGUFSizes.read(file).sizes
+    except CheckpointError as error:
         raise ConfigError(f"--model: {error}; --hardware takes models in 16 bits") from error
     room = POOL_SHARE * (device.memory - sizes.stored * NUMBER_BYTES)
     config = resolve(EngineConfig(), "cuda").config
     page_size, depth = config.cache.page_size, config.scheduler.depth
     assert page_size is not None, "resolved"
     assert depth is not None, "resolved"
-    counts = DENSE if sizes.experts is None else ExpertCounts(sizes.experts.held, sizes.experts.chosen)
+    counts = DENSE if sizes.experts is None else ExpertCounts(sizes.experts.count, sizes.experts.chosen)
     limits = replace(config.scheduler.limits(), experts=counts)
     pages = int(room // (page_size * sizes.token_bytes))
     if pages < 1:
@@ -118,7 +119,7 @@ def _costs(device: Device, sizes: ModelSizes) -> tuple[float, ...]:
     """Return the microseconds of a step, a token, a row, a key, a pair, a loaded byte and an expert of each layer."""
     flops, read = REACHED_FLOPS * device.flops / 1e6, REACHED_BANDWIDTH * device.bandwidth / 1e6
     experts = sizes.experts
-    expert = 0 if experts is None else experts.layers * experts.each
+    expert = 0 if experts is None else experts.layers * experts.parameters
     always = sizes.weights - (0 if experts is None else experts.chosen * expert)
     return (
         1e6 * STEP_SECONDS + always * NUMBER_BYTES / read,

@@ -34,14 +34,6 @@ from sluice.storage.host_tier import HostTier
 from sluice.types import BatchPlan, BatchResult, CopyDone, PageCopy, PlanError, Tier
 
 
-class StepCopies(Protocol):
-    """Copies that end with their step."""
-
-    def wait(self) -> tuple[CopyDone, ...]:
-        """Block until they have ended, and return how."""
-        ...
-
-
 class Copies(Protocol):
     """Executes the copies of plans."""
 
@@ -63,7 +55,7 @@ class Copies(Protocol):
         """
         ...
 
-    def begin(self, plan: BatchPlan, transport: Transport) -> StepCopies:
+    def begin(self, plan: BatchPlan, transport: Transport) -> HostCopies:
         """Begin all copies of a checked plan. What follows on the compute queue runs after them."""
         ...
 
@@ -81,7 +73,7 @@ class NoTiers:
         if plan.copies or plan.dropped:
             raise PlanError(f"plan of step {plan.step} cannot run: it has copies, but there is no tier")
 
-    def begin(self, plan: BatchPlan, transport: Transport) -> StepCopies:
+    def begin(self, plan: BatchPlan, transport: Transport) -> HostCopies:
         return HostCopies()
 
     def close(self) -> None:
@@ -90,7 +82,7 @@ class NoTiers:
 
 @dataclass(slots=True)
 class HostCopies:
-    """Copies between device and host, on their way."""
+    """The copies of a step between device and host, which end with it."""
 
     copies: list[PageCopy] = field(default_factory=list)
     on_device: list[torch.Tensor] = field(default_factory=list)
@@ -103,6 +95,7 @@ class HostCopies:
     """Other ranks copy the rest of each page: checksums are those of parts, and are compared once they are summed."""
 
     def wait(self) -> tuple[CopyDone, ...]:
+        """Block until they have ended, and return how."""
         if not self.copies:
             return ()
         if not self.arrived.query():
@@ -163,7 +156,7 @@ class PageCopies:
         if not 0 <= page < self._sizes[tier]:
             raise PlanError(f"plan of step {plan.step} cannot run: page {page} of {self._sizes[tier]} on {tier}")
 
-    def begin(self, plan: BatchPlan, transport: Transport) -> StepCopies:
+    def begin(self, plan: BatchPlan, transport: Transport) -> HostCopies:
         compute, results = transport.queues.compute, transport.queues.results
         with_disk: list[DiskWrite | DiskRead | Erase] = [Erase(page) for page in plan.dropped]
         with_host = HostCopies(is_part=self._is_part)
@@ -257,7 +250,7 @@ class WithCopies:
     """A launched step whose plan has copies."""
 
     inner: Launched
-    copies: StepCopies
+    copies: HostCopies
 
     def wait(self) -> BatchResult:
         result = self.inner.wait()

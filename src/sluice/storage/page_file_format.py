@@ -89,7 +89,6 @@ class PageGeometry:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page."""
         return 2 * self.num_layers * self.part_bytes
 
     @property

@@ -129,7 +129,6 @@ class ShadowRunner:
         """Return: nothing is open."""
 
     def page(self, page: int) -> Content:
-        """Return the content of a page."""
         return tuple(self._kv.get((page, offset)) for offset in range(self._page_size))
 
     def put_page(self, page: int, content: Content) -> None:

@@ -2,15 +2,14 @@
 
 A step is one record, written when it ends. With several steps in flight it was planned before others ended, so calls
 are numbered from 0, without a gap: a record has the number of its call, and a step that of its planning too.
-`docs/trace.md` describes every field. `VERSION` changes with the meaning of the file; versions 2 to 7 lack only fields
-that have a default.
+`docs/trace.md` describes every field. `VERSION` changes with the meaning of the file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
@@ -18,8 +17,6 @@ from sluice.scheduler.setup import SchedulerSetup
 from sluice.types import BatchPlan, ChunkSlice, CopyDone, FinishReason, Output, RowError, StoredPage, Submit
 
 VERSION = 8
-OLDEST_VERSION = 2
-"""The first version that can be read."""
 
 
 class TraceError(ValueError):
@@ -67,7 +64,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="h
     """Steps in flight at once."""
     unix_time: float
     machine: Platform | None = None
-    """The machine; None in versions before 5."""
+    """The machine; None: the file does not say."""
     max_model_len: int = 0
     """Most tokens of a request, prompt and answer together, that the model's context allows; 0: the file does not
     say."""
@@ -226,11 +223,12 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     ends: tuple[End, ...] = ()
 
 
-Record = (
-    Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Loaded | Compiled | AdapterLoaded | Restored | Step
-)
-STRUCTS = (Abort, Nothing, FlushCache, ForgetDevice, Copied, Loaded, Compiled, AdapterLoaded, Restored, Step)
-KINDS: Mapping[str, type[Record]] = {"add": Add} | {str(kind.__struct_config__.tag): kind for kind in STRUCTS}
+Call = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Loaded | Compiled | AdapterLoaded | Restored
+"""What is recorded of one call. A step is recorded when it ends, and stands for two."""
+Record = Call | Step
+KINDS: Mapping[str, type[Record]] = {"add": Add} | {
+    str(kind.__struct_config__.tag): kind for kind in get_args(Record) if kind is not Add
+}
 
 
 class _Head(msgspec.Struct):
@@ -322,10 +320,8 @@ def decode_header(line: bytes) -> Header:
     head = _head(line)
     if head.kind != "header":
         raise TraceError("not a trace: it does not begin with a header")
-    if not OLDEST_VERSION <= head.version <= VERSION:
-        raise TraceError(
-            f"the trace has version {head.version} of the format; versions {OLDEST_VERSION} to {VERSION} are accepted"
-        )
+    if head.version != VERSION:
+        raise TraceError(f"the trace has version {head.version} of the format, not {VERSION}")
     try:
         return _HEADER.decode(line)
     except BROKEN as error:

@@ -12,6 +12,7 @@ from sluice.tracing.format import (
     Abort,
     AdapterLoaded,
     Add,
+    Call,
     Compiled,
     Copied,
     End,
@@ -63,20 +64,7 @@ class Ended(NamedTuple):
     step: Step
 
 
-Action = (
-    Add
-    | Abort
-    | Nothing
-    | FlushCache
-    | ForgetDevice
-    | Copied
-    | Loaded
-    | Compiled
-    | AdapterLoaded
-    | Restored
-    | PlanningCall
-    | Ended
-)
+Action = Call | PlanningCall | Ended
 
 
 class NumberedCall(NamedTuple):

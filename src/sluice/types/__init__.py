@@ -32,6 +32,7 @@ from sluice.types.sampling import (
     seed_source,
 )
 from sluice.types.scheduler_limits import (
+    CACHED_SHARE,
     CHUNKS_BY_TIME,
     CLASS_NAMES,
     DEFAULT_CLASS,
@@ -46,9 +47,10 @@ from sluice.types.scheduler_limits import (
     Priority,
     PriorityClass,
     SchedulerLimits,
+    StateLimits,
+    WindowLimits,
     WorkItems,
 )
-from sluice.types.states import StateLimits
 from sluice.types.submit import NO_SAMPLING, Submit, namespace_of, parts_of
 from sluice.types.tiers import (
     CopyDone,
@@ -61,4 +63,3 @@ from sluice.types.tiers import (
     TierUse,
     why_none_longer,
 )
-from sluice.types.windows import CACHED_SHARE, WindowLimits

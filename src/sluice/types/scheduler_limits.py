@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import lcm
 from typing import Literal, NamedTuple, get_args
 
 from sluice.types.experts import DENSE, ExpertCounts
 from sluice.types.layer_items import LayerItems
-from sluice.types.states import StateLimits
 from sluice.types.tiers import Tier
 
 CHUNKS_BY_TIME = -1
@@ -155,7 +155,6 @@ class WorkItems(NamedTuple):
         return wide * (self.wide_groups + 1) + (layer - wide) * (self.groups + 1)
 
     def groups_of(self, layer: int) -> int:
-        """Return the groups of a layer."""
         return self.wide_groups if layer < self.wide_layers else self.groups
 
     def rests(self, count: int) -> int:
@@ -300,3 +299,34 @@ class PriorityClass:
     """Microseconds from a request's arrival to its first token."""
     itl_target: int = 0
     """Microseconds that its stream may stand still in a step; 0: the scheduler's own target."""
+
+
+CACHED_SHARE = 8
+"""Pages of other layers for each page of windows beside those that running requests need: it keeps what others may find
+again."""
+
+
+class WindowLimits(NamedTuple):
+    """Layers whose queries see the latest positions alone, and which have pages of their own."""
+
+    length: int
+    """Positions that a query sees at most, its own included."""
+    num_pages: int
+    """Pages of these layers on the device: at least as many as running requests need at once, so that none ever waits
+    for one. More of them keep what other requests may find again."""
+
+
+class StateLimits(NamedTuple):
+    """What a scheduler knows of the states of a model's layers."""
+
+    block: int
+    """Tokens between two places at which the anchor of a state may be."""
+    num_records: int = 0
+    """Records that the device holds: copies of states behind cached prefixes."""
+    spacing: int = 0
+    """A long context gets a record every so many tokens, beside those where its prompt ends or parts from others; 0:
+    none."""
+
+    def grid(self, page_size: int) -> int:
+        """Return the tokens between two places at which a record may be made: ends of pages where an anchor may be."""
+        return lcm(self.block, page_size)

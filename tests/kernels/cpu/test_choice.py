@@ -5,7 +5,6 @@ from __future__ import annotations
 import _ctypes
 import shutil
 from dataclasses import replace
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -121,6 +120,6 @@ def test_models_that_the_kernels_support(change: dict, page_size: int, problem: 
 
 def test_refuses_a_library_of_another_version(tmp_path: Path) -> None:
     """A library from an older checkout was loaded without an error, and read the wrong fields."""
-    shutil.copy(_ctypes.__file__, tmp_path / f"_kernels{EXTENSION_SUFFIXES[0]}")
+    shutil.copy(_ctypes.__file__, tmp_path / "_kernels.so")
     with pytest.raises(KernelsUnavailable, match=r"is of another version of Sluice \(0, not \d+\): install it again"):
         Library(tmp_path)

@@ -19,7 +19,12 @@ from sluice.models.stored_blocks import StoredBlocks
 
 LIBRARY = library()
 ROWS = (1, 2, 3, 6, 7, 12, 13, 33, 270)
-SHAPES = {32: ((33, 96), (64, 576), (5, 32)), 256: ((33, 256), (64, 768))}
+SHAPES = {
+    32: ((33, 96), (64, 576), (5, 32)),
+    64: ((33, 192), (64, 576), (5, 64)),
+    128: ((33, 128), (64, 640)),
+    256: ((33, 256), (64, 768)),
+}
 """By the inputs of a block: outputs and inputs."""
 
 
@@ -85,9 +90,10 @@ def test_the_largest_numbers_do_not_saturate(level: Level, kind: str) -> None:
             "IQ4_XS": 8,
             "Q6_K": 0,
             "Q2_K": 16,
-            "Q3_K": 0,
+            "NVFP4": 4,
+            **dict.fromkeys(("Q3_K", "TQ1_0", "TQ2_0", "IQ1_M"), 0),
         }
-        end = {"Q6_K": 192, "Q2_K": 80, "Q3_K": 96}.get(kind)
+        end = {"Q6_K": 192, "Q2_K": 80, "Q3_K": 96, "TQ1_0": 52, "TQ2_0": 64, "IQ1_M": 48}.get(kind)
         per_block = blocks.view(32, -1, BLOCK_TYPES[kind].size)
         per_block[..., first.get(kind, 2) : end] = byte
         weight = StoredBlocks(kind, blocks)

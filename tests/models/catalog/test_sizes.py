@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,9 +14,28 @@ import tiny_families
 from any_checkpoint import any_checkpoint
 from sluice import LLM, cli
 from sluice.models.catalog.estimate import Estimate, gigabytes
-from sluice.models.catalog.sizes import ModelSizes, SizesError
+from sluice.models.catalog.read_sizes import read_sizes, sizes_of
+from sluice.models.catalog.sizes import ModelSizes
 from sluice.models.catalog.suggested import SUGGESTED
+from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.spec import DTYPES, INT4, ModelSpec
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 40_960,
+    "tie_word_embeddings": True,
+}
+
+
+def sizes_in(fields: Mapping[str, object]) -> ModelSizes:
+    return sizes_of(Fields(fields, "config.json"), "m", Path("nowhere"))
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
@@ -26,7 +45,7 @@ def test_the_memory_is_that_of_a_loaded_model(quantization: str) -> None:
     with LLM(any_checkpoint(), max_total_tokens=256, dtype="bfloat16", **options) as llm:
         loaded = llm.memory_report()["weights_bytes"]
         token_bytes = llm.info.token_bytes
-    estimate = Estimate(ModelSizes.read(any_checkpoint()), quantization)
+    estimate = Estimate(read_sizes(any_checkpoint()), quantization)
     # Norms and the scales of int8's rows are left out. They weigh more in rows of 256 numbers than in rows of 1,024.
     assert loaded <= 1.09 * estimate.weights_bytes
     copied = 2 * estimate.sizes.table if quantization == "none" else 0
@@ -38,7 +57,7 @@ def test_the_memory_is_that_of_a_loaded_model(quantization: str) -> None:
 def test_layers_that_differ(make: Callable[[], transformers.PreTrainedModel], tmp_path: Path) -> None:
     """Half of Gemma 4 E2B is tables of which a token needs a row, and most of its layers have no KV."""
     make().save_pretrained(tmp_path)
-    sizes = ModelSizes.read(tmp_path)
+    sizes = read_sizes(tmp_path)
     with LLM(tmp_path, max_total_tokens=64, dtype="bfloat16") as llm:
         assert sizes.token_bytes == llm.info.token_bytes
     matrices = (weight for name, weight in load_file(tmp_path / "model.safetensors").items() if weight.dim() == 2)
@@ -48,12 +67,12 @@ def test_layers_that_differ(make: Callable[[], transformers.PreTrainedModel], tm
 @pytest.mark.parametrize("family", tiny_families.WITH_STATES)
 def test_layers_with_a_state_have_no_keys_and_values(family: str, tmp_path: Path) -> None:
     tiny_families.FAMILIES[family]().save_pretrained(tmp_path)
-    sizes = ModelSizes.read(tmp_path)
+    sizes = read_sizes(tmp_path)
     assert sizes.states is not None
     with LLM(tmp_path, max_total_tokens=128, max_running_requests=2, dtype="bfloat16") as llm:
         assert sizes.token_bytes == llm.info.token_bytes
-        assert llm.memory_report()["record_bytes"] == 128 // 64 * sizes.states.record_bytes
-        assert llm.memory_report()["state_bytes"] in (2 * sizes.states.slot_bytes, 3 * sizes.states.slot_bytes)
+        assert llm.memory_report()["record_bytes"] == 128 // 64 * sizes.states.record
+        assert llm.memory_report()["state_bytes"] in (2 * sizes.states.slot, 3 * sizes.states.slot)
     matrices = (weight for name, weight in load_file(tmp_path / "model.safetensors").items() if weight.dim() > 1)
     assert sizes.stored == sum(weight.numel() for weight in matrices)
 
@@ -77,10 +96,10 @@ def test_a_tied_head_is_held_once_and_read_for_every_token() -> None:
         "vocab_size": 100,
         "max_position_embeddings": 16,
     }
-    tied = Estimate(ModelSizes.of({**fields, "tie_word_embeddings": True}, "m"))
-    untied = Estimate(ModelSizes.of(fields, "m"))
+    tied = Estimate(sizes_in({**fields, "tie_word_embeddings": True}))
+    untied = Estimate(sizes_in(fields))
     assert tied.read_bytes == untied.read_bytes == tied.weights_bytes - 800 == untied.weights_bytes - 800
-    small = ModelSizes.of({**fields, "tie_word_embeddings": True}, "m")
+    small = sizes_in({**fields, "tie_word_embeddings": True})
     assert Estimate(small, "int8").read_bytes == Estimate(small, "int8").weights_bytes == tied.read_bytes / 2 * 17 / 16
     assert untied.rate(untied.read_bytes * 10.0) == 10
     assert untied.rate(1e6, context=100) < untied.rate(1e6)
@@ -89,16 +108,16 @@ def test_a_tied_head_is_held_once_and_read_for_every_token() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"num_experts": 8}, "mixture of experts"),
+        ({"num_experts": 8, "architectures": ["NewForCausalLM"]}, "mixture of experts"),
         ({"n_routed_experts": 8, "architectures": ["MixtralForCausalLM"]}, "num_local_experts is missing"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised weights"),
-        ({"hidden_size": None}, "hidden_size must be an integer of at least 1, got None"),
+        ({"hidden_size": None}, "hidden_size is missing"),
     ],
 )
 def test_sizes_that_are_not_known(fields: dict[str, object], reason: str) -> None:
     """A figure for a mixture of experts that is not known would be wrong by a factor of ten."""
-    with pytest.raises(SizesError, match=reason):
-        ModelSizes.of({**SUGGESTED[0].config, **fields}, "m")
+    with pytest.raises(CheckpointError, match=reason):
+        sizes_in({**QWEN3, **fields})
 
 
 QWEN3_30B = {
@@ -136,7 +155,7 @@ def test_a_mixture_of_experts_is_held_whole_and_read_in_part(
     config: dict[str, object], stored: float, read: float
 ) -> None:
     """What its authors state: 30B with 3B active, and 47B with 13B."""
-    sizes = ModelSizes.of(config, "m")
+    sizes = sizes_in(config)
     assert sizes.stored == pytest.approx(stored, rel=0.01)
     assert sizes.weights == pytest.approx(read, rel=0.02)
     found = Estimate(sizes, "int8")
@@ -153,10 +172,18 @@ def test_suggested_models_are_what_their_names_say() -> None:
         assert each.estimate().sizes.stored == pytest.approx(stated, rel=0.02)
         assert each.licence in ("Apache-2.0", "MIT")
         assert each.estimate().weights_bytes < 5e9, "for a laptop"
+    for name in ModelSizes.__dataclass_fields__.keys() - {"name", "architecture"}:
+        assert getattr(SUGGESTED[1].sizes, name) == getattr(sizes_in(QWEN3), name), name
+
+
+def test_another_architecture_is_taken_to_be_as_llama() -> None:
+    """`sluice simulate` takes models that Sluice does not serve."""
+    others = ({"architectures": ["NewForCausalLM"]}, {"architectures": None}, {"architectures": ["LlamaForCausalLM"]})
+    assert len({sizes_in({**QWEN3, **other}) for other in others}) == 1
 
 
 def test_explain_tells_what_the_shapes_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(dict(SUGGESTED[1].config)))
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
     assert cli.main(["explain", str(tmp_path), "--quantization", "int8", "--device", "cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["weights_bytes"]["value"] == pytest.approx(633e6, rel=0.01)
@@ -196,7 +223,7 @@ def test_no_bound_where_a_pass_yields_several_tokens(
     fields: dict[str, object], options: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both may be faster than one token for each pass over the weights."""
-    (tmp_path / "config.json").write_text(json.dumps({**SUGGESTED[1].config, **fields}))
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN3, **fields}))
     assert cli.main(["explain", str(tmp_path), "--device", "cpu", "--json", *options]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["most_tokens_per_second"]["value"] is None
@@ -204,7 +231,7 @@ def test_no_bound_where_a_pass_yields_several_tokens(
     assert found["weights_bytes"]["value"] > 1e9
 
 
-@pytest.mark.parametrize(("content", "said"), [("{", "cannot read the sizes"), ("[]", "holds no JSON object")])
+@pytest.mark.parametrize(("content", "said"), [("{", "is not valid JSON"), ("[]", "must hold a JSON object")])
 def test_a_broken_config_in_the_cache(
     content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

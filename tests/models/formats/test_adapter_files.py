@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 import tiny_families
 import tiny_models
 from lora_makers import Lora
-from sluice.models.adapters import Adapter, AdapterError
+from sluice.models.adapters.adapter import Adapter, AdapterError
+from sluice.models.adapters.read import read_adapter
 from sluice.models.checkpoint import read_config
 from sluice.models.decoder import Decoder
-from sluice.models.formats.adapter_files import read_adapter
 from sluice.models.native import model_class
 from sluice.types.adapters import AdapterLimits
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -20,11 +18,14 @@ from random_checkpoint import random_checkpoint
 from sluice import LLM, SamplingParams
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.formats import gguf_folder
+from sluice.models.formats.gguf_file import tensors_of
+from sluice.models.formats.gguf_open import open_gguf
 from sluice.models.hub import resolve_checkpoint
 from sluice.text.tokenizer import TokenizerError
 from sluice.text.tokenizer_files import load_tokenizer
 
-TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *WITHOUT_QUANTIZER)
+TERNARY = ("TQ1_0", "TQ2_0")
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *WITHOUT_QUANTIZER, *TERNARY)
 FAMILIES: dict[str, Callable[..., Any]] = {
     "llama": tiny_models.llama,
     "qwen2": tiny_models.qwen2,
@@ -50,8 +51,8 @@ def saved(family: str, folder: Path, size: int = 32, **changes: Any) -> Path:
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_weights_are_those_of_the_library(kind: str, tmp_path: Path) -> None:
-    """Q4_K is read and Q6_K too: both are in files that say Q4_K_M. Rare types are dequantised, by its rules."""
-    size = 256 if kind in WITHOUT_QUANTIZER else 32
+    """Q4_K is read and Q6_K too: both are in files that say Q4_K_M."""
+    size = 256 if kind in (*WITHOUT_QUANTIZER, *TERNARY) else 32
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4} if size == 256 else {}
     source = saved("llama", tmp_path / "source", size, **heads)
     path, plain = write_gguf(source, tmp_path / "model.gguf", kind)
@@ -215,18 +216,12 @@ def test_two_processes_make_the_same_folder(tmp_path: Path, monkeypatch: pytest.
     assert [each.name for each in made[0].parent.iterdir()] == [made[0].name]
 
 
-def test_a_type_that_cannot_be_dequantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rare quantisation is dequantised by llama.cpp's package; without it, the message says what it needs."""
-    source = saved("llama", tmp_path / "source", 256, num_attention_heads=8, num_key_value_heads=4)
-    path, plain = write_gguf(source, tmp_path / "model.gguf", "TQ2_0")
-    assert_same(load(resolve_checkpoint(str(path)), dtype="bfloat16"), load(plain, dtype="bfloat16"))
-    problem = r"model.gguf: tensor \S+ has type TQ2_0, which "
-    monkeypatch.delitem(gguf.quants._type_traits, gguf.GGMLQuantizationType.TQ2_0)
-    with pytest.raises(CheckpointError, match=f"{problem}the package gguf cannot dequantise"):
-        load(resolve_checkpoint(str(path)))
-    monkeypatch.setitem(sys.modules, "gguf.quants", None)
-    with pytest.raises(CheckpointError, match=f"{problem}needs the package gguf: pip install"):
-        load(resolve_checkpoint(str(path)))
+def test_a_type_that_weights_do_not_have(tmp_path: Path) -> None:
+    """Q8_1 is the type of activations in llama.cpp, and its numbers have no definition in a file."""
+    path = tmp_path / "model.gguf"
+    write(path, [], [tensor("w", [32, 2], 9)], bytes(80))
+    with pytest.raises(CheckpointError, match=r"model.gguf: tensor w has type Q8_1, which weights do not have"):
+        next(tensors_of(open_gguf(path))).dequantized(torch.float32)
 
 
 def test_biases_of_queries_and_keys(tmp_path: Path) -> None:

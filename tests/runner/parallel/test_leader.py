@@ -34,7 +34,6 @@ from sluice.runner.parallel.frames import Close, RankAnswer, decode_command, dec
 from sluice.runner.parallel.leader import summed
 from sluice.runner.parallel.stage_timer import StageTimer
 from sluice.storage.copies import CopiesOnly
-from sluice.testing.links import ThreadLeaderLink
 from sluice.types import (
     BatchPlan,
     BatchResult,
@@ -48,6 +47,7 @@ from sluice.types import (
     Submit,
     Tier,
 )
+from thread_links import ThreadLeaderLink
 from worlds import Bench, World, limits_of
 
 VOCAB = 70

@@ -22,8 +22,8 @@ from sluice.runner.logit_ops import LogitOps
 from sluice.runner.noise import noise_key
 from sluice.runner.parallel.sampling import ShardedLogitOps
 from sluice.runner.sampler import FAILED, RowGroup, RowKind, SamplingRows, row_kind
-from sluice.testing.groups import ThreadGroup, run_ranks
 from sluice.types import NewSlot, SamplingParams, Submit
+from thread_groups import ThreadGroup, run_ranks
 
 CPU = torch.device("cpu")
 T = TypeVar("T")

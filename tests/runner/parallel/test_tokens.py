@@ -11,7 +11,7 @@ from sluice.parallel.layout import Layout
 from sluice.parallel.member import Member
 from sluice.runner.last_tokens import PlainLastTokens
 from sluice.runner.parallel.tokens import ReceivedTokens
-from sluice.testing.groups import ThreadGroup
+from thread_groups import ThreadGroup
 
 STAGES, SLOTS = 3, 4
 

@@ -13,7 +13,8 @@ from sluice.cli.models.cached import CachedModel, cached_gguf
 from sluice.config import ModelConfig
 from sluice.models.catalog.estimate import NUMBER_SIZES, Estimate
 from sluice.models.catalog.gguf_sizes import GGUFSizes
-from sluice.models.catalog.sizes import ModelSizes, SizesError
+from sluice.models.catalog.read_sizes import read_sizes
+from sluice.models.catalog.sizes import ModelSizes
 from sluice.models.catalog.suggested import SUGGESTED
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.default_model import NAME, default_file
@@ -28,7 +29,7 @@ def estimate_of(model: ModelConfig) -> tuple[Estimate, str]:
         model: resolved for this machine.
 
     Raises:
-        SizesError: it is neither on this machine nor suggested, or its sizes are not known.
+        CheckpointError: it is neither on this machine nor suggested, or its sizes are not known.
     """
     file = _gguf_file(model)
     if file is not None:
@@ -36,7 +37,7 @@ def estimate_of(model: ModelConfig) -> tuple[Estimate, str]:
     sizes, source = _sizes(model.model, model.revision, model.download_dir)
     quantization = model.quantization or "none"
     if quantization not in NUMBER_SIZES:
-        raise SizesError(f"--quantization {quantization} depends on the checkpoint")
+        raise CheckpointError(f"--quantization {quantization} depends on the checkpoint")
     return Estimate(sizes, quantization), f"{_numbers(sizes, sizes.stored, quantization)} ({source})"
 
 
@@ -49,20 +50,19 @@ def estimate_as_it_is(found: CachedModel, machine: ModelConfig) -> Estimate | No
     try:
         if found.file is not None:
             return _of_gguf(found.file, machine)[0]
-        return Estimate(ModelSizes.read(found.folder))
-    except SizesError:
+        return Estimate(read_sizes(found.folder))
+    except CheckpointError:
         return None
 
 
 def _of_gguf(file: Path, model: ModelConfig) -> tuple[Estimate, str]:
     found, asked = GGUFSizes.read(file), model.quantization
     if asked not in (None, METHOD, *NUMBER_SIZES):
-        raise SizesError(f"--quantization {asked}: {file.name} is a GGUF file")
+        raise CheckpointError(f"--quantization {asked}: {file.name} is a GGUF file")
     computes_blocks = model.device == "cpu" and model.cpu_kernels != TORCH and model.dtype in ("auto", "bfloat16")
     estimate = found.estimate(asked, computes_blocks=computes_blocks)
     if estimate.stored is not None:
-        others = f"; {found.dequantized} in 16 bits" if found.dequantized else ""
-        return estimate, f"{found.numbers / 1e6:.0f} million numbers, computed as stored: {found.types}{others}"
+        return estimate, f"{found.numbers / 1e6:.0f} million numbers, computed as stored: {found.types}"
     numbers = _numbers(found.sizes, found.numbers, estimate.quantization)
     return estimate, f"{numbers}, made of {found.types}"
 
@@ -71,31 +71,27 @@ def _gguf_file(model: ModelConfig) -> Path | None:
     """Return the GGUF file that a model is, if it is one that is on this machine.
 
     Raises:
-        SizesError: there is no such file, or several.
+        CheckpointError: there is no such file, or several.
     """
     if not model.model:
         file = default_file(model.cache)
         if file is None:
-            raise SizesError(f"the default model, {NAME}, is not on this machine yet")
+            raise CheckpointError(f"the default model, {NAME}, is not on this machine yet")
         return file
     name, path = model.model, Path(model.model).expanduser()
-    try:
-        file = gguf_at(path)
-        if file is not None or path.is_dir():
-            return file
-        if path.is_file():
-            raise SizesError(f"{name} is neither a folder nor a GGUF file ({SUFFIX})")
-        if path.suffix == SUFFIX and ":" not in name:
-            raise SizesError(f"there is no file {name}")
-        return cached_gguf(name, model.download_dir)
-    except CheckpointError as error:
-        raise SizesError(str(error)) from error
+    file = gguf_at(path)
+    if file is not None or path.is_dir():
+        return file
+    if path.is_file():
+        raise CheckpointError(f"{name} is neither a folder nor a GGUF file ({SUFFIX})")
+    if path.suffix == SUFFIX and ":" not in name:
+        raise CheckpointError(f"there is no file {name}")
+    return cached_gguf(name, model.download_dir)
 
 
 def _numbers(sizes: ModelSizes, numbers: int, quantization: str) -> str:
-    is_tied = sizes.stored == sizes.weights + sizes.idle
     kind = "16 bits" if quantization == "none" else quantization
-    copied = ", the embedding twice" if is_tied and quantization == "none" else ""
+    copied = ", the embedding twice" if sizes.tied and quantization == "none" else ""
     return f"{numbers / 1e6:.0f} million numbers in {kind}{copied}"
 
 
@@ -103,17 +99,17 @@ def _sizes(model: str, revision: str | None, folder: str | None) -> tuple[ModelS
     """Return the sizes of a model that is on this machine or suggested, and where they are from.
 
     Raises:
-        SizesError: it is neither, or its sizes are not known.
+        CheckpointError: it is neither, or its sizes are not known.
     """
     path = Path(model).expanduser()
     if path.is_dir():
-        return ModelSizes.read(path), "config.json"
+        return read_sizes(path), "config.json"
     cached = None
     with suppress(HFValidationError):  # no hub id
         cached = try_to_load_from_cache(model, "config.json", cache_dir=folder, revision=revision)
     if isinstance(cached, str):
-        return ModelSizes.read(Path(cached)), "config.json in the hub's cache"
+        return read_sizes(Path(cached)), "config.json in the hub's cache"
     for each in SUGGESTED:
         if each.id == model:
-            return ModelSizes.of(each.config, model), "known sizes"
-    raise SizesError(f"{model} is not on this machine")
+            return each.sizes, "known sizes"
+    raise CheckpointError(f"{model} is not on this machine")

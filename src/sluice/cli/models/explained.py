@@ -10,8 +10,8 @@ from sluice.cli.models.estimates import estimate_of
 from sluice.cli.models.table import aligned
 from sluice.config import EngineConfig
 from sluice.models.catalog.estimate import Estimate, gigabytes
-from sluice.models.catalog.sizes import ModelSizes, SizesError
-from sluice.models.catalog.state_sizes import StateCost
+from sluice.models.catalog.sizes import ModelSizes, StateBytes
+from sluice.models.checkpoint import CheckpointError
 from sluice.models.registry import DIFFUSION_ARCHITECTURES
 
 Value = float | int | None
@@ -34,7 +34,7 @@ def model_facts(config: EngineConfig) -> list[Fact]:
     """
     try:
         estimate, how = estimate_of(config.model)
-    except SizesError as error:
+    except CheckpointError as error:
         return [Fact("weights_bytes", None, "-", f"not known: {error}")]
     sizes = estimate.sizes
     are_equal = sizes.kv == 2 * sizes.layers * sizes.kv_heads * sizes.head_dim
@@ -61,9 +61,9 @@ def model_facts(config: EngineConfig) -> list[Fact]:
     return facts + (_speed(estimate, config) if config.model.device == "cpu" else [])
 
 
-def _states(states: StateCost, token_bytes: int) -> list[Fact]:
+def _states(states: StateBytes, token_bytes: int) -> list[Fact]:
     """Return what recurrent states take."""
-    slot, record = states.slot_bytes, states.record_bytes
+    slot, record = states.slot, states.record
     as_kv = f", as the KV of {-(-record // token_bytes)} tokens" if token_bytes else ""
     return [
         Fact("state_bytes", slot, gigabytes(slot), f"recurrent states of a running request: {states.layers} layers"),

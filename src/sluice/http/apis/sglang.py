@@ -123,7 +123,7 @@ def parse_generate(body: bytes) -> GenerateCall[NativeFields]:
         terms=terms_of(fields, itl_target=fields.itl_target, salt_name=NAMES["cache_salt"]),
         given=frozenset(name for name, theirs in SAMPLING_NAMES.items() if theirs in given),
         names=NAMES,
-        shape=native_shape(constraints, PLACE),
+        shape=native_shape(constraints),
         text=TextOptions(text.skip_special_tokens, text.no_stop_trim),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sluice.assembly.context import check_context
+from sluice.assembly.refusals import check_context
 from sluice.config import ModelConfig
 from sluice.models.formats.gguf_config import model_config
 from sluice.models.formats.gguf_folder import gguf_at

@@ -134,13 +134,13 @@ def shape_of(fields: ConstraintFields) -> Shape | None:
     return _only(found, pattern, "guided_whitespace_pattern")
 
 
-def native_shape(fields: NativeConstraints, place: str) -> Shape | None:
+def native_shape(fields: NativeConstraints) -> Shape | None:
     """Return the shape that SGLang's `sampling_params` ask for.
 
     Raises:
         ApiError: 400, naming the field.
     """
-    return _only(_shapes(msgspec.structs.asdict(fields), f"{place}."))
+    return _only(_shapes(msgspec.structs.asdict(fields), "sampling_params."))
 
 
 def ollama_shape(value: Any) -> Shape | None:

@@ -93,7 +93,7 @@ def tools_of(fields: ToolFields) -> ToolUse:
     Raises:
         ApiError: 400, naming the field.
     """
-    tools = checked_tools("tools", [_tool(f"tools[{index}]", each) for index, each in enumerate(fields.tools)])
+    tools = checked_tools([_tool(f"tools[{index}]", each) for index, each in enumerate(fields.tools)])
     choice, name, allowed = _choice(fields.tool_choice)
     return tool_use(tools, choice, name, is_parallel=fields.parallel_tool_calls, allowed=allowed)
 
@@ -105,48 +105,45 @@ def tool_use(
     *,
     is_parallel: bool = True,
     allowed: tuple[str, ...] | None = None,
-    place: str = "tool_choice",
 ) -> ToolUse:
     """Return checked tools with a choice among them.
 
     Args:
         name: of the tool that must be called.
         allowed: names of the tools that may be called; None: all.
-        place: of the choice in the body.
 
     Raises:
         ApiError: 400, the choice needs tools that there are not.
     """
     if choice is Choice.REQUIRED:
-        require(bool(tools), f"{place} needs tools, got none; send tools, or leave it out", param=place)
+        require(bool(tools), "tool_choice needs tools, got none; send tools, or leave it out", param="tool_choice")
     names = [tool.name for tool in tools]
     for each in (() if name is None else (name,)) + (allowed or ()):
-        message = f"{place} names the tool {shown(each)}; tools has {', '.join(map(repr, names))}"
-        require(each in names, message, param=place)
-    require(allowed != (), f"{place} must allow at least one tool", param=place)
+        message = f"tool_choice names the tool {shown(each)}; tools has {', '.join(map(repr, names))}"
+        require(each in names, message, param="tool_choice")
+    require(allowed != (), "tool_choice must allow at least one tool", param="tool_choice")
     return ToolUse(tools, choice, name, is_parallel, allowed)
 
 
-def checked_tools(place: str, tools: Sequence[Tool], *, names: Sequence[str] | None = None) -> tuple[Tool, ...]:
+def checked_tools(tools: Sequence[Tool], *, names: Sequence[str] | None = None) -> tuple[Tool, ...]:
     """Return tools whose names and parameters can be used.
 
     Args:
-        place: of the list in the body.
         names: where in an item the name and the parameters stand, if not as in chats.
 
     Raises:
         ApiError: 400, naming the field.
     """
-    require(len(tools) <= MAX_TOOLS, f"{place} may hold at most {MAX_TOOLS} tools, got {len(tools)}", param=place)
+    require(len(tools) <= MAX_TOOLS, f"tools may hold at most {MAX_TOOLS} tools, got {len(tools)}", param="tools")
     name_at, parameters_at = ("function.name", "function.parameters") if names is None else names
     seen: dict[str, int] = {}
     for index, tool in enumerate(tools):
-        param = f"{place}[{index}].{name_at}"
+        param = f"tools[{index}].{name_at}"
         what = "1 to 128 letters, digits, _, - or ."
         require(NAME.fullmatch(tool.name) is not None, f"{param} must be {what}, got {tool.name[:64]!r}", param=param)
         other = seen.setdefault(tool.name, index)
-        require(other == index, f"{param} {tool.name!r} is the name of {place}[{other}], too", param=param)
-        _check_parameters(f"{place}[{index}].{parameters_at}", tool.parameters)
+        require(other == index, f"{param} {tool.name!r} is the name of tools[{other}], too", param=param)
+        _check_parameters(f"tools[{index}].{parameters_at}", tool.parameters)
     return tuple(tools)
 
 

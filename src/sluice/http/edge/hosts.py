@@ -84,7 +84,6 @@ def host_of(header: str) -> str | None:
 
 
 def values_of(scope: Scope, header: bytes) -> list[str]:
-    """Return the values of a header."""
     return [value.decode("latin-1") for name, value in scope["headers"] if name == header]
 
 

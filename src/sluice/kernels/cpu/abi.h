@@ -15,7 +15,7 @@
 
 // Increase it, here and in `abi.py`, with every change to the structures below or to their meaning: a library compiled
 // from older sources would read the wrong fields.
-constexpr int ABI_VERSION = 17;
+constexpr int ABI_VERSION = 18;
 
 extern "C" {
 
@@ -112,7 +112,9 @@ struct LoraCall {
 // Block types of GGUF files, with their numbers there.
 enum StoredType {
     TYPE_Q4_0 = 2, TYPE_Q4_1 = 3, TYPE_Q5_0 = 6, TYPE_Q5_1 = 7, TYPE_Q8_0 = 8, TYPE_Q2_K = 10, TYPE_Q3_K = 11,
-    TYPE_Q4_K = 12, TYPE_Q5_K = 13, TYPE_Q6_K = 14, TYPE_IQ4_NL = 20, TYPE_IQ4_XS = 23, TYPE_MXFP4 = 39
+    TYPE_Q4_K = 12, TYPE_Q5_K = 13, TYPE_Q6_K = 14, TYPE_IQ2_XXS = 16, TYPE_IQ2_XS = 17, TYPE_IQ3_XXS = 18, TYPE_IQ1_S = 19,
+    TYPE_IQ4_NL = 20, TYPE_IQ3_S = 21, TYPE_IQ2_S = 22, TYPE_IQ4_XS = 23, TYPE_IQ1_M = 29, TYPE_TQ1_0 = 34, TYPE_TQ2_0 = 35,
+    TYPE_MXFP4 = 39, TYPE_NVFP4 = 40, TYPE_Q1_0 = 41, TYPE_Q2_0 = 42
 };
 
 // Blocks as a GGUF file stores them, to be packed in the layout of `packed_groups.h`.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from enum import IntEnum
 
-VERSION = 17
+VERSION = 18
 """Version of the structures and their meaning, as in `abi.h`."""
 
 

@@ -7,6 +7,8 @@ EXPORT int64_t sluice_packed_bytes(int type, int64_t in) {
     return bytes;
 }
 
+EXPORT void sluice_take_grids(const void* grids) { take_grids(grids); }
+
 EXPORT void sluice_pack_blocks(sluice_engine* engine, const PackBlocksCall* call) {
     const std::lock_guard lock(engine->pool.one_call);
     const int blocks = (call->out + PACKED_BLOCK - 1) / PACKED_BLOCK;

@@ -19,7 +19,7 @@ constexpr bool IS_MXFP4 = Type::TYPE == TYPE_MXFP4;
 
 // Two products of a number below 2^b with 127 stay below 2^(b + 8), so 2^(7 - b) pairs of them fit.
 template <class Type>
-using KindOf = GroupKind<Type::GROUP, IS_MXFP4<Type> ? 4 : Type::BITS == 4 ? 8 : Type::BITS == 5 ? 4 : 2,
+using KindOf = GroupKind<Type::GROUP, IS_MXFP4<Type> ? 4 : Type::BITS < 5 ? 8 : Type::BITS == 5 ? 4 : Type::BITS == 6 ? 2 : 1,
                          Type::BITS == 8 || IS_IQ4<Type>, IS_MXFP4<Type> ? MXFP4_ZERO : Type::ZERO, Type::HAS_MINIMUMS>;
 
 INL Codes load_codes(const uint8_t* p) {

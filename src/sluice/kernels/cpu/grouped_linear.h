@@ -72,7 +72,7 @@ struct PartOfRows {
 template <class Kind, int M, class Source>
 INL void add_products(const Source& source, const PartOfRows& rows, int group, I* sums) {
     constexpr int QUADS = Kind::GROUP / 4;
-    constexpr bool SHORT = IN_SHORTS && !Kind::IS_SIGNED;
+    constexpr bool SHORT = IN_SHORTS && !Kind::IS_SIGNED && Kind::IN_SHORT > 1;
     constexpr int TOGETHER = SHORT && Kind::IN_SHORT > 4 ? QUADS : SHORT ? Kind::IN_SHORT : 4;
     for (int first = 0; first < QUADS; first += TOGETHER) {
         const int offset = group * Kind::GROUP + 4 * first;
@@ -217,33 +217,44 @@ void unpack_parts(PackedSource<Type>& source, int parts, uint8_t* bytes, float* 
     }
 }
 
-// Multiply rows `from` to `until` with one block of a part, into sums [rows][32]. Behind `outliers`, as many numbers, is
-// memory for some unpacked parts.
+// Multiply rows `from` to `until` with one block of a part that is unpacked, into sums [rows][32]. Behind `outliers`, as
+// many numbers, is memory for some unpacked parts. `unpack`: unpacks the next parts.
+template <class Kind, class Unpack>
+void multiply_unpacked(const GroupedWork& work, int from, int until, float* sums, float* outliers, Unpack unpack) {
+    const int all = work.call.in / PART;
+    float* scales = outliers + GROUPED_SUMS;
+    auto* bytes = reinterpret_cast<uint8_t*>(scales + 2 * GROUPED_SCALES);
+    for (int first = 0; first < all; first += UNPACKED_PARTS) {
+        const int parts = std::min(UNPACKED_PARTS, all - first);
+        unpack(parts, bytes, scales);
+        UnpackedSource<Kind> unpacked(bytes, scales);
+        packed_pieces(from, until, GROUPED_ROWS, [&](int row, int count) {
+            float* to = sums + (row - from) * PACKED_BLOCK;
+            add_unpacked<Kind, GROUPED_ROWS>(count, work, row, first, parts, unpacked, to);
+        });
+        for (int run = first; run < first + parts; run++, unpacked.end()) {
+            add_outliers<Kind>(work, unpacked, run, from, until, outliers);
+        }
+    }
+}
+
+// Multiply rows `from` to `until` with one block of a part, into sums [rows][32].
 template <class Type>
 void multiply_block(const GroupedWork& work, const uint8_t* weight, int block, int from, int until, float* sums,
                     float* outliers) {
     using Kind = KindOf<Type>;
-    const int all = work.call.in / PART, rows = until - from;
+    const int rows = until - from;
     const uint8_t* packed = weight + block * Packed<Type>::block_bytes(work.call.in);
     std::fill(outliers, outliers + rows * PACKED_BLOCK, 0.0f);
-    if (rows <= FUSED_ROWS) {
+    if constexpr (IS_TILED<Type>) {
+        multiply_unpacked<Kind>(work, from, until, sums, outliers, Records(Type(), packed));
+    } else if (rows <= FUSED_ROWS) {
         add_packed<Type, FUSED_ROWS>(rows, work, from, packed, sums, outliers);
     } else {
-        float* scales = outliers + GROUPED_SUMS;
-        auto* bytes = reinterpret_cast<uint8_t*>(scales + 2 * GROUPED_SCALES);
         PackedSource<Type> source(packed);
-        for (int first = 0; first < all; first += UNPACKED_PARTS) {
-            const int parts = std::min(UNPACKED_PARTS, all - first);
+        multiply_unpacked<Kind>(work, from, until, sums, outliers, [&](int parts, uint8_t* bytes, float* scales) {
             unpack_parts(source, parts, bytes, scales);
-            UnpackedSource<Kind> unpacked(bytes, scales);
-            packed_pieces(from, until, GROUPED_ROWS, [&](int row, int count) {
-                float* to = sums + (row - from) * PACKED_BLOCK;
-                add_unpacked<Kind, GROUPED_ROWS>(count, work, row, first, parts, unpacked, to);
-            });
-            for (int run = first; run < first + parts; run++, unpacked.end()) {
-                add_outliers<Kind>(work, unpacked, run, from, until, outliers);
-            }
-        }
+        });
     }
     for (int i = 0; i < rows * PACKED_BLOCK; i += 16) store(sums + i, add(load(sums + i), load(outliers + i)));
 }

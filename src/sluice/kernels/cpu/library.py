@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +41,8 @@ from sluice.kernels.cpu.sources import digest_of
 from sluice.version import DISTRIBUTION
 
 FOLDER = Path(__file__).parent
-SUFFIXES = tuple(reversed(EXTENSION_SUFFIXES))
-"""Suffixes of the library. `.so` comes first: a file that names a version of Python dates from before any version could
-load it."""
+FILE = "_kernels.so"
+"""The library, for every version of Python."""
 MAX_HEAD_DIM = 512
 
 
@@ -87,18 +85,19 @@ class Library:
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self._folder = folder
-        found = [path for suffix in SUFFIXES if (path := folder / f"_kernels{suffix}").exists()]
-        if not found:
+        path = folder / FILE
+        if not path.exists():
             raise KernelsUnavailable("they were not compiled when Sluice was installed: there was no C++ compiler")
         try:
-            self.functions = ctypes.CDLL(str(found[0]))
+            self.functions = ctypes.CDLL(str(path))
         except OSError as error:
-            raise KernelsUnavailable(f"{found[0].name} cannot be loaded: {error}") from error
-        version = _version(self.functions)
+            raise KernelsUnavailable(f"{FILE} cannot be loaded: {error}") from error
+        version = self.functions.sluice_abi_version() if hasattr(self.functions, "sluice_abi_version") else 0
         if version != VERSION:
             raise KernelsUnavailable(
-                f"{found[0].name} is of another version of Sluice ({version}, not {VERSION}): install it again"
+                f"{FILE} is of another version of Sluice ({version}, not {VERSION}): install it again"
             )
+        self.functions.sluice_sources.restype = ctypes.c_char_p
         self.functions.sluice_engine_new.restype = ctypes.c_void_p
         self.functions.sluice_engine_free.argtypes = [ctypes.c_void_p]
         self.functions.sluice_all.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
@@ -107,6 +106,7 @@ class Library:
         self.functions.sluice_pack_linear.argtypes = packing
         self.functions.sluice_pack_int4.argtypes = packing
         self.functions.sluice_pack_int8.argtypes = [*packing, ctypes.c_void_p]
+        self.functions.sluice_take_grids.argtypes = [ctypes.c_void_p]
         self.functions.sluice_packed_bytes.argtypes = [ctypes.c_int, ctypes.c_int64]
         self.functions.sluice_packed_bytes.restype = ctypes.c_int64
         self.functions.sluice_crc32c.argtypes = [ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
@@ -116,7 +116,7 @@ class Library:
         """Return a sentence for the user if the library was compiled from other sources than those beside it, with the
         command that compiles it again. None if it was not, or if there are no sources."""
         sources = digest_of(self._folder)
-        if not sources or sources == _sources(self.functions):
+        if not sources or sources == self.functions.sluice_sources().decode():
             return None
         project = self._folder.parents[2]
         is_checkout = (project / "setup.py").is_file()
@@ -142,25 +142,6 @@ class Library:
         if not usable:
             raise KernelsUnavailable("this processor has no AVX2")
         return max(usable)
-
-
-def _version(functions: ctypes.CDLL) -> int:
-    """Return the version of a library; 0 for a library from before versions were added."""
-    try:
-        return int(functions.sluice_abi_version())
-    except AttributeError:
-        return 0
-
-
-def _sources(functions: ctypes.CDLL) -> str:
-    """Return the digest of the sources of a library; empty for a library from before digests were added."""
-    try:
-        sources = functions.sluice_sources
-    except AttributeError:
-        return ""
-    sources.restype = ctypes.c_char_p
-    digest: bytes = sources()
-    return digest.decode()
 
 
 Call = (
@@ -307,6 +288,14 @@ class Kernels:
             kind: a `StoredType` of `abi.h`.
         """
         return int(self._functions.sluice_packed_bytes(kind, in_features))
+
+    def take_grids(self, grids: int) -> None:
+        """Take the grids of the types that have one, which `pack_blocks` and `embed_rows` need first.
+
+        Args:
+            grids: their address, in the form of `Grids` in `rare_blocks.h`. They are copied once for all levels.
+        """
+        self._functions.sluice_take_grids(grids)
 
     def pack_blocks(self, call: PackBlocksCall) -> None:
         """Pack the blocks of a GGUF file for `grouped_linear`, on all threads."""

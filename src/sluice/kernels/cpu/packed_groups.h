@@ -14,7 +14,9 @@
 //             codes in one byte, [2][32]; of Q3_K and Q6_K int8 [2][32]; of IQ4_XS int8 [32]; of MXFP4 exponents [32]
 //
 // That takes as many bytes as in the file, or one in sixty more (IQ4_XS), but for Q2_K (1.7 times) and Q3_K (1.3 times).
-// Outputs that are missing are zero.
+// Outputs that are missing are zero. Types that are unpacked a tile at a time (`IS_TILED`) stay as they are, in records:
+//
+//   [out / 32][in / INPUTS] { [32] blocks }
 #pragma once
 
 #include <algorithm>
@@ -25,7 +27,7 @@
 #endif
 
 #include "packing.h"
-#include "stored_blocks.h"
+#include "stored_types.h"
 
 enum class ScaleForm { HALVES, K_CODES, BYTE_CODES, SIGNED_CODES, EXPONENTS };
 
@@ -37,7 +39,7 @@ constexpr ScaleForm SCALE_FORM = Type::TYPE == TYPE_MXFP4  ? ScaleForm::EXPONENT
                                                            : ScaleForm::SIGNED_CODES;
 
 // Bytes of a layout's pieces.
-template <class Type>
+template <class Type, bool = IS_TILED<Type>>
 struct Packed {
     static constexpr ScaleForm FORM = SCALE_FORM<Type>;
     static constexpr int PARTS = Type::INPUTS / PART, GROUPS = PART / Type::GROUP;    // of a record, of a part
@@ -48,6 +50,12 @@ struct Packed {
                                   : FORM == ScaleForm::K_CODES ? PACKED_BLOCK * 3 / 2
                                                                : GROUPS * PACKED_BLOCK;
     static constexpr int PART_BYTES = LOW + HIGH + SCALES, RECORD = UNITS + PARTS * PART_BYTES;
+    static int64_t block_bytes(int64_t in) { return in / Type::INPUTS * RECORD; }
+};
+
+template <class Type>
+struct Packed<Type, true> {
+    static constexpr int PARTS = Type::INPUTS / PART, RECORD = PACKED_BLOCK * Type::BYTES;
     static int64_t block_bytes(int64_t in) { return in / Type::INPUTS * RECORD; }
 };
 
@@ -120,6 +128,27 @@ void put_units(const uint8_t* const* blocks, uint8_t* to) {
     }
 }
 
+// Put a record of a block of outputs.
+template <class Type>
+void put_record(const uint8_t* const* blocks, uint8_t* to) {
+    if constexpr (IS_TILED<Type>) {
+        for (int n = 0; n < PACKED_BLOCK; n++) std::memcpy(to + n * Type::BYTES, blocks[n], Type::BYTES);
+    } else {
+        using Layout = Packed<Type>;
+        put_units<Type>(blocks, to);
+        to += Layout::UNITS;
+        for (int part = 0; part < Layout::PARTS; part++, to += Layout::PART_BYTES) {
+            for (int n = 0; n < PACKED_BLOCK / 2; n++) {
+                uint32_t first[PART_WORDS], second[PART_WORDS];
+                Type::codes(blocks[n], part, first);
+                Type::codes(blocks[n + 16], part, second);
+                put_codes<Type>(first, second, n, to);
+            }
+            put_scales<Type>(blocks, part, to + Layout::LOW + Layout::HIGH);
+        }
+    }
+}
+
 // Drop the pages of a mapped file that hold only these rows from the process. They stay in the system's cache.
 template <class Type>
 void drop_pages(const PackBlocksCall& call) {
@@ -145,18 +174,44 @@ void pack_groups(const PackBlocksCall& call, int number) {
         steps[n] = is_there ? Type::BYTES : 0;
     }
     uint8_t* to = call.packed + number * Packed<Type>::block_bytes(call.in);
-    for (int k = 0; k < call.in; k += Type::INPUTS) {
-        put_units<Type>(rows, to);
-        to += Packed<Type>::UNITS;
-        for (int part = 0; part < Packed<Type>::PARTS; part++, to += Packed<Type>::PART_BYTES) {
-            for (int n = 0; n < PACKED_BLOCK / 2; n++) {
-                uint32_t first[PART_WORDS], second[PART_WORDS];
-                Type::codes(rows[n], part, first);
-                Type::codes(rows[n + 16], part, second);
-                put_codes<Type>(first, second, n, to);
-            }
-            put_scales<Type>(rows, part, to + Packed<Type>::LOW + Packed<Type>::HIGH);
-        }
+    for (int k = 0; k < call.in; k += Type::INPUTS, to += Packed<Type>::RECORD) {
+        put_record<Type>(rows, to);
         for (int n = 0; n < PACKED_BLOCK; n++) rows[n] += steps[n];
     }
 }
+
+// Unpack a record: bytes [4 inputs][32 outputs][4], scales [groups][32].
+template <class Type>
+void unpack_record(const uint8_t* record, uint8_t* bytes, float* scales) {
+    for (int n = 0; n < PACKED_BLOCK; n++, record += Type::BYTES) {
+        for (int part = 0; part < Packed<Type>::PARTS; part++) {
+            uint32_t words[PART_WORDS];
+            Type::codes(record, part, words);
+            for (int i = 0; i < PART_WORDS; i++) put_word(bytes + 4 * (PACKED_BLOCK * (PART_WORDS * part + i) + n), words[i]);
+        }
+        const float unit = Type::unit(record);
+        for (int k = 0; k < Type::INPUTS / Type::GROUP; k++) scales[PACKED_BLOCK * k + n] = Type::scale(unit, record, k);
+    }
+}
+
+// Unpacks the records of a block of outputs one after the other, for products of any level.
+class Records {
+public:
+    template <class Type>
+    Records(Type, const uint8_t* at)
+        : at(at), unpack(unpack_record<Type>), record(Packed<Type>::RECORD), parts(Packed<Type>::PARTS),
+          groups(Type::INPUTS / Type::GROUP) {}
+
+    // Unpack the next parts, a multiple of those of a record.
+    void operator()(int count, uint8_t* bytes, float* scales) {
+        for (int part = 0; part < count; part += parts, at += record) {
+            unpack(at, bytes, scales);
+            bytes += parts * PART * PACKED_BLOCK, scales += groups * PACKED_BLOCK;
+        }
+    }
+
+private:
+    const uint8_t* at;
+    void (*unpack)(const uint8_t*, uint8_t*, float*);
+    int record, parts, groups;
+};

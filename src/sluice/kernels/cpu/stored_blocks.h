@@ -1,4 +1,4 @@
-// The block types of GGUF files: rows of blocks of 32 or 256 inputs, as `ggml-common.h` of llama.cpp lays them out.
+// The block types of GGUF files: rows of blocks of 32 to 256 inputs, as `ggml-common.h` of llama.cpp lays them out.
 // Python's definition of the same is `models/block_types.py`.
 //
 // Each type reads the codes of 32 inputs of a block: a part. A code is the number as it is stored, without its zero and
@@ -123,7 +123,6 @@ struct Q3_K : LargeBlock<TYPE_Q3_K, 4, 4, false, 110, 16, 108> {
     static float scale(const uint8_t* block, int k) {
         return from_float16(unit(block)) * static_cast<float>(scale_code(block, k));
     }
-    static float minimum(const uint8_t*, int) { return 0.0f; }
     static void codes(const uint8_t* block, int part, uint32_t* words) {
         read_pairs_of_bits(block + 32, part, words);
         for (int i = 0; i < PART_WORDS; i++) words[i] |= (word_at(block + 4 * i) >> part & 0x01010101) << 2;
@@ -170,7 +169,6 @@ struct Q6_K : LargeBlock<TYPE_Q6_K, 6, 32, false, 210, 16, 208> {
     static float scale(const uint8_t* block, int k) {
         return from_float16(unit(block)) * static_cast<float>(scale_code(block, k));
     }
-    static float minimum(const uint8_t*, int) { return 0.0f; }
     // Half of a block, four parts: 64 bytes of lower halves, 32 of the two bits above them.
     static void codes(const uint8_t* block, int part, uint32_t* words) {
         const int quarter = part % 4;
@@ -190,52 +188,5 @@ struct IQ4_XS : LargeBlock<TYPE_IQ4_XS, 4, 0, false, 136, 32, 0> {
     static float scale(const uint8_t* block, int k) {
         return from_float16(unit(block)) * static_cast<float>(scale_code(block, k));
     }
-    static float minimum(const uint8_t*, int) { return 0.0f; }
     static void codes(const uint8_t* block, int part, uint32_t* words) { read_halves(block + 8 + 16 * part, words); }
 };
-
-// Call `use` with an object of the type that a number stands for. False: there is no such type.
-template <class Use>
-bool with_stored_type(int type, Use use) {
-    switch (type) {
-        case TYPE_Q4_0: return use(Q4_0()), true;
-        case TYPE_Q4_1: return use(Q4_1()), true;
-        case TYPE_Q5_0: return use(Q5_0()), true;
-        case TYPE_Q5_1: return use(Q5_1()), true;
-        case TYPE_Q8_0: return use(Q8_0()), true;
-        case TYPE_Q2_K: return use(Q2_K()), true;
-        case TYPE_Q3_K: return use(Q3_K()), true;
-        case TYPE_Q4_K: return use(Q4_K()), true;
-        case TYPE_Q5_K: return use(Q5_K()), true;
-        case TYPE_Q6_K: return use(Q6_K()), true;
-        case TYPE_IQ4_NL: return use(IQ4_NL()), true;
-        case TYPE_IQ4_XS: return use(IQ4_XS()), true;
-        case TYPE_MXFP4: return use(MXFP4()), true;
-        default: return false;
-    }
-}
-
-// Dequantise rows `from` to `until` of an `EmbedRowsCall`.
-inline void embed_rows(const EmbedRowsCall& call, int from, int until) {
-    with_stored_type(call.type, [&](auto stored) {
-        using Type = decltype(stored);
-        for (int n = from; n < until; n++) {
-            const int64_t row = call.order ? call.order[call.ids[n]] : call.ids[n];
-            const uint8_t* block = call.blocks + row * call.stride;
-            uint16_t* to = call.out + static_cast<int64_t>(n) * call.in;
-            for (int k = 0; k < call.in; k += Type::INPUTS, block += Type::BYTES) {
-                for (int part = 0; part < Type::INPUTS / PART; part++, to += PART) {
-                    uint32_t words[PART_WORDS];
-                    uint8_t codes[PART];
-                    Type::codes(block, part, words);
-                    std::memcpy(codes, words, sizeof codes);
-                    for (int i = 0; i < PART; i++) {
-                        const int group = (part * PART + i) / Type::GROUP;
-                        const float value = Type::number(codes[i]) * Type::scale(block, group);
-                        to[i] = narrow(Type::HAS_MINIMUMS ? value + Type::minimum(block, group) : value);
-                    }
-                }
-            }
-        }
-    });
-}

@@ -151,7 +151,6 @@ def _keys_of(tokens, tail, part, block, sizes: tl.constexpr):
 
 @triton.jit
 def _decays_of(tokens, tail, part, block, sizes: tl.constexpr):
-    """Return the `_Decays` of a block."""
     # The decays of tokens alone are kept, so that this sum over the whole block has one order.
     g = tl.load(tail.g + block.held * sizes.value_heads, mask=block.is_known, other=0.0)
     new = tl.load(tokens.g + block.token * sizes.value_heads + part.head, mask=block.is_new, other=0.0)

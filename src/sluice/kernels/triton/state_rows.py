@@ -32,7 +32,6 @@ class Row(NamedTuple):
 
 @triton.jit
 def row_of(rows, number):
-    """Return the `Row` with a number."""
     fields = rows.rows + number * 8
     slot, anchor, start = tl.load(fields).to(tl.int64), tl.load(fields + 1), tl.load(fields + 2)
     return Row(slot, anchor, start, tl.load(fields + 3), tl.load(fields + 4), tl.load(fields + 5))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sluice.models.block_types import BLOCK_TYPES
 from sluice.models.catalog.estimate import Estimate, StoredBytes
-from sluice.models.catalog.sizes import NUMBER_BYTES, ModelSizes, SizesError
-from sluice.models.checkpoint import CheckpointError
-from sluice.models.formats.gguf_config import METHOD, PLAIN, model_config
+from sluice.models.catalog.read_sizes import sizes_of
+from sluice.models.catalog.sizes import NUMBER_BYTES, ModelSizes
+from sluice.models.checkpoint import Fields
+from sluice.models.formats.gguf_config import METHOD, model_config
 from sluice.models.formats.gguf_open import open_gguf
 from sluice.text.gguf.file import TensorInfo
 from sluice.text.gguf.model import GGUFModel
@@ -27,8 +27,6 @@ class GGUFSizes(NamedTuple):
     sizes: ModelSizes
     types: str
     """The types of its matrices, with their numbers: "Q4_K (169), Q6_K (28)"."""
-    dequantized: str
-    """Those among them that are always dequantised."""
     numbers: int
     """Numbers in all tensors."""
     file_bytes: int
@@ -40,21 +38,19 @@ class GGUFSizes(NamedTuple):
         """Return the sizes of a file, or of a split one by its first part.
 
         Raises:
-            SizesError: it is broken, or not of a model that is supported.
+            CheckpointError: it is broken, or not of a model that is supported.
         """
-        try:
-            model = open_gguf(path)
-            config = model_config(model)
-        except CheckpointError as error:
-            raise SizesError(str(error)) from error
+        model = open_gguf(path)
+        config = model_config(model)
         number_bytes = 4 if config["dtype"] == "float32" else NUMBER_BYTES
+        sizes = sizes_of(Fields({**config, "quantization_config": None}, path.name), path.stem, path.parent)
+        share = 1.0 if sizes.experts is None else sizes.experts.chosen / sizes.experts.count
         return cls(
-            ModelSizes.of({**config, "quantization_config": None}, path.stem, path.name),
-            _counted(model, lambda kind: True),
-            _counted(model, lambda kind: kind not in (*BLOCK_TYPES, *PLAIN)),
+            sizes,
+            _counted(model),
             sum(info.numel for info in model.tensors.values()),
             sum(part.stat().st_size for part in model.paths),
-            _stored_bytes(model, number_bytes, _share(config)),
+            _stored_bytes(model, number_bytes, share),
         )
 
     def estimate(self, quantization: str | None, *, computes_blocks: bool) -> Estimate:
@@ -69,16 +65,11 @@ class GGUFSizes(NamedTuple):
         return Estimate(self.sizes, stored=self.as_stored if computes_blocks else None)
 
 
-def _counted(model: GGUFModel, has: Callable[[str], bool]) -> str:
+def _counted(model: GGUFModel) -> str:
     """Return types of the matrices with their numbers, the most frequent one first; `general.file_type` is often
     wrong."""
-    found = Counter(info.kind.name for info in model.tensors.values() if len(info.shape) > 1 and has(info.kind.name))
+    found = Counter(info.kind.name for info in model.tensors.values() if len(info.shape) > 1)
     return ", ".join(f"{kind} ({count})" for kind, count in found.most_common())
-
-
-def _share(config: Mapping[str, Any]) -> float:
-    """Return the share of experts that compute a token."""
-    return config.get("num_experts_per_tok", 1) / config.get("num_local_experts", 1)
 
 
 def _stored_bytes(model: GGUFModel, number_bytes: int, share: float) -> StoredBytes:

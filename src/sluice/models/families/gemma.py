@@ -97,4 +97,4 @@ class Gemma3(Gemma2):
 
     @classmethod
     def ropes(cls, config: Fields) -> dict[str, Rope]:
-        return read_ropes(config, FULL, SLIDING, (1_000_000.0, 10_000.0), "rope_local_base_freq")
+        return read_ropes(config, (1_000_000.0, 10_000.0), "rope_local_base_freq")

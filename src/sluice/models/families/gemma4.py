@@ -226,7 +226,7 @@ class Gemma4(Decoder):
             raise config.error("use_bidirectional_attention", "null, or 'vision'")
         kinds = list(read_kinds(config, num_layers, [SLIDING if (n + 1) % PERIOD else FULL for n in range(num_layers)]))
         kinds[-1] = FULL  # whatever the config says
-        ropes = read_ropes(config, FULL, SLIDING, (1_000_000.0, 10_000.0), "rope_local_base_freq")
+        ropes = read_ropes(config, (1_000_000.0, 10_000.0), "rope_local_base_freq")
         plans, spec = _plans(config, kinds, ropes), read_spec(checkpoint, dtype, ropes[FULL])
         own = tuple(
             LayerHeads(plan.num_kv_heads or spec.num_kv_heads, plan.head_dim or spec.head_dim)

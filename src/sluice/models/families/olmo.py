@@ -53,7 +53,7 @@ class Olmo3(Olmo2):
     @classmethod
     def plans(cls, checkpoint: CheckpointConfig, num_layers: int, scale: float) -> list[LayerPlan]:
         config = checkpoint.fields
-        ropes = read_ropes(config, FULL, SLIDING, (THETA, THETA), "rope_theta")
+        ropes = read_ropes(config, (THETA, THETA), "rope_theta")
         kinds = read_kinds(config, num_layers, [SLIDING if (n + 1) % PERIOD else FULL for n in range(num_layers)])
         windows = windows_of(config, kinds, WINDOW)
         return [LayerPlan(scale, window, ropes[kind]) for kind, window in zip(kinds, windows, strict=True)]

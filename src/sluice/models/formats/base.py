@@ -109,11 +109,6 @@ class WeightFormat(ABC):
         """How most matrices are stored, in a word."""
         return self.name
 
-    @property
-    def dequantized(self) -> str:
-        """The types of matrices that are always dequantised, with their numbers, beside others that are not."""
-        return ""
-
     @abstractmethod
     def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype, rows: Rows) -> Iterator[StoredTensor]:
         """Iterate over the tensors of a checkpoint by their plain names.

@@ -9,7 +9,6 @@ import torch
 
 from sluice.models.block_types import BLOCK_TYPES, Q4_0, group_weight
 from sluice.models.checkpoint import CheckpointError
-from sluice.models.formats.extra import need
 from sluice.models.formats.packed import pairs
 from sluice.models.ops import compute_dtype
 from sluice.models.quantized import Int4Weight
@@ -64,7 +63,7 @@ class GGUFTensor:
                 None leaves them as they are.
 
         Raises:
-            CheckpointError: their quantisation is not known.
+            CheckpointError: it has a type that weights do not have.
         """
         stored = self._rows()
         if len(self.shape) == 1:
@@ -82,7 +81,7 @@ class GGUFTensor:
         return values if order is not None else values.view(self.shape)
 
     def blocks(self, order: torch.Tensor | None = None) -> StoredBlocks | None:
-        """Return a matrix as its blocks, which stay in the file; None if no kernel multiplies its type.
+        """Return a matrix as its blocks, which stay in the file; None if it is not stored in blocks.
 
         Args:
             order: as for `dequantized`.
@@ -114,12 +113,7 @@ class GGUFTensor:
             return rows.contiguous().view(PLAIN[name])
         if name in BLOCK_TYPES:
             return group_weight(name, rows).dense(torch.float32)
-        what = f"{self.file}: tensor {self.name} has type {name}, which"
-        quants = need("gguf.quants", what)
-        try:
-            return torch.from_numpy(quants.dequantize(rows.numpy(), quants.GGMLQuantizationType[name]))
-        except NotImplementedError:
-            raise CheckpointError(f"{what} the package gguf cannot dequantise") from None
+        raise CheckpointError(f"{self.file}: tensor {self.name} has type {name}, which weights do not have")
 
 
 def tensors_of(model: GGUFModel) -> Iterator[GGUFTensor]:

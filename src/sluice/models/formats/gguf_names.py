@@ -63,5 +63,4 @@ GRANITE_FACTORS = MappingProxyType(
 
 
 def granite_factors(fields: ArchitectureFields) -> Values:
-    """Return the factors of a Granite."""
     return {ours: fields.number(theirs, 1.0) for ours, theirs in GRANITE_FACTORS.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from sluice.models.base import DOWN, GATE_UP, CausalLM
 from sluice.models.block_types import BLOCK_TYPES
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.base import Rows, WeightFormat
-from sluice.models.formats.gguf_config import METHOD, PLAIN
+from sluice.models.formats.gguf_config import METHOD
 from sluice.models.formats.gguf_families import NAMES
 from sluice.models.formats.gguf_fields import DRAFTING
 from sluice.models.formats.gguf_file import GGUFTensor, tensors_of
@@ -26,8 +25,6 @@ from sluice.models.spec import BLOCKS, INT4, holds
 from sluice.models.stacked import check_experts
 from sluice.models.weights import StoredTensor, weight_files
 from sluice.text.gguf.model import GGUFModel
-
-LOGGER = logging.getLogger("sluice.models")
 
 PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
 """Layers whose rows some architectures have in another order (`GGUFNames.is_permuted`)."""
@@ -103,14 +100,7 @@ class GGUF(WeightFormat):
     def level(self) -> str:
         return next(iter(self._types), self.name)
 
-    @property
-    def dequantized(self) -> str:
-        others = [f"{kind} ({count})" for kind, count in self._types.items() if kind not in (*BLOCK_TYPES, *PLAIN)]
-        return ", ".join(others)
-
     def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype, rows: Rows) -> Iterator[StoredTensor]:
-        if holds(model.spec.quantization, BLOCKS) and self.dequantized:
-            LOGGER.info("dequantised, as no product takes them as they are stored: %s", self.dequantized)
         path, *_ = weight_files(folder)  # the first part of a split file knows the others
         file = open_gguf(path.readlink() if path.is_symlink() else path)  # by the name that the user knows
         # Memory is slow when it is used for the first time, so all weights are dequantised in the same.

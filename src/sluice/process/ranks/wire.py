@@ -49,7 +49,6 @@ _FRAMES = msgspec.msgpack.Decoder(RankFrame)
 
 
 def encode_frame(frame: RankFrame) -> bytes:
-    """Return the bytes of a frame."""
     return _ENCODER.encode(frame)
 
 

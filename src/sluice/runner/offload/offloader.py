@@ -42,7 +42,6 @@ class RingShape:
     num_blocks: int
     """Blocks that it has buffers for."""
     block_pages: int
-    """Pages of a block."""
     most_blocks: int | None = None
     """Most blocks attended to in one call; None: as many as there is room for beside those that load."""
     most_decode_blocks: int | None = None
@@ -142,7 +141,6 @@ class Offloader:
 
     @property
     def ring_bytes(self) -> int:
-        """Bytes of the ring."""
         return kv_bytes([self.ring_kv])
 
     @property

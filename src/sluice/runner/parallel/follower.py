@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import NoReturn, Protocol
 
 from sluice.device.queues import noop
-from sluice.models.adapter_bank import AdapterBank
+from sluice.models.adapters.bank import AdapterBank
 from sluice.parallel.group import GroupError
 from sluice.parallel.layout import Place
 from sluice.runner.parallel.control import FollowerLink

@@ -64,7 +64,6 @@ _REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 def encode(frame: Command | Reply) -> bytes:
-    """Return the bytes of a frame."""
     return _ENCODER.encode(frame)
 
 

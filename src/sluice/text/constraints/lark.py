@@ -54,7 +54,6 @@ class LarkWriter:
         self._grammars: list[dict[str, Any]] = []
 
     def grammars(self, shape: Shape) -> list[dict[str, Any]]:
-        """Return the grammars of a shape."""
         if isinstance(shape, JsonSchema):
             return [{"json_schema": self._schema_of(shape)}]
         if isinstance(shape, Grammar):

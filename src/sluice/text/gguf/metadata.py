@@ -135,7 +135,6 @@ class Metadata(Mapping[str, object]):
         return GGUFError(f"{self.source}: {key} must be {accepted}, got {shown[:100]}{'...' * (len(shown) > 100)}")
 
     def text(self, key: str, default: str | None = None) -> str | None:
-        """Return a text."""
         value = self.get(key, default)
         if value is not None and not isinstance(value, str):
             raise self.error(key, "a text")

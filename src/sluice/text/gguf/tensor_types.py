@@ -55,6 +55,7 @@ TYPES = _types(
     (39, "MXFP4", 32, 17),
     (40, "NVFP4", 64, 36),
     (41, "Q1_0", 128, 18),
+    (42, "Q2_0", 64, 18),
 )
 """Types by the number that a file names them by."""
 REMOVED = frozenset((4, 5, 31, 32, 33, 36, 37, 38))

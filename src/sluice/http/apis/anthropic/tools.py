@@ -74,7 +74,6 @@ def tools_of(tools: list[dict[str, Any]], choice: str | dict[str, Any] | None) -
         ApiError: 400, naming the field; a tool that Anthropic's servers would run.
     """
     checked = checked_tools(
-        "tools",
         [_tool(f"tools[{index}]", each) for index, each in enumerate(tools) if not _is_hosted(each)],
         names=("name", "input_schema"),
     )

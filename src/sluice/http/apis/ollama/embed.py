@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from sluice.http.apis.ollama.answers import nanoseconds
-from sluice.http.apis.ollama.fields import PLACE, OllamaOptions, OllamaSampling, read_options
-from sluice.http.apis.ollama.names import served_name
+from sluice.http.apis.ollama.fields import PLACE, OllamaOptions, OllamaSampling, read_options, served_name
 from sluice.http.base.backend import Service
 from sluice.http.base.body import read_fields
 from sluice.http.base.errors import require

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from sluice.http.apis.ollama.names import served_name
 from sluice.http.base.backend import Service
 from sluice.http.base.body import convert, fields_of, kind_of, known_fields, read_fields
 from sluice.http.base.errors import require
+from sluice.http.base.model_names import is_same
 from sluice.http.base.routes import Body
 from sluice.http.base.unsupported_fields import IN_PARTS
 from sluice.http.call.constraint_fields import ollama_shape
@@ -260,3 +260,14 @@ def _message(place: str, content: dict[str, Any]) -> dict[str, Any]:
         "tool_calls": given.tool_calls,
     }
     return {name: value for name, value in message.items() if value not in (None, [])}
+
+
+def served_name(service: Service, name: str) -> str:
+    """Return the name under which a model is served that a client calls by this name, with or without its tag.
+
+    Raises:
+        ApiError: 404, it is another model.
+    """
+    found = next((own for own in (*service.models, *service.adapters) if is_same(name, own)), name)
+    service.check_model(found)
+    return found

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.http.apis.ollama.names import served_name
+from sluice.http.apis.ollama.fields import served_name
 from sluice.http.base.backend import Service
 from sluice.http.base.body import read_fields
 from sluice.http.base.errors import bad_request

@@ -25,6 +25,7 @@ from sluice.http.apis.ollama.fields import (
     OLLAMA_GENERATE_BODY,
     parse_ollama_chat,
     parse_ollama_generate,
+    served_name,
 )
 from sluice.http.apis.ollama.models import (
     PULL_BODY,
@@ -38,7 +39,6 @@ from sluice.http.apis.ollama.models import (
     show,
     tags,
 )
-from sluice.http.apis.ollama.names import served_name
 from sluice.http.base.backend import Backend
 from sluice.http.base.body import BodyReader
 from sluice.http.base.errors import ApiError, OllamaError

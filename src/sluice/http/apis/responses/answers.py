@@ -11,10 +11,9 @@ from msgspec import UNSET
 
 from sluice.http.apis.responses import types
 from sluice.http.apis.responses.fields import ResponseCall
-from sluice.http.apis.responses.names import flat_name
 from sluice.http.apis.responses.store import ResponseStore, StoredResponse
 from sluice.http.apis.responses.text_tokens import TextTokens
-from sluice.http.apis.responses.tools import INPUT, tools_json
+from sluice.http.apis.responses.tools import INPUT, flat_name, tools_json
 from sluice.http.apis.responses.types import OutputItem, OutputText, ReasoningText, ResponseEvent, ResponseObject
 from sluice.http.base.errors import ApiError
 from sluice.http.base.framing import Framing

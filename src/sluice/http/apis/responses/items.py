@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.http.apis.responses.names import flat_name
+from sluice.http.apis.responses.tools import flat_name
 from sluice.http.base.errors import require
 from sluice.http.base.json_bounds import check_contents
 from sluice.http.base.unknown_fields import ignore

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from sluice.http.apis.responses.names import flat_name
 from sluice.http.base.body import kind_of
 from sluice.http.base.errors import bad_request, require
 from sluice.http.base.unknown_fields import ignore
@@ -91,7 +90,7 @@ def tools_of(tools: list[dict[str, Any]], choice: Any, *, is_parallel: bool) -> 
         ApiError: 400, naming the field.
     """
     found = [tool for index, each in enumerate(tools) for tool in _tools(f"tools[{index}]", each)]
-    checked = checked_tools("tools", found, names=("name", "parameters"))
+    checked = checked_tools(found, names=("name", "parameters"))
     if isinstance(choice, dict):
         return _chosen(checked, choice, is_parallel=is_parallel)
     got = shown(choice) if isinstance(choice, str) else kind_of(choice)
@@ -152,3 +151,12 @@ def _tools(place: str, content: dict[str, Any], namespace: str = "") -> Iterator
             yield Tool(
                 flat_name(namespace, name), description, parameters, strict, f"{place}.parameters", namespace=namespace
             )
+
+
+SEPARATOR = "__"
+"""Between a namespace and a name, as in the names that clients of MCP make."""
+
+
+def flat_name(namespace: str, name: str) -> str:
+    """Return the name of a tool as the model sees it."""
+    return f"{namespace}{SEPARATOR}{name}" if namespace else name

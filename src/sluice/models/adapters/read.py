@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from sluice.models.adapters import Adapter, AdapterError, own_names, parts_by_path
+from sluice.models.adapters.adapter import Adapter, AdapterError, own_names, parts_by_path
+from sluice.models.adapters.gguf import read_gguf_adapter
+from sluice.models.adapters.peft import read_peft
+from sluice.models.adapters.stored import StoredAdapter, StoredMatrix, StoredPair
 from sluice.models.blocks.lora import LoraPair, LoraPart
 from sluice.models.decoder import Decoder
-from sluice.models.formats.gguf_adapter import read_gguf_adapter
-from sluice.models.formats.peft_adapter import read_peft
-from sluice.models.formats.stored_adapter import StoredAdapter, StoredMatrix, StoredPair
 from sluice.types.adapters import AdapterInfo, AdapterLimits
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

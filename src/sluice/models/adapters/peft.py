@@ -12,11 +12,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from sluice.models.adapters import AdapterError, own_names, parts_by_path
+from sluice.models.adapters.adapter import AdapterError, own_names, parts_by_path
+from sluice.models.adapters.saved_modules import refuse_changed
+from sluice.models.adapters.stored import StoredAdapter, StoredMatrix, StoredPair
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.decoder import Decoder
-from sluice.models.formats.saved_modules import refuse_changed
-from sluice.models.formats.stored_adapter import StoredAdapter, StoredMatrix, StoredPair
 from sluice.types.adapters import AdapterLimits
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

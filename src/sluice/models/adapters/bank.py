@@ -6,11 +6,11 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from sluice.models.adapters import Adapter, AdapterError, Site, sites_of
+from sluice.models.adapters.adapter import Adapter, AdapterError, Site, sites_of
+from sluice.models.adapters.read import read_adapter
 from sluice.models.blocks.attention import GroupedAttention
 from sluice.models.blocks.lora import LoraPair, LoraPart, LoraSlots
 from sluice.models.decoder import Decoder
-from sluice.models.formats.adapter_files import read_adapter
 from sluice.models.layers import MLP
 from sluice.models.shards import INPUTS, OUTPUTS, Cut
 from sluice.types.adapters import AdapterInfo, AdapterLimits

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from sluice.models.adapters import AdapterError
+from sluice.models.adapters.adapter import AdapterError
 from sluice.models.base import WeightRules
 from sluice.models.weights import WeightFile, opened_weights
 

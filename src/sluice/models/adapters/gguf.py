@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from sluice.models.adapters import AdapterError, own_names, parts_by_path
+from sluice.models.adapters.adapter import AdapterError, own_names, parts_by_path
+from sluice.models.adapters.stored import StoredAdapter, StoredMatrix, StoredPair
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.decoder import Decoder
 from sluice.models.formats.gguf_file import GGUFTensor
 from sluice.models.formats.gguf_weights import layer_names, order_of
-from sluice.models.formats.stored_adapter import StoredAdapter, StoredMatrix, StoredPair
 from sluice.models.registry import ARCHITECTURES
 from sluice.text.gguf.cursor import GGUFError
 from sluice.text.gguf.file import GGUFFile, TensorInfo
