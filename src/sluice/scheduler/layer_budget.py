@@ -5,6 +5,8 @@ What a step cannot hold of a prompt becomes a long chunk, of which each step com
     length      as many tokens as one layer of which fits into the step, within the most that is allowed
     layers      as many as fit into each step; one in any case for the first prompt of a step
 
+In a pipeline, "layer" stands for a work item of all stages (`LayerItems`).
+
 A chunk of many tokens computes each of them faster, but a step with layers of it reads the weights twice, once for the
 decodes. So chunks are divided where more tokens a step are computed that way, by what both kinds of steps have taken,
 and where not even the smallest whole chunk keeps to the time.

@@ -117,12 +117,15 @@ def test_streams_go_on_when_a_stage_is_killed_between_two_layers_of_a_chunk(expe
 
 @pytest.mark.slow
 def test_layers_of_two_stages_store_the_same_keys_in_int8() -> None:
+    """Of a chunk of several parts, and of its prefix in the cache."""
     options = EXACT | {"kv_cache_dtype": "int8"}
+    long = {"pp_size": 2, "itl_target": "60ms", "sliced_chunk_size": 1024}
     with LLM(any_checkpoint(), **options) as llm:
         expected = [result.text for result in llm.generate([*PROMPTS[:3], LONG], ASKED)]
 
     async def test() -> None:
-        async with AsyncLLM(any_checkpoint(), **options, **SLICED) as llm:
+        async with AsyncLLM(any_checkpoint(), **options, **long) as llm:
+            assert await answers(llm, [*PROMPTS[:3], LONG]) == expected
             assert await answers(llm, [*PROMPTS[:3], LONG]) == expected
 
     run(test)
