@@ -111,8 +111,6 @@ def _refuse_slices(config: EngineConfig) -> None:
 def contradicted_by(config: EngineConfig) -> str | None:
     """Return an option that keeps chunks from being divided among steps; None: there is none."""
     scheduler = config.scheduler
-    if config.parallel.pp_size > 1:
-        return f"--pp-size {config.parallel.pp_size}"
     if scheduler.max_prefill_tokens is not None:
         return f"--max-prefill-tokens {scheduler.max_prefill_tokens}"
     if scheduler.long_prefill_token_threshold is not None:
