@@ -51,6 +51,14 @@ def test_the_layers_of_a_window() -> None:
     assert windowed_layers([LayerPlan(1.0, window=5), LayerPlan(1.0, donor=0)]) is None, "its reader sees all"
 
 
+def test_a_model_whose_layers_all_have_a_window_keeps_a_target(tmp_path: Path) -> None:
+    """Such as Phi-3: no key of a whole context is held, and the price of one was 0, which ended the start."""
+    tiny_families.phi3().save_pretrained(tmp_path)
+    model = loaded(tmp_path, max_total_tokens=512, itl_target="1ms")
+    assert model.pacing is not None
+    assert model.info.kv_sizes.token_bytes == 0 < model.pacing.prior.key
+
+
 def test_pages_and_bytes_of_a_model(folder: Path) -> None:
     """Three of five layers see 9 positions; the pool that was asked for counts the tokens of the two others."""
     model = loaded(folder, max_total_tokens=4096, chunked_prefill_size=16, max_batch_tokens=16)

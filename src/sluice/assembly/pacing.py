@@ -62,7 +62,7 @@ def prior_of(spec: ModelSpec, kv: KVSizes, weights_bytes: int, device_type: str)
         step=rates.step + always / rates.read_bytes,
         token=token,
         row=token / 4,
-        key=kv.token_bytes / rates.read_bytes,
+        key=max(kv.token_bytes, 1) / rates.read_bytes,  # no bytes where all layers have a window
         pair=pair_flops / rates.flops,
         byte=1 / rates.load_bytes,
         expert=max(of_each, 1.0) / rates.read_bytes,
