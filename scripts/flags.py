@@ -28,6 +28,7 @@ are refused at the start, with the name of the option.
 The columns *SGLang* and *vLLM* give the flag of those engines for the same thing. Sluice accepts the names in the
 column *also accepted* too. Whole numbers may end in `k`, `m` or `g` (thousands), or in `K`, `M` or `G` (1024).
 """
+HEADINGS = {"kv_events": "KV events", "lora": "LoRA"}
 FOREIGN_INTRO = """\
 ## Flags of other engines
 
@@ -45,7 +46,7 @@ def page() -> str:
 def section(group: str) -> str:
     rows = [row(item) for item in fields(GROUPS[group])]
     head = ["flag", "default", "meaning", "SGLang", "vLLM", "also accepted"]
-    lines = [f"## {group.capitalize()}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    lines = [f"## {HEADINGS.get(group, group.capitalize())}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     return "\n".join([*lines, *rows]) + "\n"
 
 

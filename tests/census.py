@@ -115,6 +115,9 @@ class Observed(Lawful):
         self._met["layers beside decodes"] += plan.num_decodes > 0
         self._met["layers beside whole chunks"] += own > plan.num_decodes
         self._met["layers of two chunks"] += len(layers) > 1
+        items = [self.scheduler.limits.layer_items(each.chunk.length) for each in layers]
+        self._met["layers of several parts"] += any(each.parts > 1 for each in items)
+        self._met["layers of a pipeline's single part"] += any(each.stages > each.parts == 1 for each in items)
         self._met["layers that score a prompt"] += any(each.completes and each.chunk.targets for each in layers)
         self._met["layers that embed"] += any(each.completes and each.chunk.embeds for each in layers)
 

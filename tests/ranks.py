@@ -24,7 +24,7 @@ from sluice.runner.features.grammars import NO_GRAMMARS, GrammarMasks
 from sluice.runner.forwards import Model
 from sluice.runner.grammar.base import CompiledGrammars
 from sluice.runner.grammar.guidance import Bits
-from sluice.runner.layers import LayerSlices
+from sluice.runner.layers import LayerSlices, Stages
 from sluice.runner.parallel.follower import Commands, Follower, elsewhere
 from sluice.runner.parallel.leader import Leader, Replies, publisher
 from sluice.runner.parallel.masks import GrammarsElsewhere
@@ -96,7 +96,9 @@ def running(
             copies = PageCopies(pages, tiers[-1], None, plain_host_buffer, is_part=True)
         model = new_model(member)
         attention = ReferenceAttention()
-        layers = LayerSlices(model.walk, state, attention) if isinstance(model, Decoder) else None
+        layers = None
+        if isinstance(model, Decoder):
+            layers = LayerSlices(model.walk, state, attention, Stages(place, model.config.spec.num_layers))
         runners.append(
             TorchRunner(model, state, attention, logit_ops=logit_ops, layers=layers, copies=copies, elsewhere=waits)
         )

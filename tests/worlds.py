@@ -491,7 +491,8 @@ def sliced(draw: random.Random, limits: SchedulerLimits) -> SchedulerLimits:
     """The same with chunks that are divided among steps, if there can be any."""
     if not limits.itl_target or limits.max_prefill_tokens or limits.long_prefill_token_threshold:
         return limits
-    return replace(limits, sliced_chunk_size=draw.choice([8, 16, 64, 256]), num_layers=draw.randint(1, 5))
+    limits = replace(limits, sliced_chunk_size=draw.choice([8, 16, 64, 256]), num_layers=draw.randint(1, 5))
+    return replace(limits, part_tokens=1 + limits.max_running_requests)
 
 
 def random_tiers(draw: random.Random) -> TierLimits:

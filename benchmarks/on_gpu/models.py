@@ -11,7 +11,7 @@ from benchmarks.checkpoint.shapes import SHAPES, LlamaShape
 from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointConfig, Fields
 from sluice.models.linear import Packer
-from sluice.models.native import model_class
+from sluice.models.model_class import model_class
 
 EMBEDDING_STD = 0.02
 SMALL, LARGE = "qwen3-0.6b", "llama-3.1-8b"

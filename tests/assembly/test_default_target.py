@@ -48,6 +48,7 @@ def test_a_prompt_slows_streams_to_an_eighth_and_no_further(folder: Path) -> Non
         {"sliced_chunk_size": 0},
         {"long_prefill_token_threshold": 64},
         {"model_impl": "transformers"},
+        {"pp_size": 2},
     ],
     ids=str,
 )

@@ -18,7 +18,7 @@ from benchmarks.make_checkpoint import main, write_checkpoint
 from paged_model import chunked_logits
 from sluice.models.checkpoint import read_config
 from sluice.models.loader import load_model
-from sluice.models.native import model_class
+from sluice.models.model_class import model_class
 from sluice.text.tokenizer_files import load_tokenizer
 
 PUBLISHED = {

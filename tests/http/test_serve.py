@@ -388,9 +388,9 @@ def test_keys_and_bounds_of_a_server(tmp_path: Path) -> None:
     port, keys = free_port(), tmp_path / "keys"
     url = f"http://127.0.0.1:{port}"
     keys.write_text("from-file\n\n  another \n")
-    options = ["--port", str(port), "--max-total-tokens", "2048", "--max-request-bytes", "3000", "--api-key", "given"]
-    options += ["--max-stored-responses", "1", "--max-stored-response-bytes", "3000"]
-    with server("-m", "sluice", "serve", *options, "--api-key-file", str(keys)) as process:
+    options = ["--port", str(port), "--max-total-tokens", "4096", "--max-request-bytes", "3000", "--api-key", "given"]
+    options += ["--max-stored-responses", "1", "--max-stored-response-bytes", "3000", "--api-key-file", str(keys)]
+    with server("-m", "sluice", "serve", str(any_checkpoint()), *options) as process:
         announced(process)
         assert httpx.get(f"{url}/health").status_code == 200
         assert httpx.get(f"{url}/v1/models").status_code == 401

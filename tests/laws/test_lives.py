@@ -49,6 +49,7 @@ OF_ALL = [
 OF_LAYERS = [
     *("layers of a chunk", "layers of two chunks", "layers that score a prompt", "layers that embed"),
     *("layers beside decodes", "layers beside whole chunks"),
+    *("layers of several parts", "layers of a pipeline's single part"),
     *("abort in a sliced chunk", "preempted in a sliced chunk"),
 ]
 OF_RELOADS = [

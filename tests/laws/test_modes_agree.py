@@ -50,6 +50,14 @@ DRAFTS = {
     "wanted": [1.0, 0.6],
     "in_runner": [False, True],
 }
+LAYERS = {
+    "schedule": ["mixed"],
+    "chunk": [4, 7],
+    "tiers": [NO_TIERS, *BEHIND],
+    "stages": [1, 2, 3],
+    "longest": [8, 64],
+    "partial": [1, 3],
+}
 OF_BLOCKS = {
     "tiers": [NO_TIERS, *BEHIND],
     "whole_pages": [True, False],
@@ -71,6 +79,16 @@ def mode(setting: Mapping[str, Any]) -> World:
         size = page_size if setting["whole_pages"] else 1
         by_block = setting["by_block"] and limits.chunked_prefill_size > 0
         limits = replace(limits, block_size=size, max_batch_tokens=12 + 2 * size * running, prefills_by_block=by_block)
+    if "stages" in setting:
+        limits = replace(
+            limits,
+            itl_target=1,
+            sliced_chunk_size=setting["longest"],
+            num_layers=4,
+            pipeline_stages=setting["stages"],
+            part_tokens=3,
+            max_partial_prefills=setting["partial"],
+        )
     return World(
         limits,
         num_pages,
@@ -89,6 +107,7 @@ MODES = [mode(setting) for setting in covering(FACTORS)]
 """Every two values of the factors meet in one of them."""
 TIERED = [mode(setting) for setting in covering(FACTORS | TIERS)]
 DRAFTED = [mode(setting) for setting in covering(FACTORS | DRAFTS, may_be)]
+LAYERED = [mode(setting) for setting in covering(FACTORS | LAYERS, may_be)]
 BLOCKS = [mode(setting) for setting in covering(FACTORS | OF_BLOCKS, may_be)]
 
 
@@ -130,6 +149,15 @@ def test_drafts_change_no_answer(data: st.DataObject) -> None:
     """Right or wrong, few or many, wanted always or at times, in every mode: the oracle's tokens, which knows none."""
     requests = [data.draw(submits(SMALL, request_id)) for request_id in range(4)]
     for world in DRAFTED:
+        play(world, requests)
+
+
+@examples(8)
+@given(data=st.data())
+def test_chunks_that_are_divided_among_steps_and_stages_change_no_answer(data: st.DataObject) -> None:
+    """Layers of one stage or of several, of one prompt or of several, beside pages that come from a tier."""
+    requests = [data.draw(submits(SMALL, request_id)) for request_id in range(4)]
+    for world in LAYERED:
         play(world, requests)
 
 

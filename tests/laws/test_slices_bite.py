@@ -10,6 +10,7 @@ from scenarios import random_sliced_scenario, run
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
+from sluice.types.layer_items import LayerItems
 
 MOST_LIVES = 240
 
@@ -66,16 +67,21 @@ def leave_the_slot_at_once(state: SchedulerState, request: Request) -> None:
     drain(state, request)
 
 
-BUGS: list[tuple[type, str, Callable[..., None]]] = [
+def cross_a_round(items: LayerItems, item: int) -> int:
+    return items.total
+
+
+BUGS: list[tuple[type, str, Callable[..., object]]] = [
     *((BatchBuilder, "add_layers", bug) for bug in (skip_a_layer, compute_a_layer_twice, count_it_as_computed_at_once)),
     *((BatchBuilder, "add_layers", bug) for bug in (forget_what_is_pending, forget_what_is_in_flight)),
     *((BatchBuilder, "open_chunk", bug) for bug in (move_on_before_the_end, bring_the_pages_twice)),
     (SchedulerState, "_drain", leave_the_slot_at_once),
+    (LayerItems, "end_of_round", cross_a_round),
 ]
 
 
 @pytest.mark.parametrize(("owner", "name", "bug"), BUGS, ids=[bug.__name__ for _, _, bug in BUGS])
-def test_a_bug_is_noticed(owner: type, name: str, bug: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_noticed(owner: type, name: str, bug: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, name, bug)
     for seed in range(MOST_LIVES):
         try:

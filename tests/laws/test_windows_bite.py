@@ -88,6 +88,8 @@ def publish_without_holding(row: WindowRow, path: Sequence[Node], start: int) ->
         row._windows.leave(node, is_end=False)
 
 
+RARE: dict[Callable[..., object], int] = {need_a_page_less: 41, count_on_without_a_page_that_has_come: 109}
+"""Bugs that few lives notice -> one that does, and is tried first."""
 BUGS: list[tuple[object, str, Callable[..., object]]] = [
     (ResidentLease, "leave", free_by_what_is_planned),
     (WindowPages, "first_seen", free_a_position_too_early),
@@ -108,7 +110,7 @@ def test_a_bug_is_noticed(
     owner: object, name: str, bug: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, bug)
-    for seed in range(MOST_LIVES):
+    for seed in [*range(RARE.get(bug, 0), MOST_LIVES), *range(RARE.get(bug, 0))]:
         try:
             run(random_window_scenario(seed))
         except (AssertionError, KeyError, IndexError):

@@ -12,7 +12,7 @@ import torch
 from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError, read_config, refuse_unsupported
 from sluice.models.decoder import Decoder
-from sluice.models.native import model_class
+from sluice.models.model_class import model_class
 from sluice.models.plan import DecoderConfig, LayerPlan, QKNorm
 from sluice.models.registry import ARCHITECTURES
 from sluice.models.rope import Llama3Rope, Rope, YarnRope

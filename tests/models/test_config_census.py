@@ -13,7 +13,7 @@ import tiny_families
 import tiny_models
 from sluice.models.checkpoint import NEUTRAL, CheckpointConfig, Fields
 from sluice.models.decoder import Decoder
-from sluice.models.native import model_class
+from sluice.models.model_class import model_class
 
 WITHOUT_EFFECT = frozenset(
     (

@@ -15,7 +15,7 @@ from sluice import LLM, SamplingParams
 from sluice.llm.outputs import Result
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
-LONG = [tiny_models.prompt(450, 1), tiny_models.prompt(333, 2)]
+LONG = [tiny_models.prompt(300, 1), tiny_models.prompt(270, 2)]
 SHORT = [tiny_models.prompt(40, 3), tiny_models.prompt(90, 4)]
 SIZES = {"page_size": 8, "chunked_prefill_size": 32}
 TIE = 1e-4
@@ -86,8 +86,8 @@ def test_prefixes_are_read_where_they_lie(folder: Path, resident: list[list[int]
             first = llm.generate(LONG, GREEDY)
             again = llm.generate(LONG, GREEDY)
         assert [list(result.token_ids) for result in (*first, *again)] == [*resident[:2], *resident[:2]]
-        assert [result.num_cached_tokens for result in again] == [448, 328]
-    assert [result.num_cached_tokens for result in first] == [448, 328], "the second engine found them"
+        assert [result.num_cached_tokens for result in again] == [296, 264]
+    assert [result.num_cached_tokens for result in first] == [296, 264], "the second engine found them"
 
 
 def test_memory_is_what_was_predicted(folder: Path, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_host_memory_behind_a_pool_that_is_capped(
         again = [llm.generate([prompt], GREEDY)[0] for prompt in (LONG[0], SHORT[1])]
         report = llm.memory_report(500)
     assert [list(result.token_ids) for result in again] == [resident[0], resident[3]]
-    assert (again[0].num_disk_tokens if has_disk else again[0].num_host_tokens) == 448
+    assert (again[0].num_disk_tokens if has_disk else again[0].num_host_tokens) == 296
     assert again[1].num_cached_tokens == 88
     assert bool(report["disk_bytes"]) is has_disk
     assert bool(report["host_bytes"]) is not has_disk

@@ -8,7 +8,7 @@ from expectations import Checkpoints, Prompt
 from slow import products
 from sluice import LLM, SamplingParams
 
-MAX_TOKENS = 20
+MAX_TOKENS = 12
 SAMPLINGS = [
     SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, seed=7),
     SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, seed=7, temperature=0.7, top_k=20),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -97,6 +98,18 @@ def test_a_new_request_in_the_slot_drops_what_is_half_done(model: LoadedModel) -
         runner.launch(BatchPlan(2, (), (), slices=(slice_of(chunk, 1, 2, layers),))).wait()
 
 
+def test_what_is_given_up_is_dropped_with_the_next_step(model: LoadedModel) -> None:
+    """Its slot may not be used again for long, and the hidden states of a long chunk are large."""
+    chunk, other, layers = whole_chunk(0, PROMPT, 0), whole_chunk(1, OTHER, 20), model.spec.num_layers
+    for beside in ({"new_slots": (new_slot(1),), "chunks": (other,)}, {"slices": (slice_of(chunk, 1, 2, layers),)}):
+        runner = model.runner()
+        runner.launch(BatchPlan(0, (new_slot(0),), (), slices=(slice_of(chunk, 0, 1, layers),))).wait()
+        found: Any = runner._slices.layers
+        kept = weakref.ref(found._half_done[0].parts[0].batch.input_ids)
+        runner.launch(BatchPlan(1, **{"new_slots": (), "chunks": (), "given_up": (0,)} | beside)).wait()
+        assert kept() is None
+
+
 def test_a_model_without_layers_to_divide_refuses_the_plan(tmp_path: Path) -> None:
     tiny_families.FAMILIES["gemma3"]().save_pretrained(tmp_path)
     options = {"model": str(tmp_path), "dtype": "float32", "page_size": 4, "max_total_tokens": 64, "itl_target": "off"}
@@ -124,7 +137,7 @@ def test_a_half_done_chunk_keeps_no_more_than_is_reserved(family: str, tmp_path:
     chunk, runner = whole_chunk(0, PROMPT, 0), model.runner()
     runner.launch(BatchPlan(0, (new_slot(0),), (), slices=(slice_of(chunk, 0, 1, model.spec.num_layers),))).wait()
     layers: Any = runner._slices.layers
-    found = layers._half_done[0].walk.gi_frame.f_locals
+    found = layers._half_done[0].parts[0].walk.gi_frame.f_locals
     kept = [each for name in ("x", "delta") if (each := found[name]) is not None]
     kept += [each for angles in found["angles"] for each in angles]
     kept += [each for each in found["extras"] if each is not None]

@@ -98,7 +98,7 @@ def play(seed: int, met: Counter[str]) -> None:
         assert error is None or "Injected" in error, error
 
 
-@lives(16, 200)
+@lives(9, 200, 11)
 def test_the_state_of_each_row_is_that_of_its_tokens(seeds: Sequence[int]) -> None:
     met: Counter[str] = Counter()
     for seed in seeds:

@@ -174,9 +174,12 @@ def test_an_aborted_chunk_leaves_its_pages() -> None:
     request = timed.scheduler.state.requests[timed.prompts[0]]
     free = timed.scheduler.state.kv.available
     assert request.sliced is not None
+    slot = request.slot
     timed.scheduler.abort(request.id, FinishReason.ABORT)
-    timed.run(1)
+    (step, *_) = timed.run(1)
     assert timed.scheduler.state.kv.available > free
+    assert step.plan.given_up == (slot,) or slot in [new.slot for new in step.plan.new_slots], "a runner drops the rest"
+    assert not any(step.plan.given_up for step in timed.run(5))
 
 
 @examples(8)

@@ -51,7 +51,7 @@ from sluice.runner.grammar.guidance import END, Guidance
 from sluice.runner.kernel_capture import cpu_graphs
 from sluice.runner.known_tokens import KnownTokens
 from sluice.runner.launched import OtherRanksResult
-from sluice.runner.layers import LayerSlices
+from sluice.runner.layers import LayerSlices, Stages
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.nan_fault import NanFaultModel
 from sluice.runner.offload.loaders import Report
@@ -240,7 +240,7 @@ class LoadedModel:
             return None
         assert isinstance(self.model, Decoder), f"a {type(self.model).__name__} whose chunks are sliced"
         walk = model.over(self.model.walk) if isinstance(model, NanFaultModel) else self.model.walk
-        return LayerSlices(walk, state, attention)
+        return LayerSlices(walk, state, attention, Stages(self.member.place, self.model.spec.num_layers))
 
     def _without_padding(self, model: Model) -> Model:
         """Return a model that gives no ids but those of the tokenizer, if the vocabulary is padded beyond them."""
@@ -279,7 +279,7 @@ class LoadedModel:
                     pipeline_stages=config.parallel.pp_size,
                     num_draft_tokens=config.speculative.drafts(),
                     experts=counts_of(self.spec),
-                    num_layers=self.spec.num_layers if config.scheduler.sliced_chunk_size else 0,
+                    num_layers=self.model.spec.num_layers if config.scheduler.sliced_chunk_size else 0,
                     states=state_limits(self.shape, self.info.kv_sizes.token_bytes),
                     max_loras=0 if self.adapters is None else self.adapters.limits.max_loras,
                 ),

@@ -16,6 +16,7 @@ def refuse_contradictions(config: EngineConfig, device_type: str) -> None:
     Raises:
         ConfigError: a combination that cannot be honoured, by name and value.
     """
+    _refuse_whole_prompts(config)
     _refuse_without_effect(config)
     _refuse_target(config)
     _refuse_slices(config)
@@ -26,33 +27,35 @@ def refuse_contradictions(config: EngineConfig, device_type: str) -> None:
     _refuse_fraction(config, device_type)
 
 
+def _refuse_whole_prompts(config: EngineConfig) -> None:
+    """Refuse options about chunks where prompts are never cut."""
+    scheduler, partial = config.scheduler, config.scheduler.max_partial_prefills
+    if scheduler.chunked_prefill_size not in CHUNKING_OFF:
+        return
+    of_chunks = {
+        "--long-prefill-token-threshold": scheduler.long_prefill_token_threshold,
+        "--dynamic-chunking": scheduler.dynamic_chunking,
+        "--max-partial-prefills": partial if (partial or 1) > 1 else None,
+        "--itl-target": scheduler.itl_target if itl_micros(scheduler.itl_target) else None,
+    }
+    for name, value in of_chunks.items():
+        if value is not None:
+            raise ConfigError(
+                f"{name} {value} needs prompts that may be cut, but --chunked-prefill-size is"
+                f" {scheduler.chunked_prefill_size}"
+            )
+
+
 def _refuse_without_effect(config: EngineConfig) -> None:
     """Refuse options that would have no effect beside the others."""
     scheduler, cache = config.scheduler, config.cache
-    is_unchunked = scheduler.chunked_prefill_size in CHUNKING_OFF
-    if is_unchunked and scheduler.long_prefill_token_threshold is not None:
-        raise ConfigError(
-            f"--long-prefill-token-threshold {scheduler.long_prefill_token_threshold} needs prompts that may be cut,"
-            f" but --chunked-prefill-size is {scheduler.chunked_prefill_size}"
-        )
     smoothing = scheduler.dynamic_chunking_smoothing
     if smoothing is not None and not 0 < smoothing <= 1:
         raise ConfigError(f"--dynamic-chunking-smoothing must be above 0 and at most 1, got {smoothing}")
     if smoothing is not None and scheduler.dynamic_chunking is None:
         raise ConfigError(f"--dynamic-chunking-smoothing {smoothing} needs --dynamic-chunking POSITION")
-    if scheduler.dynamic_chunking is not None:
-        if scheduler.dynamic_chunking < 0:
-            raise ConfigError(f"--dynamic-chunking must be a position, or 0, got {scheduler.dynamic_chunking}")
-        if is_unchunked:
-            raise ConfigError(
-                f"--dynamic-chunking {scheduler.dynamic_chunking} needs prompts that may be cut,"
-                f" but --chunked-prefill-size is {scheduler.chunked_prefill_size}"
-            )
-    if is_unchunked and (scheduler.max_partial_prefills or 1) > 1:
-        raise ConfigError(
-            f"--max-partial-prefills {scheduler.max_partial_prefills} needs prompts that may be cut,"
-            f" but --chunked-prefill-size is {scheduler.chunked_prefill_size}"
-        )
+    if scheduler.dynamic_chunking is not None and scheduler.dynamic_chunking < 0:
+        raise ConfigError(f"--dynamic-chunking must be a position, or 0, got {scheduler.dynamic_chunking}")
     policy = scheduler.schedule_policy
     if scheduler.schedule_low_priority_values_first and policy != "priority":
         raise ConfigError(f"--schedule-low-priority-values-first needs --schedule-policy priority, got {policy!r}")
@@ -78,10 +81,6 @@ def _refuse_target(config: EngineConfig) -> None:
             raise ConfigError(f"--cost-model {config.trace.cost_model} needs a target (--itl-target TIME)")
         return
     shown = f"--itl-target {scheduler.itl_target}"
-    if scheduler.chunked_prefill_size in CHUNKING_OFF:
-        raise ConfigError(
-            f"{shown} needs prompts that may be cut, but --chunked-prefill-size is {scheduler.chunked_prefill_size}"
-        )
     if scheduler.schedule != "mixed":
         raise ConfigError(
             f"{shown} needs --schedule mixed, got {scheduler.schedule!r}: there prompts keep streams waiting"
@@ -112,8 +111,6 @@ def _refuse_slices(config: EngineConfig) -> None:
 def contradicted_by(config: EngineConfig) -> str | None:
     """Return an option that keeps chunks from being divided among steps; None: there is none."""
     scheduler = config.scheduler
-    if config.parallel.pp_size > 1:
-        return f"--pp-size {config.parallel.pp_size}"
     if scheduler.max_prefill_tokens is not None:
         return f"--max-prefill-tokens {scheduler.max_prefill_tokens}"
     if scheduler.long_prefill_token_threshold is not None:

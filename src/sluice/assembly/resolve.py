@@ -97,6 +97,10 @@ def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) ->
     refuse_contradictions(config, device_type)
     refuse_ranks(config)
     refuse_lookahead(config, device_type)
+    if config.parallel.pp_size > 1 and config.scheduler.sliced_chunk_size is None:
+        why["sliced_chunk_size"] = f"off with --pp-size {config.parallel.pp_size}"
+    if config.parallel.pp_size > 1 and config.scheduler.itl_target is None:
+        why["itl_target"] = f"off with --pp-size {config.parallel.pp_size}"
     overlap = _overlap(config.scheduler, config.parallel.pp_size, why)
     page_size = _page_size(config, defaults, device_type, why)
     sizes = _sizes(config.scheduler, page_size, defaults, device_type, why)

@@ -41,6 +41,8 @@ def with_slices(resolved: Resolution, model: PagedLM, draft: DraftSetup | None, 
     if itl_micros(config.scheduler.itl_target):
         if contradicted or needed:
             why = f"off with {contradicted}" if contradicted else f"off: needs {needed}"
+        elif config.parallel.pp_size > 1:
+            why = f"off with --pp-size {config.parallel.pp_size}"
         elif "chunked_prefill_size" not in resolved.reasons:
             why = "off with --chunked-prefill-size"
         else:
@@ -56,7 +58,7 @@ def _with_default_target(resolved: Resolution, device_type: str) -> Resolution:
     rules_out = asked or scheduler.schedule != "mixed" or scheduler.schedule_policy == "deadline"
     if scheduler.itl_target is not None or scheduler.dynamic_chunking is not None or rules_out:
         return resolved
-    if contradicted_by(resolved.config) is not None:
+    if contradicted_by(resolved.config) is not None or resolved.config.parallel.pp_size > 1:
         return resolved
     return with_target(resolved, DEFAULT_TARGET, device_type, f"default on {device_type}")
 

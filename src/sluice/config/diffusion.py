@@ -18,7 +18,7 @@ class DiffusionConfig:
         None,
         "which tokens of a block a pass fills in: LowConfidence, LowConfidenceStatic or Sequential",
         unset="LowConfidence",
-        more="LowConfidence: all that are surer than a threshold, and at least a share of the block."
+        more="LowConfidence: all whose probability is above a threshold, and at least a share of the block."
         " LowConfidenceStatic: the share of the block that is surest. Sequential: the first ones. Needs a model of"
         " block diffusion. See [diffusion.md](diffusion.md).",
         choices=ALGORITHMS,

@@ -27,7 +27,7 @@ class KvEventsConfig:
     kv_events: bool = option(
         False,
         "publish what the prefix cache stores and gives up",
-        more="By ZMQ, in vLLM's format, so that routers know which prefixes lie here. Events carry the tokens of"
+        more="By ZMQ, in vLLM's format, so that routers know which prefixes are cached here. Events carry the tokens of"
         f" prompts. {SEE}",
         vllm="--kv-events-config.enable_kv_cache_events",
     )

@@ -312,7 +312,7 @@ class OffloadConfig:
         None,
         "offload requests with more tokens than this",
         unset="size of the KV pool",
-        more="Counts prompt and output together. The KV of an offloaded request lies in host memory or on the disk. It"
+        more="Counts prompt and output together. The KV of an offloaded request is in host memory or on the disk. It"
         " takes little device memory at any length, but is served more slowly; other requests run beside it. Needs"
         " --kv-host-bytes or --kv-disk. See [long-contexts.md](long-contexts.md).",
         positive=True,

@@ -86,7 +86,7 @@ class SchedulerConfig:
         unset="8x on cpu if it can",
         more="Such as 200ms or 1.5s; 8x: 8 times what a step of the running decodes takes without prefill; auto is 4x."
         " Without one it is 8x on a CPU, where the model's chunks can be sliced, unless --chunked-prefill-size,"
-        " --max-batch-tokens or an option that a target would contradict is set, and off in `LLM()`. Steps"
+        " --max-batch-tokens, --pp-size or an option that a target would contradict is set, and off in `LLM()`. Steps"
         " take as much prefill as is predicted to end within this time; how long steps take is learnt from those that"
         " ran ([chunks by time](itl-target.md)). --chunked-prefill-size is the most prefill of a step, by default 4"
         " times what it is without a target. Requests may have a longer target of their own (`itl_target`). Needs"
@@ -97,11 +97,10 @@ class SchedulerConfig:
         None,
         "maximum tokens of a chunk whose layers are divided among steps; 0: no such chunks",
         unset="2048 with --itl-target",
-        more="Off if --chunked-prefill-size is set, unless asked for. What a step cannot hold of a prompt becomes one"
-        " long chunk, of which each step computes some layers:"
-        " streams get their tokens between them, and the chunk is as efficient as its length"
-        " ([chunks by time](itl-target.md#sliced-chunks)). Needs --itl-target, and a native model on one device or"
-        " under --tp-size.",
+        more="Off if --chunked-prefill-size or --pp-size is set, unless asked for. What a step cannot hold of a prompt"
+        " becomes one long chunk, of which each step computes some layers: streams get their tokens between them, and"
+        " the chunk is as efficient as its length ([chunks by time](itl-target.md#sliced-chunks)). Needs --itl-target,"
+        " and a native model.",
         metavar="TOKENS",
     )
     itl_quantile: float | None = option(

@@ -96,7 +96,7 @@ class ServerConfig:
         None,
         "key for the routes of --enable-admin and --lora-dir",
         unset="none",
-        more="And of --lora-dir. Clients send it as `Authorization: Bearer KEY`. It must not be an API key: API keys do"
+        more="Clients send it as `Authorization: Bearer KEY`. It must not be an API key: API keys do"
         " not open these routes, and it opens no other. Other users of the machine can read the command line, so"
         " --admin-key-file is safer.",
         metavar="KEY",
@@ -112,7 +112,7 @@ class ServerConfig:
     lora_dir: str | None = option(
         None,
         "folder whose adapters may be loaded over HTTP",
-        unset="none may",
+        unset="none",
         more="Serves /v1/load_lora_adapter and /v1/unload_lora_adapter, which refuse paths that lead out of it. Needs"
         " --enable-lora and an admin key. See [lora.md](lora.md#over-http).",
         metavar="FOLDER",
@@ -237,28 +237,28 @@ class ServerConfig:
     )
     idle_unload: float | None = option(
         None,
-        "end the engine after so long without a request",
+        "end the engine after this long without a request",
         unset="never",
         more="The next request starts another one, and waits for it. See [sleep](recovery.md#sleep).",
         metavar="SECONDS",
     )
     restart_timeout: float = option(
         300.0,
-        "give up when no engine can be started for so long",
-        more="That is for lack of file descriptors, memory or a temporary folder; such attempts are no restarts."
+        "give up if no engine can be started for this long",
+        more="Counts failures for lack of file descriptors, memory or a temporary folder, which are no restarts."
         " Meanwhile new requests get status 503, and running ones wait. 0: the first attempt is the last.",
         metavar="SECONDS",
     )
     heartbeat_timeout: float = option(
         5.0,
-        "replace an engine without a sign of life for so long",
-        more="The engine gives one in every layer, and every second while it waits. At least 2.",
+        "replace an engine silent for this long",
+        more="An engine gives a sign of life in every layer, and every second while it waits. At least 2.",
         metavar="SECONDS",
     )
     step_timeout: float = option(
         600.0,
         "replace an engine that waits this long for one step of the device",
-        more="Or that computes for so long without a sign of life.",
+        more="Or that computes for this long without a sign of life.",
         aliases=("watchdog_timeout",),
         sglang="--watchdog-timeout",
         metavar="SECONDS",
@@ -268,8 +268,8 @@ class ServerConfig:
     )
     progress_timeout: float = option(
         60.0,
-        "end a loading engine that makes no progress for so long",
-        more="Progress is what it reports, and that its process computes, reads or writes.",
+        "end a loading engine without progress for this long",
+        more="An engine makes progress if it reports some, or if its process computes, reads or writes.",
         metavar="SECONDS",
     )
     drain_timeout: float = option(

@@ -64,9 +64,9 @@ class SpeculativeConfig:
     )
     speculative_num_draft_tokens: int | None = option(
         None,
-        "the same and 1, as SGLang counts",
+        "maximum guesses in a step, plus 1",
         unset="--speculative-num-steps + 1",
-        more="The tokens of a row that are checked in a step: the guesses, and the token before them.",
+        more="As SGLang counts: tokens of a row that are checked in a step, the guesses and the token before them.",
         sglang="--speculative-num-draft-tokens",
         positive=True,
     )

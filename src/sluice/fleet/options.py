@@ -48,17 +48,17 @@ REFUSED: Mapping[str, str] = {
 class FleetOptions:
     """How many replicas there are, and which one serves a request."""
 
-    replicas: int = option(1, "number of replicas, or the least with --max-replicas", positive=True)
+    replicas: int = option(1, "number of replicas, or the minimum with --max-replicas", positive=True)
     max_replicas: int | None = option(
-        None, "most replicas; their number follows the load", unset="as --replicas", positive=True
+        None, "maximum replicas; their number follows the load", unset="as --replicas", positive=True
     )
     scale_queued_tokens: int | None = option(
-        None, "prompt tokens that may wait at a replica before there is one more", unset="8192", positive=True
+        None, "prompt tokens that may wait at a replica before another one is started", unset="8192", positive=True
     )
     scale_down_seconds: float | None = option(
-        None, "for how long fewer replicas must do before there is one less", unset="120", metavar="SECONDS"
+        None, "how long fewer replicas must suffice before one is stopped", unset="120", metavar="SECONDS"
     )
-    ingresses: int = option(1, "number of ingresses: what one that dies served continues at the others", positive=True)
+    ingresses: int = option(1, "number of ingresses: if one dies, the others continue its streams", positive=True)
     address: str | None = option(
         None,
         "Ray cluster to run on, as auto or HOST:6379",
@@ -72,7 +72,7 @@ class FleetOptions:
         metavar="NAME",
     )
     prefill_replicas: int | None = option(
-        None, "replicas that compute prompts alone, beside those of --replicas", unset="none", positive=True
+        None, "replicas that compute prompts only, in addition to --replicas", unset="none", positive=True
     )
     transfer_folder: str | None = option(
         None,
@@ -82,12 +82,12 @@ class FleetOptions:
         metavar="FOLDER",
     )
     split_tokens: int | None = option(
-        None, "prompt tokens, without cached ones, from which on a prefill replica computes them", unset="0"
+        None, "prefill prompts with fewer uncached tokens on the replica that decodes", unset="0"
     )
     split_patience: float | None = option(
         None,
-        "how many times as late as elsewhere a prefill replica may bring the first token",
-        unset="it does not matter",
+        "prefill on the replica that decodes if the first token is expected X times as soon there",
+        unset="off",
         metavar="X",
     )
 

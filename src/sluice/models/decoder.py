@@ -140,8 +140,9 @@ class Decoder(CausalLM):
     def walk(
         self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention, layers: Sequence[int] = ()
     ) -> Generator[None, None, tuple[torch.Tensor, list[torch.Tensor]]]:
-        """Compute a step as `forward_with_states` does, and pause behind each layer. The model may compute other steps
-        meanwhile: what this one needs from layer to layer is its own."""
+        """Compute a step as `forward_with_states` does, and pause before each layer. The model may compute other steps
+        meanwhile: what this one needs from layer to layer is its own. A stage behind the first one waits for what the
+        one before it sends before the first pause, and what it sends itself follows on its last layer."""
         x, delta = self.receive(batch) if self.embed_tokens is None else self.embed(batch)
         extras = self.extras(batch, x)
         angles = [rotary(batch.positions) for rotary in self.rotaries]
@@ -151,6 +152,7 @@ class Decoder(CausalLM):
         last = len(self.layers) - 1 if self.member.place.is_last else None
         of_windows = batch.of_windows()
         for number, layer in enumerate(self.layers.values()):
+            yield
             if number in layers:
                 states.append(x.clone() if delta is None else x + delta)
             rotary = self._rotary_of[number]
@@ -161,7 +163,6 @@ class Decoder(CausalLM):
             context = LayerContext(view, pages, attention, self.ops, own, growth, extra, adapters, state)
             # Of the model's last layer's other tokens only the keys and values are needed.
             x, delta = layer(x, delta, context, batch.logit_rows if number == last else None)
-            yield
         if self.norm is None:
             return self.send(x, torch.zeros_like(x) if delta is None else delta), states
         return plain(sum_and_norm(x, delta, self.norm, self.ops)[1]), states

@@ -28,7 +28,7 @@ from sluice.models.filler import Filler
 from sluice.models.formats.base import Rows, WeightFormat
 from sluice.models.formats.read import check_agrees, read_format
 from sluice.models.linear import Packer
-from sluice.models.native import model_class
+from sluice.models.model_class import model_class
 from sluice.models.registry import ARCHITECTURES, is_native
 from sluice.models.spec import AS_STORED, DTYPES, FP8, ON_LOAD, ModelSpec, Quantization
 from sluice.models.stacked import by_expert

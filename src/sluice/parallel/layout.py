@@ -30,6 +30,10 @@ class Layout:
     def place(self, rank: int) -> Place:
         return Place(self, *divmod(rank, self.tensor_size))
 
+    def stages(self, num_layers: int) -> tuple[range, ...]:
+        """Return the layers of each stage."""
+        return tuple(Place(self, stage).layers(num_layers) for stage in range(self.pipeline_size))
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -184,7 +184,7 @@ class TorchRunner:
             return self._run(plan, rest)
         copies = self._copies.begin(plan, self._transport)
         try:
-            runs = plan.chunks or plan.slices or plan.saved
+            runs = plan.chunks or plan.slices or plan.saved or plan.given_up
             step = self._run(plan, rest) if runs else CopiesOnly(plan.step)
             return WithCopies(step, copies)
         except Exception as error:  # noqa: BLE001 - the step raises it when it is waited for
@@ -206,7 +206,7 @@ class TorchRunner:
             rest: the plan without the chunks that its slices complete.
         """
         state, (_, compute, results) = self._state, self._transport.queues
-        work = SlicedWork(plan.step, tuple(new.slot for new in plan.new_slots), plan.slices)
+        work = SlicedWork(plan.step, tuple(new.slot for new in plan.new_slots), plan.slices, plan.given_up)
         if not plan.chunks and not plan.new_slots and not any(part.new_pages for part in plan.slices):
             slices = SlicesStep(self._slices, work, self._tick)
             compute.run(lambda: self._begin_states(rest))
@@ -280,15 +280,16 @@ class TorchRunner:
         """Return hidden states of the rows that sample, of those that embed, then of tokens before a target:
         [S + E + T or more, hidden_size].
 
-        None if there are none, in a step that only works on chunks which it does not complete.
+        None if there are none, in a step that only works on chunks which it does not complete. On a rank that does not
+        sample they may be none in any case.
         """
         resident = step.resident
         hidden = self._run_forward(step, arrived, of_drafter) if len(resident.row_slots) else None
         self._slices.open_slots(step.work.opened)
-        if not step.work.slices:
+        if not step.work.slices and not step.work.given_up:
             return hidden
         if hidden is not None:
-            hidden = hidden[: len(resident.logit_rows)]
+            hidden = None if self._elsewhere is not None else hidden[: len(resident.logit_rows)]
         counts = len(resident.sample_rows), len(resident.embed_rows), len(resident.target_ids)
         done = run_slices(self._slices, step.work, hidden, counts)
         outcome.slice_errors = done.errors

@@ -5,7 +5,7 @@ A chunk is a promise: when it is added, its pages are taken and the counters of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sluice.kv.manager import ResidentLease
 from sluice.scheduler.cost import StepLoad
@@ -242,14 +242,14 @@ class BatchBuilder:
         )
         request.sliced = SlicedChunk(chunk)
 
-    def add_layers(self, request: Request, count: int, num_layers: int) -> None:
+    def add_layers(self, request: Request, count: int, total: int) -> None:
         """Plan the next `count` layers of a request's open chunk, together with those that the step holds already.
 
         Args:
-            num_layers: of the model.
+            total: all that the chunk has.
         """
         sliced = request.sliced
-        assert sliced is not None and 0 < count <= num_layers - sliced.planned, f"{count} layers of {sliced}"
+        assert sliced is not None and 0 < count <= total - sliced.planned, f"{count} layers of {sliced}"
         chunk, first, stop = sliced.chunk, sliced.planned, sliced.planned + count
         before = next((each for each in self._slices if each.chunk is chunk), None)
         if before is None:
@@ -257,10 +257,10 @@ class BatchBuilder:
         else:
             first = before.first
             self._slices.remove(before)
-        self._slices.append(ChunkSlice(chunk, (), 0, (), first, stop, num_layers, is_resident=True))
-        self._sliced = self._sliced.plus(load_of_layers(chunk, count / num_layers, self.experts))
+        self._slices.append(ChunkSlice(chunk, (), 0, (), first, stop, total, is_resident=True))
+        self._sliced = self._sliced.plus(load_of_layers(chunk, count / total, self.experts))
         sliced.planned = stop
-        if stop == num_layers:
+        if stop == total:
             request.sliced = None
             request.scheduled = chunk.end
             request.pending += chunk.samples
@@ -272,6 +272,7 @@ class BatchBuilder:
         copies: tuple[PageCopy, ...],
         dropped: tuple[int, ...],
         pace: PredictedStep | None = None,
+        given_up: Collection[int] = (),
     ) -> BatchPlan:
         """Return the plan."""
         saved = () if self._states is None else self._states.take_saves(step)
@@ -287,6 +288,7 @@ class BatchBuilder:
             tuple(self._slices),
             pace,
             saved,
+            tuple(sorted(set(given_up).difference(new.slot for new in self._new_slots))) if given_up else (),
         )
 
 

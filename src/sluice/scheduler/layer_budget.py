@@ -5,6 +5,8 @@ What a step cannot hold of a prompt becomes a long chunk, of which each step com
     length      as many tokens as one layer of which fits into the step, within the most that is allowed
     layers      as many as fit into each step; one in any case for the first prompt of a step
 
+In a pipeline, "layer" stands for a work item of all stages (`LayerItems`).
+
 A chunk of many tokens computes each of them faster, but a step with layers of it reads the weights twice, once for the
 decodes. So chunks are divided where more tokens a step are computed that way, by what both kinds of steps have taken,
 and where not even the smallest whole chunk keeps to the time.
@@ -37,7 +39,7 @@ class LayerBudget:
     def __init__(self, step: TargetBudget, limits: SchedulerLimits) -> None:
         self._step = step
         self._longest = limits.sliced_chunk_size
-        self._num_layers = limits.num_layers
+        self._limits = limits
         self._micros: float | None = None
         """The time of the step if it has layers of a chunk; None: it was not asked for."""
 
@@ -73,13 +75,13 @@ class LayerBudget:
         """
         micros, costs = self._time(at_most)
         layer = self._micros_of_layer(chunk, costs)
-        ramp = min(self._step.left_to_layers(), most) * self._num_layers // chunk.length
+        ramp = min(self._step.left_to_layers(), most) * self._items(chunk.length) // chunk.length
         fitting = int(micros / layer) if layer * left > micros else left
         return max(min(left, fitting, ramp), least)
 
     def take(self, chunk: Chunk, count: int) -> int:
         """Count layers that are planned, and return the tokens that they cost."""
-        tokens = -(-chunk.length * count // self._num_layers)
+        tokens = -(-chunk.length * count // self._items(chunk.length))
         self._step.take(chunk.start, tokens)
         return tokens
 
@@ -111,7 +113,7 @@ class LayerBudget:
         Args:
             is_last: whether `longest` tokens end their prompt.
         """
-        step, layers, experts = self._step, self._num_layers, self._step.batch.experts
+        step, layers, experts = self._step, self._items(longest), self._step.batch.experts
         micros, costs = self._time(at_most)
         ramp = min(step.left_to_layers(), most) * layers
         of_prompts = self._limit() - dot(costs, (1, *step.batch.decodes))
@@ -125,7 +127,11 @@ class LayerBudget:
         return min(longest, max(min(ramp, within), step.quantum))
 
     def _micros_of_layer(self, chunk: Chunk, costs: tuple[float, ...]) -> float:
-        return dot(costs, (0, *load_of_layers(chunk, 1 / self._num_layers, self._step.batch.experts)))
+        return dot(costs, (0, *load_of_layers(chunk, 1 / self._items(chunk.length), self._step.batch.experts)))
+
+    def _items(self, length: int) -> int:
+        """Return the work items of a chunk of so many tokens. Without a pipeline, they are the model's layers."""
+        return self._limits.layer_items(length).total
 
     def _time(self, at_most: int) -> tuple[float, tuple[float, ...]]:
         """Return the microseconds that are left of the step, or of a share of it, and the costs of its parts if it has

@@ -265,8 +265,7 @@ class PrefillAdder:
 
     def _add_layers(self, request: Request, at_most: int = UNLIMITED) -> AddResult:
         """Add layers of a request's open chunk: as many as fit, and one at least for the first prompt of the step."""
-        is_first_row = request.id not in self._planned
-        if is_first_row and 0 < self.limits.max_prefill_requests <= self._num_prompts:
+        if request.id not in self._planned and 0 < self.limits.max_prefill_requests <= self._num_prompts:
             self.note(Bound.MAX_PREFILL_REQUESTS)
             return AddResult.OTHER
         before = self.reserved.of(request)
@@ -276,15 +275,17 @@ class PrefillAdder:
         return AddResult.CONTINUE
 
     def _take_layers(self, request: Request, at_most: int, *, least: int) -> int:
-        """Plan the next layers of a request's open chunk: `least`, or as many as fit. Return how many."""
-        assert request.sliced is not None and self._layers is not None, f"request {request.id} has no open chunk"
-        chunk, left = request.sliced.chunk, self.limits.num_layers - request.sliced.planned
-        count = self._layers.layers(chunk, left, at_most, self._room_beside_chunk()[0], least=least)
+        """Plan the next layers of a request's open chunk: `least`, or as many as fit, of one round. Return how many."""
+        sliced = request.sliced
+        assert sliced is not None and self._layers is not None, f"request {request.id} has no open chunk"
+        chunk, items = sliced.chunk, self.limits.layer_items(sliced.chunk.length)
+        left = items.end_of_round(sliced.planned - (request.id in self._with_layers)) - sliced.planned
+        count = self._layers.layers(chunk, left, at_most, self._room_beside_chunk()[0], least=least) if left else 0
         if count < left:
             self.note(Bound.ITL_TARGET)
         if not count:
             return 0
-        self._batch.add_layers(request, count, self.limits.num_layers)
+        self._batch.add_layers(request, count, items.total)
         self._offloaded += self._layers.take(chunk, count)
         self._is_first = False
         self._planned.setdefault(request.id, 0)

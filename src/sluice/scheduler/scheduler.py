@@ -198,7 +198,8 @@ class Scheduler:
         if not (len(batch) or copies or dropped or state.has_saves):
             return None
         pace = adder.pace() if len(batch) else None
-        plan = batch.freeze(state.step, adder.bound_by, copies, dropped, pace)
+        plan = batch.freeze(state.step, adder.bound_by, copies, dropped, pace, state.given_up)
+        state.given_up.clear()
         state.step += 1
         state.num_in_flight += 1
         return plan
@@ -377,6 +378,7 @@ class Scheduler:
         assert not any(r.in_flight for r in self.state.requests.values()), "a step is in flight"
         for request in self.state.seated():
             self.state.preempt(request)
+        self.state.given_up.clear()
         if self.state.states is not None:
             self.state.states.forget_device()
         self.state.kv.forget_flights()

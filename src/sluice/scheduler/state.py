@@ -105,6 +105,8 @@ class SchedulerState:
         """Requests that decode, and have tokens to compute that a grammar forced, in the order of their turns."""
         self.offloaded: dict[int, Request] = {}
         """Requests whose context is on a tier, in the order of their turns."""
+        self.given_up: set[int] = set()
+        """Slots whose resident chunk was given up half done since the last plan."""
         self.open_chunk: OpenChunk | None = None
         """The chunk of an offloaded request that is begun and not all planned."""
         self.draining: dict[int, Request] = {}
@@ -301,6 +303,8 @@ class SchedulerState:
         self.computing.pop(request.id, None)
         if self.open_chunk is not None and self.open_chunk.request is request:
             self.open_chunk = None
+        if request.sliced is not None:
+            self.given_up.add(request.slot)
         request.status = Status.DRAINING
         self.draining[request.id] = request
         if request.in_flight == 0:

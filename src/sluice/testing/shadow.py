@@ -168,6 +168,8 @@ class ShadowRunner:
         for part in plan.slices:
             if part.is_resident:
                 self._compute_layers(part, written)
+        for slot in plan.given_up:
+            self._layers.pop(slot, None)
         for chunk in plan.chunks:
             self._write(chunk, written)
         if self._windows is not None:

@@ -283,6 +283,7 @@ def first_difference(recorded: BatchPlan, replayed: BatchPlan) -> Difference:
         ("slices", recorded.slices, replayed.slices),
         ("copies", recorded.copies, replayed.copies),
         ("dropped", recorded.dropped, replayed.dropped),
+        ("given_up", recorded.given_up, replayed.given_up),
         ("pace", recorded.pace, replayed.pace),
     ):
         if one != other:

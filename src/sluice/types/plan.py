@@ -73,9 +73,10 @@ class ChunkSlice(NamedTuple):
     """A slice of the work on one chunk, which is computed over several steps, between the rows of others.
 
     A chunk consists of `total` work items, done in order, in one step or over several. Of a *resident* chunk, all of
-    whose context is on the device, each layer is one. Of an *offloaded* one, the KV of the request's first `base`
-    tokens is on a lower tier and is attended to through a ring, and the tokens from there to the chunk's end are on the
-    device: in each layer there is an item for every group of blocks of the ring, and one for the tokens on the device.
+    whose context is on the device, each layer is one; in a pipeline see `LayerItems`. Of an *offloaded* one, the KV of
+    the request's first `base` tokens is on a lower tier and is attended to through a ring, and the tokens from there to
+    the chunk's end are on the device: in each layer there is an item for every group of blocks of the ring, and one for
+    the tokens on the device.
 
     Where loads are reported (`OffloadLimits.reports_loads`), the first slice of an offloaded chunk has no work items:
     it begins the chunk, so that its blocks are read ahead.
@@ -193,6 +194,9 @@ class BatchPlan:
     saved: tuple[tuple[int, int], ...] = ()
     """Of a model with states: (slot, record) of slots whose state, at their anchor, is copied to a record before any
     new slot is filled. A plan may hold these alone."""
+    given_up: tuple[int, ...] = ()
+    """Slots whose resident chunk is half done and will not be completed, and that no new request has yet: what is kept
+    of it is dropped, after the slices."""
 
     @property
     def whole_chunks(self) -> tuple[Chunk, ...]:

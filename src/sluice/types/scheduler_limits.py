@@ -8,6 +8,7 @@ from math import lcm
 from typing import Literal, NamedTuple, get_args
 
 from sluice.types.experts import DENSE, ExpertCounts
+from sluice.types.layer_items import LayerItems
 from sluice.types.tiers import Tier
 
 CHUNKS_BY_TIME = -1
@@ -76,6 +77,8 @@ class SchedulerLimits:
     target."""
     num_layers: int = 0
     """Layers of the model, where chunks are sliced."""
+    part_tokens: int = 128
+    """Fewest tokens of the parts of such a chunk in a pipeline (`LayerItems`)."""
     experts: ExpertCounts = DENSE
     """Of the model, by which the time of steps is predicted."""
     states: StateLimits | None = None
@@ -84,6 +87,10 @@ class SchedulerLimits:
     """Adapters that one step computes with, each in a slot of its own; 0: requests have none."""
     prefills_by_block: bool = False
     """A prompt of such a model has one block in a step; otherwise as many as other budgets leave."""
+
+    def layer_items(self, length: int) -> LayerItems:
+        """Return the work items of a sliced chunk of so many tokens."""
+        return LayerItems.of(self.num_layers, self.pipeline_stages, length, self.part_tokens)
 
     def level(self, name: str) -> int:
         """Return the position of a class among `classes`; 0 if there are none.

@@ -19,7 +19,7 @@ from sluice.models.adapters.adapter import Adapter, AdapterError
 from sluice.models.adapters.read import read_adapter
 from sluice.models.checkpoint import read_config
 from sluice.models.decoder import Decoder
-from sluice.models.native import model_class
+from sluice.models.model_class import model_class
 from sluice.types.adapters import AdapterLimits
 
 LIMITS = AdapterLimits(max_loras=2, max_lora_rank=8)

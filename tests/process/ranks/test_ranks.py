@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,10 @@ EXACT = {"dtype": "float64", "max_total_tokens": 2048, "chunked_prefill_size": 3
 """Sums of parts differ in rounding, which in float64 changes no token."""
 
 
+SLICED = {"pp_size": 2, "itl_target": "1ms", "sliced_chunk_size": 64}
+LONG = " ".join(PROMPTS * 20)
+
+
 @pytest.fixture(scope="module")
 def expected() -> list[str]:
     """What one process answers."""
@@ -60,7 +65,9 @@ async def answers(llm: AsyncLLM, prompts: Sequence[str] = PROMPTS) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "sizes", [{"tp_size": 2}, slow({"pp_size": 2, "enable_overlap": True}), slow({"tp_size": 2, "pp_size": 2})], ids=str
+    "sizes",
+    [{"tp_size": 2}, slow({"pp_size": 2, "enable_overlap": True}), slow({"tp_size": 2, "pp_size": 2}), slow(SLICED)],
+    ids=str,
 )
 async def test_ranks_answer_as_one_process(sizes: dict[str, int], expected: list[str]) -> None:
     async with AsyncLLM(any_checkpoint(), **EXACT, **sizes) as llm:
@@ -83,6 +90,45 @@ async def test_streams_go_on_when_a_later_stage_hangs(expected: list[str]) -> No
         assert "".join(piece.text for piece in pieces) == expected[0]
         assert llm.num_restarts == 1
         assert processes.ends(rank, 10)
+
+
+def test_streams_go_on_when_a_stage_is_killed_between_two_layers_of_a_chunk(expected: list[str]) -> None:
+    """Half of the layers of the open chunk are computed, and what the dead stage had of them is lost."""
+    with LLM(any_checkpoint(), **EXACT) as llm:
+        (whole,) = llm.generate([LONG], GREEDY)
+
+    async def test() -> None:
+        async with AsyncLLM(any_checkpoint(), **EXACT, **SLICED) as llm:
+            assert llm.pid is not None
+            (rank,) = processes.children(llm.pid)
+            stream = llm.generate(PROMPTS[0], GREEDY)
+            pieces = [await anext(stream)]
+            asked = asyncio.create_task(anext(llm.generate(LONG, replace(GREEDY, max_tokens=1))))
+            pieces += [await anext(stream) for _ in range(4)]
+            assert not asked.done()
+            os.kill(rank, signal.SIGKILL)
+            pieces += [piece async for piece in stream]
+            assert "".join(piece.text for piece in pieces) == expected[0]
+            assert whole.text.startswith((await asked).text)
+            assert llm.num_restarts == 1
+
+    run(test)
+
+
+@pytest.mark.slow
+def test_layers_of_two_stages_store_the_same_keys_in_int8() -> None:
+    """Of a chunk of several parts, and of its prefix in the cache."""
+    options = EXACT | {"kv_cache_dtype": "int8"}
+    long = {"pp_size": 2, "itl_target": "60ms", "sliced_chunk_size": 1024}
+    with LLM(any_checkpoint(), **options) as llm:
+        expected = [result.text for result in llm.generate([*PROMPTS[:3], LONG], ASKED)]
+
+    async def test() -> None:
+        async with AsyncLLM(any_checkpoint(), **options, **long) as llm:
+            assert await answers(llm, [*PROMPTS[:3], LONG]) == expected
+            assert await answers(llm, [*PROMPTS[:3], LONG]) == expected
+
+    run(test)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from drafted import DraftedWorld
 from ranks import FakeGrammar, answer_of, running
 from slow import slow
 from sluice.attention.reference import ReferenceAttention
+from sluice.engine.messages import Abort
 from sluice.models.base import PagedLM
 from sluice.models.loader import load_model
 from sluice.parallel.layout import Layout
@@ -24,12 +25,23 @@ from sluice.parallel.member import ALONE, Member
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.features.grammars import GrammarMasks
 from sluice.runner.runner import TorchRunner
-from sluice.types import NO_SAMPLING, Regime, SamplingParams, Submit, TierLimits
+from sluice.types import (
+    NO_SAMPLING,
+    BatchPlan,
+    Chunk,
+    ChunkSlice,
+    NewSlot,
+    PlanError,
+    Regime,
+    SamplingParams,
+    Submit,
+    TierLimits,
+)
 from worlds import Bench, World, limits_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TP, PP, BOTH = Layout(2), Layout(1, 2), Layout(2, 2)
-NAMES = {TP: "tp2", PP: "pp2", BOTH: "tp2 pp2"}
+TP, PP, BOTH, THREE = Layout(2), Layout(1, 2), Layout(2, 2), Layout(1, 3)
+NAMES = {TP: "tp2", PP: "pp2", BOTH: "tp2 pp2", THREE: "pp3"}
 CPU = torch.device("cpu")
 GRAMMAR = FakeGrammar(tiny_models.VOCAB_SIZE)
 FAMILIES: dict[str, Callable[..., Any]] = {
@@ -37,6 +49,7 @@ FAMILIES: dict[str, Callable[..., Any]] = {
     "gpt2": lambda: tiny_models.gpt2(n_embd=32, n_head=4),
     "layers of two sizes": tiny_families.gemma4_31b,
 }
+LAYERS = {"itl_target": 1, "sliced_chunk_size": 16, "num_layers": 3, "part_tokens": 3}
 MODES: dict[str, dict[str, Any]] = {
     "mixed": {},
     "prefill first": {"schedule": "prefill-first"},
@@ -44,7 +57,11 @@ MODES: dict[str, dict[str, Any]] = {
     "chunks of five": {"chunk": 5},
     "preemption": {"num_pages": 9},
     "lookahead": {"lookahead": 1},
-    "layers": {"itl_target": 1, "sliced_chunk_size": 16, "num_layers": 3},
+    "layers": LAYERS,
+    "layers, preemption": LAYERS | {"num_pages": 9},
+    "layers, lookahead": LAYERS | {"lookahead": 1},
+    "layers, one part": LAYERS | {"part_tokens": 64},
+    "layers, two prompts": LAYERS | {"max_partial_prefills": 2},
     "no cache": {"prefix_caching": False},
     "host tier": {"num_pages": 9, "tiers": TierLimits(host_pages=40)},
 }
@@ -52,10 +69,11 @@ MODES: dict[str, dict[str, Any]] = {
 
 CASES = [
     *(("llama", "mixed", TP), ("llama", "lookahead", PP), ("llama", "host tier", BOTH), ("gpt2", "mixed", BOTH)),
-    ("llama", "layers", TP),
+    *(("llama", "layers", TP), ("llama", "layers", PP), ("llama", "layers, preemption", THREE)),
+    *(slow("llama", mode, layout) for mode in MODES if "layers" in mode for layout in (BOTH, THREE)),
     ("layers of two sizes", "host tier", BOTH),
-    *(slow("llama", "preemption", layout) for layout in NAMES),
-    *(slow("llama", mode, BOTH) for mode in MODES if mode not in ("preemption", "host tier", "layers")),
+    *(slow("llama", "preemption", layout) for layout in (TP, PP, BOTH)),
+    *(slow("llama", mode, BOTH) for mode in MODES if mode not in ("preemption", "host tier") and "layers" not in mode),
     *(slow("gpt2", "mixed", layout) for layout in (TP, PP)),
 ]
 
@@ -142,16 +160,62 @@ def test_no_layout_and_no_mode_changes_an_answer(
         assert answers(bench) == expected[family]
         occupancy = bench.scheduler.occupancy()
         timed = bench.engine.meter.totals().itl
-    assert mode != "layers" or (timed is not None and timed.regimes.keys() & {Regime.SLICED, Regime.LAYERS})
-    assert occupancy.preemptions > 0 or mode not in ("preemption", "host tier")
+    assert "layers" not in mode or (timed is not None and timed.regimes.keys() & {Regime.SLICED, Regime.LAYERS})
+    assert occupancy.preemptions > 0 or mode not in ("preemption", "layers, preemption", "host tier")
     assert mode != "host tier" or (occupancy.tiers[0].loaded > 0 and occupancy.tiers[0].failed_loads == 0)
+
+
+@pytest.mark.parametrize("layout", [PP, slow(THREE)], ids=NAMES.get)
+def test_an_open_chunk_that_is_aborted_changes_no_other_answer(
+    folders: dict[str, Path], expected: dict[str, list[object]], layout: Layout
+) -> None:
+    """Whichever stage computes it: what it has sent is no other chunk's, in the slot that it leaves."""
+    world, folder = world_of(layout, **LAYERS), folders["llama"]
+    asked, aborted = submits(), set[int]()
+    with running(layout, partial(part, folder), partial(shape_of, folder, world), GRAMMAR) as ranks:
+        bench = Bench.of(world, ranks.leader)
+        requests = bench.scheduler.state.requests
+        params = SamplingParams(max_tokens=1, seed=0)
+        bench.link.put(Submit(10, tiny_models.prompt(3), replace(params, max_tokens=60, ignore_eos=True)))
+        for _ in range(9):
+            bench.step()
+        bench.link.put(*(Submit(11 + seed, tiny_models.prompt(40, seed), params) for seed in range(4)))
+        bench.step()
+        while not bench.is_idle:
+            halves = [r for r in requests.values() if r.sliced and r.sliced.planned > max(aborted, default=0)]
+            for request in halves[:1]:
+                bench.link.put(Abort(request.id))
+                aborted.add(request.sliced.planned if request.sliced else 0)
+            bench.step()
+        bench.link.put(*asked)
+        bench.drain(2000)
+        assert [answer_of(bench, each) for each in asked] == expected["llama"]
+    assert len(aborted) > 1
+
+
+def test_layers_are_refused_and_answered_by_stage(folders: dict[str, Path]) -> None:
+    """A step without rows is over when all stages are done with it. One with layers of two rounds is none."""
+    world, folder = world_of(THREE, **LAYERS), folders["llama"]
+    prompt, new = tiny_models.prompt(12), NewSlot(0, Submit(0, (), SamplingParams(max_tokens=1, seed=0)), 12)
+    chunk = Chunk(0, 0, 0, 12, prompt, (0, 1, 2), samples=True)
+
+    def step(number: int, first: int, stop: int) -> BatchPlan:
+        slices = (ChunkSlice(chunk, (), 0, (), first, stop, 3, is_resident=True),)
+        return BatchPlan(number, () if first else (new,), (chunk,) if stop == 3 else (), slices=slices)
+
+    with running(THREE, partial(part, folder), partial(shape_of, folder, world)) as ranks:
+        with pytest.raises(PlanError, match="work items 0 to 2 of several rounds, each of 1"):
+            ranks.leader.launch(step(0, 0, 2))
+        results = [ranks.leader.launch(step(number, number, number + 1)).wait() for number in range(3)]
+    assert [len(each.stage_micros) for each in results] == [3, 3, 3]
+    assert [len(each.token_ids) for each in results] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
     ("mode", "layout"),
     [
         *(("lookahead", Layout()), ("preemption", BOTH)),
-        *(slow(mode, Layout()) for mode in MODES if mode not in ("lookahead", "layers")),
+        *(slow(mode, Layout()) for mode in MODES if mode != "lookahead" and "layers" not in mode),
         *(slow("lookahead", PP), slow("host tier", BOTH)),
     ],
     ids=lambda each: NAMES.get(each, each),

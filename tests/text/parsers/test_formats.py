@@ -8,9 +8,10 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from slow import examples
 from sluice.text.parsers.calls import Calls
 from sluice.text.parsers.events import ArgumentsDelta, Call, CallBegun, CallEnded, Event, Reply, TextDelta, whole_of
 from sluice.text.parsers.formats import FORMATS
@@ -225,7 +226,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in LITERAL])
-@settings(max_examples=20)
+@examples(20)
 @given(arguments=st.dictionaries(st.text(), VALUES, max_size=3), cuts=st.lists(st.integers(0, 400), max_size=6))
 def test_rendered_calls_are_read_back(name: str, arguments: dict[str, object], cuts: list[int]) -> None:
     """Braces, quotes, tags and line breaks in a value would end the arguments too early."""

@@ -19,7 +19,7 @@ from sluice.models.checkpoint import (
 from sluice.models.formats.gguf_config import model_config
 from sluice.models.formats.gguf_open import open_gguf
 from sluice.models.formats.read import read_format
-from sluice.models.native import model_class
+from sluice.models.model_class import model_class
 from sluice.models.registry import is_native
 from sluice.models.stored_sizes import check_sizes
 from sluice.models.weights import weight_files

@@ -13,7 +13,7 @@ from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError, Fields, read_config, refuse_unsupported
 from sluice.models.filler import Kind, kinds_of
 from sluice.models.formats.gguf_config import METHOD, PLAIN
-from sluice.models.native import model_class
+from sluice.models.model_class import model_class
 from sluice.models.registry import ARCHITECTURES, is_native
 from sluice.models.spec import DTYPES
 from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors

@@ -10,7 +10,7 @@ from torch import nn
 from sluice.models.base import CausalLM
 from sluice.models.catalog.sizes import ModelSizes, StateBytes
 from sluice.models.checkpoint import CheckpointError, Fields, parse_config
-from sluice.models.native import model_class
+from sluice.models.model_class import model_class
 from sluice.models.registry import COMPOSITES, is_native
 
 USUAL = "LlamaForCausalLM"

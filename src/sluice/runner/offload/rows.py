@@ -83,6 +83,8 @@ class SlicedWork:
     opened: tuple[int, ...]
     """Slots that other requests have now."""
     slices: tuple[ChunkSlice, ...]
+    given_up: tuple[int, ...] = ()
+    """Slots whose resident chunk will not be completed."""
 
     @property
     def done(self) -> list[Chunk]:
@@ -145,7 +147,7 @@ class SliceRunners:
         """Forget what was kept for these slots: they belong to other requests now."""
         self.offload.open_slots(slots)
         if self.layers is not None:
-            self.layers.open_slots(slots)
+            self.layers.drop(slots)
 
     def run(self, step: int, part: ChunkSlice) -> torch.Tensor | None:
         """Do the work items of a slice of a checked plan: see `Offloader.run`."""
@@ -156,17 +158,18 @@ class SliceRunners:
 
     def problem_of(self, plan: BatchPlan) -> str | None:
         """Return why the slices of a plan cannot be run."""
-        if self.layers is None and any(part.is_resident for part in plan.slices):
+        layers = [part for part in plan.slices if part.is_resident]
+        if layers and self.layers is None:
             return "it divides the layers of a chunk, and this model has none to divide"
         if isinstance(self.offload, NoOffload) and any(not part.is_resident for part in plan.slices):
             return "it has offloaded chunks, and there is no ring"
-        return None
+        return None if self.layers is None else next(filter(None, map(self.layers.problem_of, layers)), None)
 
 
 def run_slices(
     runners: SliceRunners, work: SlicedWork, hidden: torch.Tensor | None, counts: tuple[int, int, int]
 ) -> SlicesDone:
-    """Do the slices of a step.
+    """Do the slices of a step, and drop what was given up.
 
     Args:
         hidden: [S + E + T, hidden_size] of the other rows; None if there are none.
@@ -182,6 +185,8 @@ def run_slices(
             own = runners.offload.failed(part) if part.completes else None
         if own is not None:
             rows.append(own.split((part.chunk.num_samples, int(part.chunk.embeds), len(part.chunk.targets))))
+    if runners.layers is not None:
+        runners.layers.drop(work.given_up)
     parts = [part for kind in zip(*rows, strict=True) for part in kind]
     return SlicesDone(torch.cat(parts) if parts else None, tuple(errors))
 

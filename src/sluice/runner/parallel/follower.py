@@ -36,9 +36,12 @@ Micros = tuple[int, ...]
 def answers(place: Place, plan: BatchPlan, *, is_timed: bool) -> bool:
     """Return whether a rank beside the leader answers a plan: every rank one with copies, with the checksums of its
     pages; the first rank of the last stage one with chunks, with what was sampled; and that of every later stage, if
-    steps are timed."""
-    is_first_of_later = place.stage > 0 and place.shard == 0
-    return bool(plan.copies) or (bool(plan.chunks) and is_first_of_later and (place.is_last or is_timed))
+    steps are timed, or one with layers of a chunk: without rows, the last stage does not wait for those before it."""
+    if plan.copies:
+        return True
+    if place.stage == 0 or place.shard > 0:
+        return False
+    return bool(plan.slices) or (bool(plan.chunks) and (place.is_last or is_timed))
 
 
 def elsewhere(step: int) -> BatchResult | None:

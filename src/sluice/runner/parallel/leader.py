@@ -187,7 +187,7 @@ class Leader:
         if plan.copies:
             parts = [result.copies, *(other.copies for other in others.values())]
             result = replace(result, copies=summed(plan.copies, parts))
-        if plan.chunks and step.micros:
+        if (plan.chunks or plan.slices) and step.micros:
             heads = [others[place.rank] for place in self._others if place.shard == 0]
             result = replace(result, stage_micros=(*step.micros, *(each.stage_micros[0] for each in heads)))
         return result

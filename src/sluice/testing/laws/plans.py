@@ -228,11 +228,14 @@ def offloaded_work_is_paid_for(state: SchedulerState, limits: SchedulerLimits, p
 
 
 def layers_are_well_formed(limits: SchedulerLimits, plan: BatchPlan) -> None:
-    """8, for layers of resident chunks: they are layers of the model, and no chunk is longer than allowed, but for a
-    page at the end of its prompt."""
+    """8, for layers of resident chunks: they are layers of the model, in a pipeline of one round, and no chunk is
+    longer than allowed, but for a page at the end of its prompt."""
     for each in layered(plan):
-        if not (0 <= each.first < each.stop <= each.total == limits.num_layers):
+        items = limits.layer_items(each.chunk.length)
+        if not (0 <= each.first < each.stop <= each.total == items.total):
             raise LawBroken(f"law 8: {each} of a model of {limits.num_layers} layers")
+        if each.first // items.of_round != (each.stop - 1) // items.of_round:
+            raise LawBroken(f"law 8: {each} has layers of several rounds, each of {items.of_round}")
         if each.chunk.length > limits.sliced_chunk_size:
             raise LawBroken(f"law 7: {each} is longer than {limits.sliced_chunk_size} tokens")
 
@@ -274,7 +277,7 @@ def steps_to_prefill(limits: SchedulerLimits, page_size: int, uncached: Sequence
     they take turns, and its own turn comes round in `DUE_AFTER + max_partial_prefills` steps. So it does where steps
     have a target, with one quantum. With deadlines nothing is due to the others, so the first has half of each step, or
     a page; where steps have a target, a quantum in every other step. A chunk that is divided among steps, which is
-    longer than a quantum, takes as many turns as the model has layers at most.
+    longer than a quantum, takes as many turns as it has work items at most: layers, or in a pipeline some more.
     """
     decodes, partial = limits.max_running_requests, limits.max_partial_prefills
     room = min(limits.chunked_prefill_size, limits.max_batch_tokens - decodes)
@@ -287,11 +290,16 @@ def steps_to_prefill(limits: SchedulerLimits, page_size: int, uncached: Sequence
     if crowded or limits.dynamic_chunking:
         tokens, turn = 1, DUE_AFTER + partial
     if limits.itl_target:
-        quantum, turn = min(QUANTUM, page_size), (DUE_AFTER + partial) * max(1, limits.num_layers)
+        quantum, turn = min(QUANTUM, page_size), (DUE_AFTER + partial) * turns_of_chunk(limits)
         return sum(-(-length // quantum) * turn for length in uncached)
     if limits.long_prefill_token_threshold:
         tokens = min(tokens, limits.long_prefill_token_threshold // page_size)
     return sum(-(-length // (tokens * page_size)) * turn for length in uncached)
+
+
+def turns_of_chunk(limits: SchedulerLimits) -> int:
+    """Return the steps that a chunk takes at most."""
+    return limits.layer_items(limits.sliced_chunk_size).total if limits.num_layers else 1
 
 
 def _steps_by_deadline(limits: SchedulerLimits, page_size: int, room: int, uncached: Sequence[int]) -> int:
@@ -302,7 +310,7 @@ def _steps_by_deadline(limits: SchedulerLimits, page_size: int, room: int, uncac
     """
     tokens, turn = page_size if limits.dynamic_chunking else max(1, room // 2 // page_size) * page_size, 1
     if limits.itl_target:
-        tokens, turn = min(QUANTUM, page_size), 2 * max(1, limits.num_layers)
+        tokens, turn = min(QUANTUM, page_size), 2 * turns_of_chunk(limits)
     if limits.long_prefill_token_threshold:
         tokens = min(tokens, limits.long_prefill_token_threshold // page_size * page_size)
     return sum(-(-length // tokens) * turn for length in uncached)

@@ -1,4 +1,7 @@
-"""The types of a GGUF file's tensors: how many values a block holds, and how many bytes it takes."""
+"""The types of a GGUF file's tensors: how many values a block holds, and how many bytes it takes.
+
+`models/block_types.py` has what the bytes of a block mean.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads the classes of native families, each when it is asked for."""
+"""Loads the class of a native family, when it is asked for."""
 
 from __future__ import annotations
 
@@ -6,15 +6,7 @@ from importlib import import_module
 
 from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointError
-from sluice.models.registry import ARCHITECTURES, Family
-
-
-def class_of(family: Family) -> type[CausalLM]:
-    """Return the class of a family."""
-    module, _, name = family.where.partition(":")
-    found = vars(import_module(f"sluice.models.families.{module}"))[name]
-    assert issubclass(found, CausalLM), f"{family.where} is not a model"
-    return found
+from sluice.models.registry import ARCHITECTURES
 
 
 def model_class(architecture: str) -> type[CausalLM]:
@@ -28,4 +20,8 @@ def model_class(architecture: str) -> type[CausalLM]:
             f"architecture {architecture!r} is not supported natively; known: {', '.join(ARCHITECTURES)}; others"
             " may run with --model-impl transformers"
         )
-    return class_of(ARCHITECTURES[architecture])
+    where = ARCHITECTURES[architecture].where
+    module, _, name = where.partition(":")
+    found = vars(import_module(f"sluice.models.families.{module}"))[name]
+    assert issubclass(found, CausalLM), f"{where} is not a model"
+    return found
