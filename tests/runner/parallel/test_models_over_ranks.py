@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,7 +38,8 @@ from sluice.types import (
     Submit,
     TierLimits,
 )
-from worlds import Bench, World, limits_of
+from sluice.types.layer_items import LayerItems
+from worlds import Bench, World, assert_same_logprobs, limits_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TP, PP, BOTH, THREE = Layout(2), Layout(1, 2), Layout(2, 2), Layout(1, 3)
@@ -191,6 +193,45 @@ def test_an_open_chunk_that_is_aborted_changes_no_other_answer(
         bench.drain(2000)
         assert [answer_of(bench, each) for each in asked] == expected["llama"]
     assert len(aborted) > 1
+
+
+@pytest.mark.parametrize("layout", [PP, THREE], ids=NAMES.get)
+def test_parts_of_a_chunk_are_sampled_scored_and_embedded_as_all_of_it(
+    folders: dict[str, Path], layout: Layout
+) -> None:
+    world, folder = world_of(layout, **LAYERS), folders["llama"]
+    asks = SamplingParams(temperature=0.0, seed=0, max_tokens=2, logprobs=2, prompt_logprobs=1)
+    prompts = tiny_models.prompt(17), tiny_models.prompt(14, 1)
+    chunks = (
+        Chunk(0, 0, 0, 17, prompts[0], (0, 1, 2, 3, 4), samples=True, targets=prompts[0][1:]),
+        Chunk(1, 1, 0, 14, prompts[1], (5, 6, 7, 8), samples=False, embeds=True),
+    )
+    new = NewSlot(0, Submit(0, (), asks), 17), NewSlot(1, Submit(1, (), NO_SAMPLING, embeds=True), 14)
+    state = DeviceState(shape_of(folder, world, ALONE))
+    one = TorchRunner(part(folder, ALONE), state, ReferenceAttention())
+    expected = [one.launch(BatchPlan(0, new, chunks)).wait()]
+    (token, *_) = expected[0].token_ids
+    decode = BatchPlan(99, (), (Chunk(0, 0, 17, 1, token, (), samples=True),), num_decodes=1)
+    expected.append(one.launch(decode).wait())
+    items = LayerItems.of(3, layout.pipeline_size, 17, 4)
+    assert items.parts == 4
+    with running(layout, partial(part, folder), partial(shape_of, folder, world)) as ranks:
+        for item in range(items.total):
+            slices = tuple(
+                ChunkSlice(each, (), 0, (), item, item + 1, items.total, is_resident=True) for each in chunks
+            )
+            done = chunks if item == items.total - 1 else ()
+            result = ranks.leader.launch(BatchPlan(item, () if item else new, done, slices=slices)).wait()
+        found = [result, ranks.leader.launch(decode).wait()]
+    for one_result, other in zip(expected, found, strict=True):
+        assert other.token_ids == one_result.token_ids
+        assert_same_logprobs(
+            [each for row in (*other.logprobs, *other.prompt_logprobs) for each in row],
+            [each for row in (*one_result.logprobs, *one_result.prompt_logprobs) for each in row],
+        )
+    vectors = [np.frombuffer(each[0].embeddings[0], dtype="<f4") for each in (expected, found)]
+    assert np.allclose(*vectors, atol=1e-6)
+    assert len(found[0].prompt_logprobs[0]) == 16
 
 
 def test_layers_are_refused_and_answered_by_stage(folders: dict[str, Path]) -> None:
