@@ -13,7 +13,6 @@
 
 #define INL static inline __attribute__((always_inline))
 #define INL_MEMBER inline __attribute__((always_inline))
-#define UNROLLED _Pragma("GCC unroll 32")
 
 constexpr int MAX_HEAD_DIM = 512;
 constexpr int CONV_CHANNELS = 256;    // least of an item

@@ -187,7 +187,7 @@ void unpack_record(const uint8_t* record, uint8_t* bytes, float* scales) {
         for (int part = 0; part < Packed<Type>::PARTS; part++) {
             uint32_t words[PART_WORDS];
             Type::codes(record, part, words);
-            for (int i = 0; i < PART_WORDS; i++) put_word(bytes + 4 * (PACKED_BLOCK * (PART_WORDS * part + i) + n), words[i]);
+            UNROLLED for (int i = 0; i < PART_WORDS; i++) put_word(bytes + 4 * (PACKED_BLOCK * (PART_WORDS * part + i) + n), words[i]);
         }
         const float unit = Type::unit(record);
         for (int k = 0; k < Type::INPUTS / Type::GROUP; k++) scales[PACKED_BLOCK * k + n] = Type::scale(unit, record, k);

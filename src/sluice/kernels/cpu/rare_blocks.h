@@ -68,7 +68,7 @@ struct IQ2_XXS : GridBlock<TYPE_IQ2_XXS, 66, 32> {
     static void codes(const uint8_t* block, int part, uint32_t* words) {
         const uint8_t* indices = block + 2 + 8 * part;
         const uint32_t signs = word_at(indices + 4);
-        for (int i = 0; i < 4; i++) {
+        UNROLLED for (int i = 0; i < 4; i++) {
             put_signed(GRIDS.iq2_xxs[indices[i]], SIGNS.even[signs >> 7 * i & 127], words + 2 * i);
         }
     }
@@ -79,7 +79,7 @@ struct IQ2_XS : GridBlock<TYPE_IQ2_XS, 74, 16> {
         return unit * (0.5f + static_cast<float>(block[66 + k / 2] >> 4 * (k % 2) & 15)) * 0.25f;
     }
     static void codes(const uint8_t* block, int part, uint32_t* words) {
-        for (int i = 0; i < 4; i++) {
+        UNROLLED for (int i = 0; i < 4; i++) {
             const uint16_t both = half_at(block + 2 + 8 * part + 2 * i);
             put_signed(GRIDS.iq2_xs[both & 511], SIGNS.even[both >> 9], words + 2 * i);
         }
@@ -92,7 +92,7 @@ struct IQ2_S : GridBlock<TYPE_IQ2_S, 82, 16> {
     }
     static void codes(const uint8_t* block, int part, uint32_t* words) {
         const uint8_t *low = block + 2 + 4 * part, *signs = block + 34 + 4 * part;
-        for (int i = 0; i < 4; i++) {
+        UNROLLED for (int i = 0; i < 4; i++) {
             const int index = low[i] | (block[66 + part] >> 2 * i & 3) << 8;
             put_signed(GRIDS.iq2_s[index], SIGNS.all[signs[i]], words + 2 * i);
         }
@@ -106,7 +106,7 @@ struct IQ3_XXS : GridBlock<TYPE_IQ3_XXS, 98, 32> {
     static void codes(const uint8_t* block, int part, uint32_t* words) {
         const uint8_t* indices = block + 2 + 8 * part;
         const uint32_t signs = word_at(block + 66 + 4 * part);
-        for (int i = 0; i < 4; i++) {
+        UNROLLED for (int i = 0; i < 4; i++) {
             const uint64_t second = GRIDS.iq3_xxs[indices[2 * i + 1]];
             put_signed(GRIDS.iq3_xxs[indices[2 * i]] | second << 32, SIGNS.even[signs >> 7 * i & 127], words + 2 * i);
         }
@@ -120,7 +120,7 @@ struct IQ3_S : GridBlock<TYPE_IQ3_S, 110, 32> {
     static void codes(const uint8_t* block, int part, uint32_t* words) {
         const uint8_t *low = block + 2 + 8 * part, *signs = block + 74 + 4 * part;
         const int high = block[66 + part];
-        for (int i = 0; i < 4; i++) {
+        UNROLLED for (int i = 0; i < 4; i++) {
             const int first = low[2 * i] | (high >> 2 * i & 1) << 8, second = low[2 * i + 1] | (high >> (2 * i + 1) & 1) << 8;
             const uint64_t upper = GRIDS.iq3_s[second];
             put_signed(GRIDS.iq3_s[first] | upper << 32, SIGNS.all[signs[i]], words + 2 * i);
@@ -141,7 +141,7 @@ struct IQ1_S : GridBlock<TYPE_IQ1_S, 50, 32> {
     }
     static void codes(const uint8_t* block, int part, uint32_t* words) {
         const uint16_t upper = high(block, part);
-        for (int i = 0; i < 4; i++) {
+        UNROLLED for (int i = 0; i < 4; i++) {
             put_shifted(block[2 + 4 * part + i] | (upper >> 3 * i & 7) << 8, upper >> 15, words + 2 * i);
         }
     }
@@ -159,7 +159,7 @@ struct IQ1_M : GridBlock<TYPE_IQ1_M, 56, 16> {
         return unit * static_cast<float>(2 * (word(block, k / 4) >> 3 * (k % 4) & 7) + 1) * 0.125f;
     }
     static void codes(const uint8_t* block, int part, uint32_t* words) {
-        for (int i = 0; i < 4; i++) {
+        UNROLLED for (int i = 0; i < 4; i++) {
             const int high = block[32 + 2 * part + i / 2] >> 4 * (i % 2);
             put_shifted(block[4 * part + i] | (high & 7) << 8, high & 8, words + 2 * i);
         }
@@ -174,25 +174,31 @@ struct TernaryBlock : TiledBlock<TYPE, BYTES, INPUTS, 32, 2, 1> {
 };
 
 struct TQ1_0 : TernaryBlock<TYPE_TQ1_0, 54, 256, 52> {
-    // A byte is a fraction, whose ternary digits are the numbers: those at a place of eight bytes.
-    static uint64_t digits(const uint8_t* stored, int place) {
-        constexpr uint64_t EVEN = 0x00ff00ff00ff00ff, POWERS[5] = {1, 3, 9, 27, 81};
-        uint64_t eight;
-        std::memcpy(&eight, stored, sizeof eight);
-        const auto of_four = [&](uint64_t four) { return (four * POWERS[place] & EVEN) * 3 >> 8 & EVEN; };
-        return of_four(eight & EVEN) | of_four(eight >> 8 & EVEN) << 8;
+    typedef uint16_t Pairs __attribute__((vector_size(16)));
+
+    // A byte is a fraction, whose ternary digits are the numbers: those at a place of 16 bytes.
+    static void digits(const uint8_t* stored, int place, uint8_t* to) {
+        constexpr uint16_t POWERS[5] = {1, 3, 9, 27, 81};
+        Pairs pairs;
+        std::memcpy(&pairs, stored, sizeof pairs);
+        const Pairs low = (pairs & 255) * POWERS[place] & 255, high = (pairs >> 8) * POWERS[place] & 255;
+        const Pairs found = low * 3 >> 8 | (high * 3 & 0xff00);
+        std::memcpy(to, &found, sizeof found);
     }
     // Five digits of 32 bytes, five of the next 16, and four of the last four.
     static void codes(const uint8_t* block, int part, uint32_t* words) {
-        uint64_t found[PART / 8];
+        uint8_t found[PART];
+        const int place = 2 * (part - 5);
         if (part < 5) {
-            for (int i = 0; i < 4; i++) found[i] = digits(block + 8 * i, part);
+            digits(block, part, found), digits(block + 16, part, found + 16);
+        } else if (part < 7) {
+            digits(block + 32, place, found), digits(block + 32, place + 1, found + 16);
         } else {
-            const int place = 2 * (part - 5);
-            for (int i = 0; i < 2; i++) found[i] = digits(block + 32 + 8 * i, place);
-            for (int i = 0; i < 2; i++) {
-                if (part < 7) found[2 + i] = digits(block + 32 + 8 * i, place + 1);
-                else found[2 + i] = (digits(block + 46, 2 * i) >> 16 & 0xffffffff) | digits(block + 46, 2 * i + 1) >> 16 << 32;
+            digits(block + 32, place, found);
+            UNROLLED for (int i = 0; i < 4; i++) {
+                uint8_t last[16];
+                digits(block + 36, i, last);
+                std::memcpy(found + 16 + 4 * i, last + 12, 4);
             }
         }
         std::memcpy(words, found, sizeof found);
@@ -206,13 +212,13 @@ struct TQ2_0 : TernaryBlock<TYPE_TQ2_0, 66, 256, 64> {
 struct Q1_0 : TernaryBlock<TYPE_Q1_0, 18, 128, 0> {
     static void codes(const uint8_t* block, int part, uint32_t* words) {
         const uint32_t bits = word_at(block + 2 + 4 * part);
-        for (int i = 0; i < PART_WORDS; i++) words[i] = spread(bits >> 4 * i) << 1;
+        UNROLLED for (int i = 0; i < PART_WORDS; i++) words[i] = spread(bits >> 4 * i) << 1;
     }
 };
 
 struct Q2_0 : TernaryBlock<TYPE_Q2_0, 18, 64, 0> {
     static void codes(const uint8_t* block, int part, uint32_t* words) {
-        for (int i = 0; i < PART_WORDS; i++) {
+        UNROLLED for (int i = 0; i < PART_WORDS; i++) {
             const uint32_t four = block[2 + 8 * part + i];
             words[i] = (four | four << 6 | four << 12 | four << 18) & 0x03030303;
         }
@@ -227,18 +233,19 @@ struct NVFP4 : TiledBlock<TYPE_NVFP4, 36, 64, 16, 7, 64> {
         if (stored == 0x7f) return 0.0f;
         return static_cast<float>(((stored & 7) | is_normal << 3) << (exponent - is_normal)) * unit;
     }
-    // Twice the numbers of e2m1: 0 to 4, and then 6, 8 and 12.
-    static void put(uint64_t numbers, uint32_t* words) {
-        const uint64_t above = (numbers & 3 * EIGHT_ONES) + ((numbers & numbers >> 1 & EIGHT_ONES) << 1);
-        const uint64_t magnitudes = (numbers & 7 * EIGHT_ONES) + (above & (numbers >> 2 & EIGHT_ONES) * 7);
-        put_signed(magnitudes + 64 * EIGHT_ONES, (numbers >> 3 & EIGHT_ONES) * 127, words);
-    }
+    typedef uint64_t Halves __attribute__((vector_size(16)));
+
+    // Twice the numbers of e2m1: 0 to 4, and then 6, 8 and 12. Those of the lower halves of eight bytes come first.
     static void codes(const uint8_t* block, int part, uint32_t* words) {
-        for (int i = 0; i < 2; i++) {
+        UNROLLED for (int i = 0; i < 2; i++) {
             uint64_t both;
             std::memcpy(&both, block + 4 + 16 * part + 8 * i, sizeof both);
-            put(both & 15 * EIGHT_ONES, words + 4 * i);
-            put(both >> 4 & 15 * EIGHT_ONES, words + 4 * i + 2);
+            const Halves numbers = Halves{both, both >> 4} & 15 * EIGHT_ONES, upper = numbers >> 2 & EIGHT_ONES;
+            const Halves above = (numbers & 3 * EIGHT_ONES) + ((numbers & numbers >> 1 & EIGHT_ONES) << 1);
+            const Halves magnitudes = (numbers & 7 * EIGHT_ONES) + (above & ((upper << 3) - upper));
+            const Halves negative = numbers >> 3 & EIGHT_ONES, mask = (negative << 7) - negative;
+            const Halves found = ((magnitudes + 64 * EIGHT_ONES) ^ mask) + negative;
+            std::memcpy(words + 4 * i, &found, sizeof found);
         }
     }
 };

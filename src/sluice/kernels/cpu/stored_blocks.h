@@ -11,6 +11,8 @@
 #include "abi.h"
 #include "numbers.h"
 
+#define UNROLLED _Pragma("GCC unroll 32")
+
 constexpr int PART = 32;          // inputs
 constexpr int PART_WORDS = 8;     // of four codes
 constexpr uint32_t LOW_HALVES = 0x0f0f0f0f;
