@@ -7,7 +7,7 @@ What a step cannot hold of a prompt becomes a long chunk, of which each step com
 
 In a pipeline, "layer" stands for a work item of all stages (`LayerItems`).
 
-A chunk of many tokens computes each of them faster, but a step with layers of it reads the weights twice, once for the
+A chunk of many tokens may compute each of them faster, but a step with layers of it reads the weights twice, once for the
 decodes. So chunks are divided where more tokens a step are computed that way, by what both kinds of steps have taken,
 and where not even the smallest whole chunk keeps to the time.
 """
@@ -61,6 +61,10 @@ class LayerBudget:
         if not self.divides(start, longest) or not self._pays(start):
             return None
         length = self._fitting(start, longest, at_most, most, is_last=longest == extend_len, is_first=is_first)
+        while 0 < length < longest and self._items(length) < self._items(longest):
+            # In a pipeline a shorter chunk has fewer parts, and so each item has more of it.
+            longest = length
+            length = self._fitting(start, longest, at_most, most, is_last=True, is_first=is_first)
         if length < extend_len:
             length = max(0, self._step.cut(start, length))
         return length if not length or self.divides(start, length) else None
