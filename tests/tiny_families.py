@@ -373,6 +373,11 @@ WITH_STATES = (
     *("qwen3.5", "qwen3.5-moe", "qwen3-next", "nemotron-h", "nemotron-3"),
 )
 """Families with layers that have a state."""
+WITH_EXPERTS = (
+    *("qwen3-moe", "mixtral", "granite-moe", "granite-moe-shared", "gpt-oss", "gemma4-26b"),
+    *("lfm2-moe", "granite-hybrid", "qwen3.5-moe", "qwen3-next", "nemotron-3"),
+)
+"""Families with mixtures of experts."""
 ERRORS = {"ministral3": 1e-5}
 """Families whose transformers model computes something in float32 whatever its dtype -> how far its logits are off.
 

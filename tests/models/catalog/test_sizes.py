@@ -182,6 +182,35 @@ def test_another_architecture_is_taken_to_be_as_llama() -> None:
     assert len({sizes_in({**QWEN3, **other}) for other in others}) == 1
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"sliding_window": 4096, "layer_types": ["sliding_attention"] * 28, "hidden_act": "swish_of_its_own"},
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "attn_logit_softcapping": 30.0},
+    ],
+)
+def test_what_llama_refuses_does_not_hide_the_sizes_of_others(own: dict[str, object]) -> None:
+    assert sizes_in({**QWEN3, "architectures": ["NewForCausalLM"], **own}) == sizes_in({**QWEN3, "architectures": None})
+
+
+def test_heads_need_not_divide_the_width_of_another_architecture() -> None:
+    fields = {**QWEN3, "architectures": ["NewForCausalLM"], "num_attention_heads": 15, "num_key_value_heads": 5}
+    assert sizes_in({**fields, "head_dim": None}).head_dim == 1024 // 15
+
+
+@pytest.mark.parametrize("family", tiny_families.WITH_EXPERTS)
+def test_sizes_of_many_experts_follow_from_those_of_few(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of 94 layers with 128 experts each took three seconds to count."""
+    tiny_families.FAMILIES[family]().save_pretrained(tmp_path)
+    monkeypatch.setattr("sluice.models.catalog.read_sizes.FEW_EXPERTS", ())
+    counted = read_sizes(tmp_path)
+    assert counted.experts is not None
+    monkeypatch.setattr("sluice.models.catalog.read_sizes.FEW_EXPERTS", (1, 4))
+    assert read_sizes(tmp_path) == counted
+
+
 def test_explain_tells_what_the_shapes_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3))
     assert cli.main(["explain", str(tmp_path), "--quantization", "int8", "--device", "cpu", "--json"]) == 0

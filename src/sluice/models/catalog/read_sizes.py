@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,20 +10,29 @@ from torch import nn
 
 from sluice.models.base import CausalLM
 from sluice.models.catalog.sizes import ModelSizes, StateBytes
-from sluice.models.checkpoint import CheckpointError, Fields, parse_config
+from sluice.models.checkpoint import CheckpointConfig, CheckpointError, Fields, parse_config
 from sluice.models.model_class import model_class
 from sluice.models.registry import COMPOSITES, is_native
 
 USUAL = "LlamaForCausalLM"
 """The architecture whose layers others are taken to have."""
+SHAPES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"),
+    *("num_attention_heads", "num_key_value_heads", "tie_word_embeddings", "quantization_config"),
+)
+"""Fields of such an architecture that say how large its matrices are, beside `head_dim`."""
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+FEW_EXPERTS = (16, 128)
+"""Experts of a layer with which a model is built to be counted: all are equal, and thousands take seconds. Fewer than a
+token chooses are refused."""
 
 
 def read_sizes(path: Path) -> ModelSizes:
     """Return the sizes in the `config.json` of a folder, or in a file like it.
 
     Raises:
-        CheckpointError: it cannot be read, or is not of a model of 16 bits that is supported, or whose layers are as
-            Llama's.
+        CheckpointError: it cannot be read, or is of quantised weights, or of a mixture of experts that is not known,
+            or lacks a size.
     """
     file = path / "config.json" if path.is_dir() else path
     return sizes_of(Fields.read(file), file.parent.resolve().name, file.parent)
@@ -41,9 +51,34 @@ def sizes_of(fields: Fields, name: str, folder: Path) -> ModelSizes:
     checkpoint = parse_config(_known(fields), folder)
     if checkpoint.fields.get("quantization_config") is not None:
         raise CheckpointError(f"{fields.source} is of quantised weights, not of those of 16 bits")
+    return _sizes_with_experts(checkpoint, name) or _sizes(_built(checkpoint), name)
+
+
+def _built(checkpoint: CheckpointConfig) -> CausalLM:
     with torch.device("meta"):
-        model = model_class(checkpoint.architecture).from_checkpoint(checkpoint, torch.bfloat16)
-    return _sizes(model, name)
+        return model_class(checkpoint.architecture).from_checkpoint(checkpoint, torch.bfloat16)
+
+
+def _sizes_with_experts(checkpoint: CheckpointConfig, name: str) -> ModelSizes | None:
+    """Return the sizes of a model with many experts from one with few; None: there are not many, or each token is
+    computed by many of them."""
+    fields = checkpoint.fields
+    counted = next((key for key in EXPERT_COUNTS if fields.get(key)), None)
+    for few in FEW_EXPERTS:
+        if counted is None or fields.integer(counted) <= few:
+            return None
+        try:
+            model = _built(replace(checkpoint, fields=Fields({**fields.values, counted: few}, fields.source)))
+        except CheckpointError:
+            continue
+        experts = model.spec.experts
+        if experts is None:
+            return None
+        left = fields.integer(counted) - few
+        numbers = experts.layers * left * (experts.parameters + model.spec.hidden_size)  # with their rows of the router
+        sizes = _sizes(model, name)
+        return replace(sizes, stored=sizes.stored + numbers, experts=replace(experts, count=experts.count + left))
+    return None
 
 
 def _known(fields: Fields) -> Fields:
@@ -54,7 +89,19 @@ def _known(fields: Fields) -> Fields:
     named = next((name for name in fields if "expert" in name and fields.get(name)), None)
     if named is not None:
         raise CheckpointError(f"{fields.source} is of a mixture of experts ({named}) that is not known")
-    return Fields({**fields.values, "architectures": [USUAL]}, fields.source)
+    return _as_usual(fields)
+
+
+def _as_usual(fields: Fields) -> Fields:
+    """Return the fields that say how large a model is whose layers are taken to be Llama's. What else it has may be
+    what Llama's family refuses."""
+    heads = fields.integer("num_attention_heads")
+    shapes = {key: fields.get(key) for key in SHAPES}
+    head_dim = fields.integer("head_dim", max(1, fields.integer("hidden_size") // heads))
+    rope = fields.get("rope_scaling") or fields.get("rope_parameters")
+    is_yarn = isinstance(rope, dict) and "yarn" in (rope.get("rope_type"), rope.get("type"))
+    own = {"architectures": [USUAL], "head_dim": head_dim, "rope_scaling": rope if is_yarn else None}
+    return Fields({**shapes, **own}, fields.source)
 
 
 def _sizes(model: CausalLM, name: str) -> ModelSizes:
