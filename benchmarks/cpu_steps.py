@@ -169,7 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(args: argparse.Namespace, steps: dict[str, list[Part]], threads: int, page_size: int) -> dict[str, Any]:
-    options = {"model": str(args.checkpoint), "threads": threads, "page_size": page_size}
+    # Without a target no chunk is divided by layers, which only a whole model does.
+    options = {"model": str(args.checkpoint), "threads": threads, "page_size": page_size, "itl_target": "off"}
     if args.quantization is not None:
         options["quantization"] = args.quantization
     sizes = {"max_total_tokens": args.max_total_tokens, "max_running_requests": MOST_SLOTS + 1}
