@@ -7,9 +7,9 @@ What a step cannot hold of a prompt becomes a long chunk, of which each step com
 
 In a pipeline, "layer" stands for a work item of all stages (`LayerItems`).
 
-A chunk of many tokens may compute each of them faster, but a step with layers of it reads the weights twice, once for the
-decodes. So chunks are divided where more tokens a step are computed that way, by what both kinds of steps have taken,
-and where not even the smallest whole chunk keeps to the time.
+A chunk of many tokens may compute each of them faster, but a step with layers of it reads the weights twice, once for
+the decodes. So chunks are divided where more tokens a step are computed that way, by what both kinds of steps have
+taken, and where not even the smallest whole chunk keeps to the time.
 """
 
 from __future__ import annotations
