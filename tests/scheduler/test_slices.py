@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from slow import examples
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.budget import UNLIMITED
+from sluice.scheduler.cost import CostPrior, LearntCosts, RegimeCost
 from sluice.scheduler.layer_budget import LayerBudget
+from sluice.scheduler.pacer import LearntPacing, Pacing
 from sluice.scheduler.prefill import PrefillAdder
 from sluice.testing.laws.plans import layered, steps_to_prefill
 from sluice.types import ITL_AUTO, BatchPlan, FinishReason, Regime, SchedulerLimits
@@ -166,6 +168,20 @@ def test_a_lonely_prompt_is_read_in_few_steps() -> None:
     timed.run()
     assert has_ended(timed, prompt)
     assert max(step.micros for step in timed.runner.steps) < 2.5 * TARGET
+
+
+def test_layers_that_seem_to_cost_nothing() -> None:
+    """Where all of their steps took the same time, nothing of it was their tokens'. The scheduler divided by zero."""
+    flat = RegimeCost().learnt()._replace(num_steps=100, factors=(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    learnt = LearntPacing(LearntCosts(CostPrior(), dict.fromkeys(Regime, flat)), largest_mixed=512, largest=512)
+    timed = Timed(limits(), machine(0.5), pacing=Pacing(learnt=learnt))
+    timed.ask(32, 500)
+    timed.run(5)
+    long = timed.ask(4000, 1)
+    steps = []
+    while not has_ended(timed, long):
+        steps += timed.run(1)
+    assert any(step.plan.slices for step in steps)
 
 
 def test_an_aborted_chunk_leaves_its_pages() -> None:

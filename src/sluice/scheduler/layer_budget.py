@@ -124,9 +124,9 @@ class LayerBudget:
         if not is_first and (OPENED_FROM * micros < of_prompts or ramp < step.quantum):
             return 0
         within = tokens_within(costs, micros * layers - costs[2], start, experts)
-        if within > longest and not is_last:
+        layer = dot(costs, (0, *StepLoad().with_chunk(start, longest, experts))) / layers
+        if within > longest and not is_last and layer * UNLIMITED > micros:  # or else layers seem to cost nothing
             # A whole number of layers is to take all of the time.
-            layer = dot(costs, (0, *StepLoad().with_chunk(start, longest, experts))) / layers
             within = tokens_within(costs, micros / ceil(micros / layer) * layers - costs[2], start, experts)
         return min(longest, max(min(ramp, within), step.quantum))
 
