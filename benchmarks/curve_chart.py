@@ -11,18 +11,16 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.interference import ITL_P99, TTFT
-from benchmarks.results_chart import RESULTS, ROOT, STYLE, in_words, read, text
+from benchmarks.results_chart import FOOT, RESULTS, ROOT, STYLE, WIDTH, in_words, page, read, text
 
 OUT = ROOT / "docs" / "itl-curve.svg"
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 880, 340, 76, 24, 74, 52
-FOOT = 30
+HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 340, 76, 24, 74, 52
 ABOVE, BELOW = -9.0, 18.0
 LINES = """
   .grid { stroke: #d9e0e6 } .ours-line { stroke: #2f6fb7 } .other-line { stroke: #8d99a5 }
@@ -126,19 +124,8 @@ def chart(shown: Sequence[Curves]) -> str:
     parts: list[str] = []
     for index, each in enumerate(shown):
         parts += _panel(each, index * HEIGHT)
-    height = HEIGHT * len(shown) + FOOT
     foot = "Two cores of an AMD EPYC processor, no GPU; four streams. Lower and further left is better."
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"'
-            f' aria-label="{escape(" ".join(map(_spoken, shown)))}">',
-            f"<style>{STYLE}{LINES}</style>",
-            f'<rect class="page" width="{WIDTH}" height="{height}" rx="12"/>',
-            *parts,
-            text(16, height - 14, foot, "note"),
-            "</svg>\n",
-        ]
-    )
+    return page(HEIGHT * len(shown) + FOOT, " ".join(map(_spoken, shown)), STYLE + LINES, parts, foot)
 
 
 def _spoken(shown: Curves) -> str:

@@ -107,16 +107,26 @@ def chart(shown: Sequence[Panel]) -> str:
             ]
             y += BAR + GAP
         y += SPACE
-    height = y + FOOT
     foot = "Two cores of an AMD EPYC processor, no GPU. Shorter is better."
     spoken = " ".join(
         f"{panel.title}: {'; '.join(f'{bar.label} {in_words(bar.seconds)}' for bar in panel.bars)}." for panel in shown
     )
+    return page(y + FOOT, spoken, STYLE, parts, foot)
+
+
+def page(height: float, spoken: str, style: str, parts: Sequence[str], foot: str) -> str:
+    """Return an SVG of the charts' width.
+
+    Args:
+        spoken: what a screen reader says.
+        parts: elements.
+        foot: the line below them.
+    """
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" role="img"'
             f' aria-label="{escape(spoken)}">',
-            f"<style>{STYLE}</style>",
+            f"<style>{style}</style>",
             f'<rect class="page" width="{WIDTH}" height="{height:g}" rx="12"/>',
             *parts,
             text(16, height - 14, foot, "note"),
