@@ -149,16 +149,7 @@ class ShadowRunner:
         if self._states is not None:
             self._states.begin(plan)
         for new in plan.new_slots:
-            self._slots[new.slot] = new
-            self._rows[new.slot] = []
-            self._stored[new.slot] = []
-            self._slices.pop(new.slot, None)
-            self._layers.pop(new.slot, None)
-            self._lost.discard(new.slot)
-            if self._blocks is not None:
-                self._blocks.opened(new.slot)
-            if self._windows is not None:
-                self._windows.opened(new.slot)
+            self._open(new)
         slice_errors = [
             RowError(index, error)
             for index, part in enumerate(plan.slices)
@@ -205,6 +196,19 @@ class ShadowRunner:
             complete=tuple(self._complete(plan, sampled)),
             accepted=tuple(count for _, count in rows) if any(chunk.num_drafts for chunk in plan.chunks) else (),
         )
+
+    def _open(self, new: NewSlot) -> None:
+        """Give a slot to a request: nothing of what it held is left."""
+        self._slots[new.slot] = new
+        self._rows[new.slot] = []
+        self._stored[new.slot] = []
+        self._slices.pop(new.slot, None)
+        self._layers.pop(new.slot, None)
+        self._lost.discard(new.slot)
+        if self._blocks is not None:
+            self._blocks.opened(new.slot)
+        if self._windows is not None:
+            self._windows.opened(new.slot)
 
     def _work(self, part: ChunkSlice) -> str | None:
         """Look at everything that a slice of offloaded work may look at. Return why it failed, if it did."""

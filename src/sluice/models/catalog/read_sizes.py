@@ -64,20 +64,23 @@ def _sizes_with_experts(checkpoint: CheckpointConfig, name: str) -> ModelSizes |
     computed by many of them."""
     fields = checkpoint.fields
     counted = next((key for key in EXPERT_COUNTS if fields.get(key)), None)
+    if counted is None:
+        return None
+    count = fields.integer(counted)
     for few in FEW_EXPERTS:
-        if counted is None or fields.integer(counted) <= few:
+        if count <= few:
             return None
         try:
-            model = _built(replace(checkpoint, fields=Fields({**fields.values, counted: few}, fields.source)))
+            model = _built(replace(checkpoint, fields=fields.replaced({counted: few}, "few experts")))
         except CheckpointError:
             continue
         experts = model.spec.experts
         if experts is None:
             return None
-        left = fields.integer(counted) - few
-        numbers = experts.layers * left * (experts.parameters + model.spec.hidden_size)  # with their rows of the router
+        # With their rows of the router.
+        numbers = experts.layers * (count - few) * (experts.parameters + model.spec.hidden_size)
         sizes = _sizes(model, name)
-        return replace(sizes, stored=sizes.stored + numbers, experts=replace(experts, count=experts.count + left))
+        return replace(sizes, stored=sizes.stored + numbers, experts=replace(experts, count=count))
     return None
 
 
